@@ -102,11 +102,11 @@ def serve(
         with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
                 lookout.ask(partial(_lookout_transport, given, lookout))
-            from fleetune.coordinator.run.aside import find_model_aside
+            from fleetune.coordinator.run.child_process import find_model_in_child
             from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
 
             lookout.wait()
-            run = open_run(settings, folder, fresh=fresh, find=find_model_aside)
+            run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
             if SUPERVISED not in os.environ:  # else whoever begins it has looked at its orders
                 take_up(folder)
             with (

@@ -13,9 +13,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+from fleetune.protocols.method.trainer import Fit, FitPlan
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("at any speed", hypothesis.settings(), deadline=None)

@@ -21,9 +21,9 @@ from tests.helpers.linear_bundle import bundle
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.bundle.graph import Node
 from fleetune.protocols.bundle.ort_training import cut
+from fleetune.protocols.method.averaging import Task, Update
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.averaging import Task, Update
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

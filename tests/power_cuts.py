@@ -29,8 +29,8 @@ from fleetune.coordinator.serving.event_queue import Ring
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods import REGISTRY, from_section
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived

@@ -14,7 +14,7 @@ from fleetune.coordinator.metrics.summary import (
 )
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.student_t import student_t_quantile
 
 CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end

@@ -18,7 +18,7 @@ from fleetune.coordinator.metrics.summary import (
 )
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols import errors
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.protocols.wire.payloads import Measures
 

@@ -9,7 +9,7 @@ from fleetune.coordinator.metrics.metric import Metric
 from fleetune.coordinator.metrics.registry import PROCESSOR, shown_at
 from fleetune.coordinator.metrics.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 LEARNING_ROUNDS = 5  # of each device, its first ones
 

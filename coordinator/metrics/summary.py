@@ -160,7 +160,7 @@ class PredictionErrors(Struct, frozen=True):
 
 
 class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
-    """One figure of a method's inner workings over a run (`protocols.skeletons.diagnostics`).
+    """One figure of a method's inner workings over a run (`protocols.method.diagnostics`).
 
     The lists go together: an entry for each training round that tells it; in a long run for several rounds on
     end, then the means are over these, and `least` and `greatest` of all of them.

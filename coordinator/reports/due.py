@@ -3,9 +3,9 @@
 import time
 
 from fleetune.coordinator.metrics import readable
-from fleetune.coordinator.rounds.civil_time import utc
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.schedule import Schedule
+from fleetune.coordinator.rounds.policies.civil_time import utc
+from fleetune.coordinator.rounds.policies.schedule import Schedule
 
 PAUSED = "paused: no round opens until edge-coordinator resume"
 

@@ -8,11 +8,11 @@ from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.engine import START_S
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.participants import eligible, needed, target
+from fleetune.coordinator.rounds.policies.selection import eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundAbandoned
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId
 
 _NAMED = 5  # more are only counted
 _GIVEN_UP: dict[Miss, str] = {

@@ -47,7 +47,7 @@ from fleetune.coordinator.metrics.registry import (
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.diagnostics.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Stage
-from fleetune.coordinator.rounds.participants import target
+from fleetune.coordinator.rounds.policies.selection import target
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId
 
 Part = Literal["idle", "awaited", "replied", "declined"]
 

@@ -16,8 +16,8 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
 from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

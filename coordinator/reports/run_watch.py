@@ -13,14 +13,14 @@ from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.participants import needed
+from fleetune.coordinator.rounds.policies.selection import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks import task_of
 
 _RECENT_ROUNDS = 5

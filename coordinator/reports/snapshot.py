@@ -8,7 +8,7 @@ from fleetune.coordinator.metrics.registry import AFTER, BEFORE
 from fleetune.coordinator.metrics.summary import AdoptionSummary
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 Doing = Literal[

@@ -38,11 +38,11 @@ from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import Run
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, declared_by
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, declared_by
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 

@@ -42,7 +42,7 @@ from fleetune.coordinator.metrics.registry import (
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.progress import DeviceView, view_devices
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 _SHORT = 16  # letters of a name that stays in one line
 _NARROW = 9

@@ -7,9 +7,9 @@ as `coordinator.run.run_events`.
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetune.coordinator.rounds.reply_objections import Objection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId, Round
+from fleetune.coordinator.rounds.rejections import Objection
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId, Round
 
 Miss = Literal["deadline", "too-few", "spoilt", "diverged"]
 

@@ -1,7 +1,7 @@
 """The round engine: events in, actions out; no I/O, no clock, no method.
 
 Everything that decides who is asked, which reply counts and when a round is over lives in this file and in
-`intake.py`, `participants.py`, `reply_objections.py` and `engine_state.py`. A simulation and a real fleet
+`intake.py`, `rejections.py`, `engine_state.py` and `policies/`. A simulation and a real fleet
 drive the same engine:
 
     actions = engine.handle(event, now)     # for each event, in whatever order they come
@@ -34,9 +34,9 @@ that closed, but breaks the training of all who are asked next, is taken back (`
 After `rollback.MAX_SPOILT` of either at the same round training ends.
 
 When a round is over is decided in `_close_if_due` alone, how long it may take in
-`coordinator.rounds.deadlines` alone, whether a reply counts in `coordinator.rounds.reply_objections` alone,
-when one may open in `coordinator.rounds.schedule` alone.
-`coordinator.rounds.semi_asynchronous` closes in another way, semi-asynchronously.
+`coordinator.rounds.policies.deadline` alone, whether a reply counts in `coordinator.rounds.rejections` alone,
+when one may open in `coordinator.rounds.policies.schedule` alone.
+`coordinator.rounds.window_engine` closes in another way, semi-asynchronously.
 """
 
 from dataclasses import replace
@@ -53,12 +53,14 @@ from fleetune.coordinator.rounds.actions import (
     StartRound,
     TakeBack,
 )
-from fleetune.coordinator.rounds.deadlines import keeps_pace, learn, proposed_s
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.objective.spending import NO_LIMITS, why_over
-from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.policies.deadline import keeps_pace, learn, proposed_s
+from fleetune.coordinator.rounds.policies.schedule import Schedule
+from fleetune.coordinator.rounds.policies.selection import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.policies.unresponsive import note_missed
 from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of, least_of_round
 from fleetune.coordinator.rounds.proposals.pace import deal, note_shown
 from fleetune.coordinator.rounds.rollback import (
@@ -69,11 +71,9 @@ from fleetune.coordinator.rounds.rollback import (
     hopeless,
     take_back,
 )
-from fleetune.coordinator.rounds.schedule import Schedule
-from fleetune.coordinator.rounds.unresponsive import note_missed
+from fleetune.protocols.method.method import DeviceId, Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.method import DeviceId, Round
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest

@@ -11,9 +11,8 @@ from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
 from fleetune.coordinator.rounds.objective.left_out import LeftOut
 from fleetune.coordinator.rounds.objective.spending import Spending
-from fleetune.coordinator.rounds.schedule import Plan
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport, values_sent
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
 Stage = Literal["waiting", "training", "rehearsing", "finished"]
@@ -36,6 +35,23 @@ NEVER = Turn(0, 0)
 
 
 @dataclass(frozen=True)
+class ScheduleState:
+    """What the engine remembers of the run's [schedule].
+
+    Attributes:
+        due: a round is due, and has not closed yet.
+        day: whose slot was used last, counted from 1970-01-01; None: none yet.
+        since: when the last round became due, on the run's clock; None: none yet.
+        missed: how many slots went by without a round.
+    """
+
+    due: bool = False
+    day: int | None = None
+    since: float | None = None
+    missed: int = 0
+
+
+@dataclass(frozen=True)
 class Member:
     """What is known of one device.
 
@@ -47,13 +63,13 @@ class Member:
         refusal: why it will not join the run.
         asked: the turn of its latest task; NEVER before the first.
         answer: what it said to that task; "expired": it took too long (see
-            `coordinator.rounds.semi_asynchronous`).
+            `coordinator.rounds.window_engine`).
         declined_round: the latest round it declined, 0 for none.
         declined_reason: why.
         diverged: because its training, or its task, was no longer finite.
         stretch: how many times longer a round is thought to take it than it says, at least 1.
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
-        missed: deadlines that it let pass in a row, see `coordinator.rounds.unresponsive`.
+        missed: deadlines that it let pass in a row, see `coordinator.rounds.policies.unresponsive`.
         trained: its report is older than its last update, so that what that calls new was trained on.
         asked_at, took_s, loss: where devices are drawn by worth: when it was asked last, how long its
             last reply took, and the loss that this told; None: not known.
@@ -170,7 +186,7 @@ class EngineState:
     spoilt: tuple[int, int] = (0, 0)
     gather_until: float | None = None
     start_by: float | None = None
-    plan: Plan = Plan()  # noqa: RUF009 - frozen
+    plan: ScheduleState = ScheduleState()
     ahead_s: float = 0.0
     paused: bool = False
     ends: str = ""

@@ -7,9 +7,9 @@ is asked and answered like any other round.
 
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.reply_objections import Objection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.coordinator.rounds.rejections import Objection
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ReplyArrived:
     """A device's whole reply, to a round or to the final evaluation, is verified and on disk.
 
     `objection`: what speaks against counting it, asked once by whoever takes it in (see
-    `coordinator.rounds.reply_objections`); None: it counts. `leaving`: the device has nothing more to gain
+    `coordinator.rounds.rejections`); None: it counts. `leaving`: the device has nothing more to gain
     and leaves the run (early stopping). `loss`: of its training. `score`: of its model after that, more being
     better. None: not known. `num_bytes`: of its payload. `joules`: that its round took, or was to take.
     `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.

@@ -13,10 +13,10 @@ from fleetune.coordinator.rounds.events import (
     RoundsEnded,
     Tick,
 )
-from fleetune.coordinator.rounds.reply_objections import objection_to
-from fleetune.coordinator.rounds.unresponsive import note_answer
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.coordinator.rounds.policies.unresponsive import note_answer
+from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId
 
 
 def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:

@@ -6,7 +6,7 @@ An event changes a device or two, so that keeping them costs the same in a fleet
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 if TYPE_CHECKING:
     from fleetune.coordinator.rounds.engine_state import EngineState, Member

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Turn
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 DIVERGED = "the training of all devices diverged"
 MAX_SPOILT = 3  # how often one round is tried again

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.schedule import seconds_of_span
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.student_t import student_t_quantile
 from fleetune.protocols.wire.release import Comparison
 

@@ -12,10 +12,10 @@ from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.run.partial_updates import Normalising
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
 from fleetune.protocols.errors import MethodError, PacketNotFinite
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.max_share import MAX_SHARE, samples_cut
-from fleetune.protocols.skeletons.method import DeviceId, Method
-from fleetune.protocols.skeletons.staleness import staleness_factor
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.max_share import MAX_SHARE, samples_cut
+from fleetune.protocols.method.method import DeviceId, Method
+from fleetune.protocols.method.staleness import staleness_factor
 from fleetune.protocols.wire.payloads import Reply
 
 USUAL_STRAIN = 100.0  # the default of `round.max_strain`: float32 overflows at a strain of 1e38

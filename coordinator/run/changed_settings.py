@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fleetune.protocols.errors import SettingError, StoreVersion
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.encoding import EncodingSection
@@ -26,7 +27,6 @@ from fleetune.protocols.settings.rate_schedule import with_that_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import ScheduleSection
-from fleetune.protocols.skeletons.method import Method
 
 _IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
 CHANGEABLE = (

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fleetune.coordinator.rounds.records import Diagnostics
+from fleetune.protocols.method.diagnostics import MOST_PARTS, Diagnostic, declared_by
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.one_line import unexpected
-from fleetune.protocols.skeletons.diagnostics import MOST_PARTS, Diagnostic, declared_by
-from fleetune.protocols.skeletons.method import Method
 
 log = logging.getLogger(__name__)
 

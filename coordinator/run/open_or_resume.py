@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.coordinator.rounds.window_engine import check_method
 from fleetune.coordinator.run.changed_settings import (
     Differences,
     check_changes,

@@ -21,9 +21,9 @@ from msgspec import UNSET
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.tasks.assignment import Tasks
+from fleetune.protocols.method.choice import LOCAL_WORKS
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.skeletons.choice import LOCAL_WORKS
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.wire.payloads import Measures, Reply

@@ -11,9 +11,9 @@ from fleetune.coordinator.run.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.once import ReadBefore, Told

@@ -23,9 +23,9 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketNotFinite, PacketOutlying, PacketOverclaimed
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.wire.payloads import Measures, Reply
 

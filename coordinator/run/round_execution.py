@@ -28,7 +28,7 @@ from fleetune.coordinator.rounds.actions import (
 )
 from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
-from fleetune.coordinator.rounds.participants import usual_start
+from fleetune.coordinator.rounds.policies.selection import usual_start
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
@@ -54,10 +54,10 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import OutgoingTask, Tasks
 from fleetune.coordinator.tasks.downlink import Delivered, Downlink, add_unsent
 from fleetune.coordinator.tasks.held_models import HeldModels
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW, in_words
 from fleetune.protocols.update.paper_bytes import paper_bytes

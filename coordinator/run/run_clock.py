@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Self
 
-from fleetune.coordinator.rounds.civil_time import Zone, utc
-from fleetune.coordinator.rounds.schedule import Schedule
+from fleetune.coordinator.rounds.policies.civil_time import Zone, utc
+from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.settings.schedule import UTC, ScheduleSection

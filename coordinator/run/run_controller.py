@@ -18,9 +18,9 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event, ReplyArrived
 from fleetune.coordinator.rounds.proposals.offers import Ways
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
-from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
+from fleetune.coordinator.rounds.rejections import Objection, objection_to
 from fleetune.coordinator.rounds.rollout import Rollout
-from fleetune.coordinator.rounds.semi_asynchronous import engine_type
+from fleetune.coordinator.rounds.window_engine import engine_type
 from fleetune.coordinator.run.replies import ArrivingReply, ReadAhead, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
 from fleetune.coordinator.run.run_clock import schedule_of
@@ -28,10 +28,10 @@ from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFi
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update.once import Told
 from fleetune.protocols.wire.messages import TransferKey, readable
 from fleetune.protocols.wire.payloads import Enrolment

@@ -11,10 +11,10 @@ from typing import Literal
 
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.rounds.reply_objections import Objection
+from fleetune.coordinator.rounds.rejections import Objection
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class ReplyDropped:
-    """A reply does not count, because of an `objection` (see `coordinator.rounds.reply_objections`).
+    """A reply does not count, because of an `objection` (see `coordinator.rounds.rejections`).
 
     Its device is not told, but for an offer that was refused: a whole reply is acknowledged, so that it is
     not offered again.

@@ -16,10 +16,10 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import Sources, changed, user_sources
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fleetune.coordinator.rounds.records import Ledger, Traffic
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
 

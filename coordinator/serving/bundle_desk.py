@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fleetune.coordinator.run.aside import aside
+from fleetune.coordinator.run.child_process import in_child_process
 from fleetune.coordinator.run.models import make_run_bundle
 from fleetune.coordinator.run.stored_run import BUNDLE, Run
 from fleetune.protocols.errors import FleetuneError
@@ -73,7 +73,7 @@ class BundleDesk:
 
     def _make(self) -> None:
         try:
-            made = aside("the bundle", make_run_bundle, self._run.settings)
+            made = in_child_process("the bundle", make_run_bundle, self._run.settings)
             self._put(BundleMade(made.for_devices(self._run.enrolment.spec).encoded()))
         except FleetuneError as problem:
             self._put(BundleMade(None, str(problem)))

@@ -10,7 +10,7 @@ from fleetune.coordinator.serving.disk_room import why_no_room
 from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
-from fleetune.protocols.skeletons import steps
+from fleetune.protocols.method import steps
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ready, TransferKey
 

@@ -15,7 +15,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.records import Ledger, Traffic
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 ENGINE, PARTICIPANTS, LEDGER = "engine", "participants", "ledger"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Reply
 

@@ -13,10 +13,10 @@ from msgspec import UNSET
 from fleetune.coordinator.rounds.records import DeviceRound
 from fleetune.coordinator.rounds.rollout import Rollout, after_round, heard, taken_back
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.release import Release, ReleaseWord, Version
 
 _ROLLOUT, _HOLDS = "rollout", "release-holds"

@@ -14,9 +14,9 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.downlink import Delivered, Downlink
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.finite import not_finite
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.once import Told

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base, num_remembered
 

@@ -20,9 +20,9 @@ from fleetune.coordinator.reports.columns import OF_ROUNDS, column_of
 from fleetune.coordinator.reports.diagnostics.course import told_in
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.trackers.tracker import Parameter, RoundFigures
+from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
 from fleetune.protocols.tasks import task_of
 
 MOST_PARTS = 32  # of a figure that are told one by one

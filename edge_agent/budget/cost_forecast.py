@@ -15,10 +15,10 @@ from fleetune.edge_agent.training.local_training import batch_slices
 from fleetune.edge_agent.training.trainers import Kind, trains_smaller
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Choice, DeviceReport
+from fleetune.protocols.method.trainer import num_local_steps
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.section import PROCESSOR
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, DeviceReport
-from fleetune.protocols.skeletons.trainer import num_local_steps
 from fleetune.protocols.wire.payloads import Enrolment
 
 EVALUATIONS = 2  # of the test split a round: before local training and after it

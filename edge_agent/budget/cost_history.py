@@ -34,7 +34,7 @@ class Demand(Struct, frozen=True):
         bytes_down, bytes_up: payload bytes, as the method estimates them.
         samples: training steps' worth of samples, evaluations included.
         working_bytes: memory on top of what the process holds before it works.
-        uplink: which encoding writes the update's values, see `protocols.skeletons.choice.Budget`.
+        uplink: which encoding writes the update's values, see `protocols.method.choice.Budget`.
     """
 
     ratio: float

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
+from fleetune.protocols.method.choice import LOCAL_WORKS, Affordable, Choice, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Affordable, Choice, DeviceReport
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
 

@@ -34,8 +34,8 @@ from fleetune.edge_agent.budget.time_margin import (
 )
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Affordable, Budget, Choice, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Affordable, Budget, Choice, DeviceReport
 
 GREW = 1.25  # samples, before a report is news
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report

@@ -17,9 +17,9 @@ from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
 from fleetune.protocols.errors import TrainingDiverged
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 log = logging.getLogger(__name__)
 

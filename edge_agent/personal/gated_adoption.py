@@ -40,9 +40,9 @@ from fleetune.edge_agent.personal.served_model import (
     with_threshold,
 )
 from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.adoption import AdoptionSection
-from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks.score_gain import Gain
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment

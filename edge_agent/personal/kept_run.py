@@ -10,9 +10,9 @@ from fleetune.edge_agent.personal.alone import Alone
 from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Standing
 from fleetune.edge_agent.training.optimisers.kept_states import States
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -14,8 +14,8 @@ from fleetune.edge_agent.personal.paired_test import (
 )
 from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Served
+from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.release import Comparison, ReleaseWord
 

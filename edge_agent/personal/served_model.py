@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from fleetune.edge_agent.personal.alone import Alone, Turn
 from fleetune.edge_agent.personal.releases import Releases
+from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms, Threshold
 from fleetune.protocols.tasks.reconstruction import Reconstruction

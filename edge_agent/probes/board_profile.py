@@ -5,7 +5,7 @@ from pathlib import Path
 from fleetune import firmware_profiles
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.input_files import read_text_input
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.toml_text import parse_toml
 
 

@@ -11,10 +11,10 @@ from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slices
 from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.selection import Neurons
 
 _KEY = Key.of("fleetune", "calibration")

@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from fleetune.protocols.bounds import FleetName, LocalWork, Number, Positive, Ratio, Uplink
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import proposed_budget
 

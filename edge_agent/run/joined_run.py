@@ -17,8 +17,8 @@ from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import Measured, Ready, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -53,13 +53,13 @@ from fleetune.protocols.errors import (
     StoreVersion,
 )
 from fleetune.protocols.input_files import input_limits
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.choice import DeviceReport, as_encoded, values_of
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.choice import DeviceReport, as_encoded, values_of
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from fleetune.edge_agent.budget.ratio_controller import MOVED, RatioController
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 BRIEFLY_MOVED = 0.5  # a forecast that moved so much is told, where each message counts

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Trainer
 from fleetune.protocols.tasks.task import Task
 
 

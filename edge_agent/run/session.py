@@ -22,11 +22,11 @@ from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, Stat
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import structs
 
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 DIGITS = 4
 _OF_COST = ("download_s", "train_s", "upload_s", "joules", "left_out")

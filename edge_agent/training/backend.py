@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Answer, LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 
 InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import Floats, OptimiserState, StepCounts
+from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.model.spec import MaskArray
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
 BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find it in the cache
 _LONG = 2**20  # entries of a block where there are two passes, which gain less by the cache than calls cost

@@ -14,10 +14,10 @@ from fleetune.edge_agent.datasets.sample_roles import below, draws
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.training.backend import InputArray, LabelArray
 from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.input_scaling import Mean, Std, as_floats, check_channels, over_channels
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 

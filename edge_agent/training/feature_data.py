@@ -16,9 +16,9 @@ import numpy as np
 from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, Rows
 from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import Part
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.edge_agent.training.smaller_network import part_of
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
+from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, num_local_steps
 from fleetune.protocols.model.compute_cost import trained_tensors
 from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, num_local_steps
 from fleetune.protocols.tasks.anomaly_threshold import ROUNDING, Threshold, false_alarms_of, num_needed
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.score_gain import Gain, score_gain
@@ -50,7 +50,7 @@ def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """A `protocols.skeletons.trainer.Trainer` over a backend and a device's data.
+    """A `protocols.method.trainer.Trainer` over a backend and a device's data.
 
     Attributes:
         backend: computes losses and gradients; its vectors are scratch space between calls.

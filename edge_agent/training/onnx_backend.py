@@ -29,13 +29,13 @@ from fleetune.protocols.bundle.graph_cut import Cut, cut
 from fleetune.protocols.bundle.onnx_file import INT8, SCALE
 from fleetune.protocols.bundle.smaller_graph import smaller_bundle
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.backbone_file import Int8Tensors, Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import PROCESSOR
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}

@@ -17,11 +17,11 @@ from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.errors import ModelError, PacketError
+from fleetune.protocols.method.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.model.compute_cost import step_products
 from fleetune.protocols.model.smaller import has_smaller
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.update.selection import neuron_mask
 
 MAX_SIZES = 10  # of smaller networks that are kept: a simulated fleet's devices may have each ratio there is

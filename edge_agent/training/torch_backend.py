@@ -42,6 +42,7 @@ from fleetune.edge_agent.training.torch_adoption import FirstBuffers, adopt, cha
 from fleetune.edge_agent.training.torch_loss_terms import LastLayer, loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.loss_terms import Answer
@@ -55,7 +56,6 @@ from fleetune.protocols.model.torch_failures import failing_part
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import Precision
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses

@@ -12,13 +12,13 @@ from typing import Any, get_type_hints
 import msgspec
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.diagnostics import Diagnostic, declared_by
+from fleetune.protocols.method.method import Method
+from fleetune.protocols.method.worth import usual_worth
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.task import TaskKind
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, declared_by
-from fleetune.protocols.skeletons.method import Method
-from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.user_code import as_line, user_module
 
 REGISTRY = {

@@ -29,15 +29,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget, Choice, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.submodels import cut
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.submodels import cut
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, neuron_mask, num_active

@@ -42,14 +42,14 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import LARGEST_AMOUNT, Number, Positive
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.averaging import PersonalModel, Task
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.targets import PersonalTargets, Update
+from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import PersonalModel, Task
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.targets import PersonalTargets, Update
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 

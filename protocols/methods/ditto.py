@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import AveragedModel, Task, Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.method.targets import PersonalTargets, Update
+from fleetune.protocols.method.trainer import Pull
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceId
-from fleetune.protocols.skeletons.targets import PersonalTargets, Update
-from fleetune.protocols.skeletons.trainer import Pull
 
 Shares = NDArray[np.float64]
 

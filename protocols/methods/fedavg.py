@@ -8,9 +8,9 @@ import numpy as np
 from msgspec import UNSET, Meta
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.averaging import ModelAveraging, SharedModel, Update
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.averaging import ModelAveraging, SharedModel, Update
-from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import BodyAveraging, Task, Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import BodyAveraging, Task, Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Selection
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from fleetune.protocols.skeletons.averaging import ModelAveraging
+from fleetune.protocols.method.averaging import ModelAveraging
 from fleetune.protocols.update.layers import norm_layers
 from fleetune.protocols.update.selection import Layers
 

@@ -4,7 +4,7 @@ Round t: a device trains its whole model, scores every entry by |g * w| and mark
 as critical (m_i); it sends the whole model and the marks. Devices whose marks overlap enough (threshold
 mean + t / beta * (max - mean), so ever fewer, nobody beyond beta) average their models; device i starts its
 next round from that customised model where m_i, from the mean of all elsewhere. FedPURIN is this without
-sending what is not critical; `protocols.skeletons.critical_parameters` has the steps of both.
+sending what is not critical; `protocols.method.critical_parameters` has the steps of both.
 
 g is the change of the weights in local training, as in the authors' code (Fling). All participants count
 alike in both means (their code weighs the global one by samples). Where nobody collaborates with a device,
@@ -22,11 +22,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
-from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.critical_parameters import (
+from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.critical_parameters import (
     COLLABORATION_INTERNALS,
     EARLIER_BETA,
     Collaboration,
@@ -37,9 +35,11 @@ from fleetune.protocols.skeletons.critical_parameters import (
     perturbation,
     seen_of,
 )
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
+from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

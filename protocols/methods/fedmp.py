@@ -1,7 +1,7 @@
 """FedSPU's reading of FedMP (Jiang et al., ICDE 2022): neurons of the least l1 norm are pruned.
 
 FedSPU's section 5.1: a device gets the whole model, trains it once over its data to find out which neurons
-matter to it, and from then on has the sub-model of the others. See `protocols.skeletons.submodels`.
+matter to it, and from then on has the sub-model of the others. See `protocols.method.submodels`.
 
 "One iteration" of that training is an epoch here; the authors' code takes one batch on a newly initialised
 network, which knows nothing of the fleet's. FedMP's own paper prunes at the coordinator, every round, at a
@@ -11,10 +11,10 @@ ratio that a bandit chooses by the devices' speeds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleetune.protocols.method.submodels import Scores, SubModels, norms
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)

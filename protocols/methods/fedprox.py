@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, Task, Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 

@@ -10,9 +10,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fleetune.protocols.model.compute_cost import compute_cost
-from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import (
+from fleetune.protocols.method.averaging import (
     BodyAveraging,
     PersonalDevice,
     PersonalModel,
@@ -20,8 +18,10 @@ from fleetune.protocols.skeletons.averaging import (
     Task,
     Update,
 )
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.trainer import FitPlan, Trainer
+from fleetune.protocols.model.compute_cost import compute_cost
+from fleetune.protocols.randomness import Key
 
 
 @dataclass(frozen=True)

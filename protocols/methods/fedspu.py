@@ -19,16 +19,16 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from fleetune.protocols.finite import check_finite
+from fleetune.protocols.method.averaging import Task, Update, covered_average
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.submodels import ACTIVE_SHARE, cut
+from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Trainer
 from fleetune.protocols.model.compute_cost import below_largest, work_with_lower
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.staleness import drawn_towards
-from fleetune.protocols.skeletons.submodels import ACTIVE_SHARE, cut
-from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count

@@ -2,7 +2,7 @@
 
 Ordered dropout (section 3.1): a device of ratio p has of every layer the first neurons, so that smaller
 sub-models are nested in larger ones and the neurons on the left are everybody's. See
-`protocols.skeletons.submodels`.
+`protocols.method.submodels`.
 
 FjORD's own paper besides draws, for each batch, a width up to p, and may distil the full width into it
 (algorithm 1); FedSPU's section 5.1 and its authors' code train at p. It keeps ceil(p * n) neurons.
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleetune.protocols.method.submodels import Scores, SubModels, strongest
+from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.submodels import Scores, SubModels, strongest
-from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.update.selection import ChosenNeurons
 
 

@@ -1,17 +1,17 @@
 """FedSPU's reading of Hermes (Li et al., MobiCom 2021): neurons of the least l2 norm are pruned.
 
 FedSPU's section 5.1, with an epoch as the "one iteration" of training that shows what matters (see
-`fedmp.py`). See `protocols.skeletons.submodels`. Hermes's own paper prunes step by step, a share of the
+`fedmp.py`). See `protocols.method.submodels`. Hermes's own paper prunes step by step, a share of the
 channels whenever the device's validation accuracy is good enough, until its sub-model is as small as wanted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleetune.protocols.method.submodels import Scores, SubModels, norms
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import NOTHING
 

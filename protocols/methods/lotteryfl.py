@@ -4,7 +4,7 @@ Round (algorithm 1): a device gets its ticket's entries of the shared model. Whi
 its weights are left and the model it got is right on more than `threshold` of its own samples, it prunes
 the `rate` smallest weights of each layer and sets those left back to the initial weights. It trains the
 ticket and sends it; each entry is averaged over the tickets that hold it. Biases and norm layers are
-always in the ticket. For what is absent, and for who is remembered, see `protocols.skeletons.submodels`.
+always in the ticket. For what is absent, and for who is remembered, see `protocols.method.submodels`.
 
 The accuracy is that of the validation part, of the training part where there is none; the authors' code
 takes the test split. Their code averages without sample counts, as their devices hold equally many.
@@ -18,12 +18,12 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.submodels import PartAveraging, Task, cut
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.submodels import PartAveraging, Task, cut
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

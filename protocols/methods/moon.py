@@ -20,11 +20,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, Task, Update
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.loss_terms import Contrast
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)

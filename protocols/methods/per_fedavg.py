@@ -24,12 +24,12 @@ import numpy as np
 from msgspec import Meta
 
 from fleetune.protocols.errors import TrainingDiverged
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, Task, Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.trainer import FitPlan, Rows, Trainer
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
 
 Gradient = Callable[[FlatArray], FlatArray]
 

@@ -35,15 +35,15 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.averaging import Update, covered_average
+from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.staleness import drawn_towards
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch

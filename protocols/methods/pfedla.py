@@ -27,13 +27,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch

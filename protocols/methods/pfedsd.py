@@ -14,12 +14,12 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from fleetune.protocols.method.averaging import AveragedModel, Task, Update
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)

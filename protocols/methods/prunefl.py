@@ -1,7 +1,7 @@
 """FedSPU's reading of PruneFL (Jiang et al., TNNLS 2022): neurons of the least gradients are pruned.
 
 FedSPU's section 5.1: the importance of a neuron is the l2 norm of its gradient, here of the mean training
-loss at the model it first gets. See `protocols.skeletons.submodels`. The authors' code takes one batch's
+loss at the model it first gets. See `protocols.method.submodels`. The authors' code takes one batch's
 gradient on a newly initialised network. PruneFL's own paper prunes single weights, one mask for all devices,
 by the devices' summed squared gradients over the time a weight takes.
 """
@@ -9,10 +9,10 @@ by the devices' summed squared gradients over the time a weight takes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleetune.protocols.method.submodels import Scores, SubModels, norms
+from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
-from fleetune.protocols.skeletons.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """When rounds happen: the keys of [schedule], and what their words mean in numbers.
 
-What follows from them at a given time is decided by `coordinator.rounds.schedule`.
+What follows from them at a given time is decided by `coordinator.rounds.policies.schedule`.
 """
 
 import re

@@ -22,9 +22,9 @@ from fleetune.protocols.bounds import (
     Words,
 )
 from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire import brief_message
 from fleetune.protocols.wire.brief_message import is_brief
 
@@ -50,7 +50,7 @@ class Presence(Message, frozen=True):
 class TransferKey(Struct, frozen=True):
     """What a payload is for. For an enrolment, a bundle and a backbone, round and attempt are 0.
 
-    `final_evaluation` marks the closing evaluation (see `protocols.skeletons.method.Round`).
+    `final_evaluation` marks the closing evaluation (see `protocols.method.method.Round`).
     """
 
     kind: Literal["enrolment", "bundle", "backbone", "task", "update"]

@@ -28,6 +28,7 @@ from fleetune.protocols.bounds import (
     Uplink,
 )
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.model.spec_check import check_spec
@@ -37,7 +38,6 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.encoding import PLAIN, Choice, ValueEncodings, check_encodings
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec

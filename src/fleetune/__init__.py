@@ -44,6 +44,25 @@ if TYPE_CHECKING:
     from fleetune.protocols import bounds as bounds
     from fleetune.protocols import errors as errors
     from fleetune.protocols.errors import FleetuneError as FleetuneError
+    from fleetune.protocols.method.averaging import ModelAveraging as ModelAveraging
+    from fleetune.protocols.method.averaging import PersonalModel as PersonalModel
+    from fleetune.protocols.method.averaging import SharedModel as SharedModel
+    from fleetune.protocols.method.averaging import Task as Task
+    from fleetune.protocols.method.averaging import Update as Update
+    from fleetune.protocols.method.choice import Budget as Budget
+    from fleetune.protocols.method.choice import Choice as Choice
+    from fleetune.protocols.method.choice import Cost as Cost
+    from fleetune.protocols.method.choice import DeviceReport as DeviceReport
+    from fleetune.protocols.method.diagnostics import Diagnostic as Diagnostic
+    from fleetune.protocols.method.method import Method as Method
+    from fleetune.protocols.method.method import Round as Round
+    from fleetune.protocols.method.method import lazily as lazily
+    from fleetune.protocols.method.submodels import SubModels as SubModels
+    from fleetune.protocols.method.targets import PersonalTargets as PersonalTargets
+    from fleetune.protocols.method.trainer import Fit as Fit
+    from fleetune.protocols.method.trainer import FitPlan as FitPlan
+    from fleetune.protocols.method.trainer import Pull as Pull
+    from fleetune.protocols.method.trainer import Trainer as Trainer
     from fleetune.protocols.model.loss_terms import Contrast as Contrast
     from fleetune.protocols.model.loss_terms import Distillation as Distillation
     from fleetune.protocols.model.spec import FlatArray as FlatArray
@@ -53,25 +72,6 @@ if TYPE_CHECKING:
     from fleetune.protocols.randomness import Key as Key
     from fleetune.protocols.settings.run_settings import RunSettings as RunSettings
     from fleetune.protocols.settings.run_toml import read_run as read_run
-    from fleetune.protocols.skeletons.averaging import ModelAveraging as ModelAveraging
-    from fleetune.protocols.skeletons.averaging import PersonalModel as PersonalModel
-    from fleetune.protocols.skeletons.averaging import SharedModel as SharedModel
-    from fleetune.protocols.skeletons.averaging import Task as Task
-    from fleetune.protocols.skeletons.averaging import Update as Update
-    from fleetune.protocols.skeletons.choice import Budget as Budget
-    from fleetune.protocols.skeletons.choice import Choice as Choice
-    from fleetune.protocols.skeletons.choice import Cost as Cost
-    from fleetune.protocols.skeletons.choice import DeviceReport as DeviceReport
-    from fleetune.protocols.skeletons.diagnostics import Diagnostic as Diagnostic
-    from fleetune.protocols.skeletons.method import Method as Method
-    from fleetune.protocols.skeletons.method import Round as Round
-    from fleetune.protocols.skeletons.method import lazily as lazily
-    from fleetune.protocols.skeletons.submodels import SubModels as SubModels
-    from fleetune.protocols.skeletons.targets import PersonalTargets as PersonalTargets
-    from fleetune.protocols.skeletons.trainer import Fit as Fit
-    from fleetune.protocols.skeletons.trainer import FitPlan as FitPlan
-    from fleetune.protocols.skeletons.trainer import Pull as Pull
-    from fleetune.protocols.skeletons.trainer import Trainer as Trainer
     from fleetune.protocols.update.codec import estimate_bytes as estimate_bytes
     from fleetune.protocols.update.covered_mean import CoveredMean as CoveredMean
     from fleetune.protocols.update.patch import Patch as Patch
@@ -168,13 +168,13 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.randomness": "Key",
     "fleetune.protocols.settings.run_toml": "read_run",
     "fleetune.protocols.settings.run_settings": "RunSettings",
-    "fleetune.protocols.skeletons.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
-    "fleetune.protocols.skeletons.choice": "Budget Choice Cost DeviceReport",
-    "fleetune.protocols.skeletons.diagnostics": "Diagnostic",
-    "fleetune.protocols.skeletons.method": "Method Round lazily",
-    "fleetune.protocols.skeletons.submodels": "SubModels",
-    "fleetune.protocols.skeletons.targets": "PersonalTargets",
-    "fleetune.protocols.skeletons.trainer": "Fit FitPlan Pull Trainer",
+    "fleetune.protocols.method.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
+    "fleetune.protocols.method.choice": "Budget Choice Cost DeviceReport",
+    "fleetune.protocols.method.diagnostics": "Diagnostic",
+    "fleetune.protocols.method.method": "Method Round lazily",
+    "fleetune.protocols.method.submodels": "SubModels",
+    "fleetune.protocols.method.targets": "PersonalTargets",
+    "fleetune.protocols.method.trainer": "Fit FitPlan Pull Trainer",
     "fleetune.protocols.update.codec": "estimate_bytes",
     "fleetune.protocols.update.covered_mean": "CoveredMean",
     "fleetune.protocols.update.patch": "Patch",

@@ -22,7 +22,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.tools.simulator.runner import simulate
 
 

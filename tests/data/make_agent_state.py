@@ -23,12 +23,12 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 

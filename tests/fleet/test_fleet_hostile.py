@@ -15,9 +15,9 @@ from fleetune.coordinator.run.stored_run import method_of
 from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.bundle.graph import Constant, Node
 from fleetune.protocols.bundle.shipped import shipped_bundle
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch

@@ -18,12 +18,12 @@ from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.staleness import drawn_towards, staleness_factor
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.staleness import drawn_towards, staleness_factor
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.wire.payloads import Assignment, Measures, Reply, run_key

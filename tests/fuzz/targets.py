@@ -24,10 +24,10 @@ from fleetune.protocols.bundle.graph_cost import cost_of
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.bundle.ort_training import cut
 from fleetune.protocols.bundle.shipped import MODELS, bundle_path
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create, from_section
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics

@@ -8,12 +8,12 @@ one is away in the second round, and another one's update gets lost there.
 import numpy as np
 from tests.conftest import tiny_spec
 
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit, FitPlan
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.loss_terms import Contrast
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 from fleetune.protocols.wire.payloads import run_key, work_key
 
 SPEC = tiny_spec(40)

@@ -14,10 +14,10 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import PacketNotFinite, TrainingDiverged
 from fleetune.protocols.finite import not_finite
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply
 

@@ -16,7 +16,7 @@ from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 DEADLINE_S = 20.0  # half of the ratios fit, as far as is expected

@@ -19,10 +19,10 @@ from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.bundle.graph import Graph, Node
 from fleetune.protocols.bundle.ort_training import TRAINING_MODEL
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.method.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.update import codec
 
 KEY = Key.of("test", "ort-training")

@@ -21,12 +21,12 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.method.choice import RATIOS, Affordable, Budget, DeviceReport, values_of
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import PLAIN
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import RATIOS, Affordable, Budget, DeviceReport, values_of
 from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -13,11 +13,11 @@ from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent.agent import Agent
 from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.edge_agent.run.session import Session
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Inbox

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fleetune.protocols.method.diagnostics import MOST_PARTS, Diagnostic
 from fleetune.protocols.methods.fedavg import FedAvg
-from fleetune.protocols.skeletons.diagnostics import MOST_PARTS, Diagnostic
 
 SENT = Diagnostic("sent", "share sent", "Which share of the parameters an update has.", "share", "update")
 PEAK = Diagnostic("peak", "greatest weight", "The largest magnitude by layer.", "number", "update", "layers")

@@ -10,8 +10,8 @@ from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import Decision, decide
+from fleetune.protocols.method.choice import Choice, Cost
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Choice, Cost
 
 CHOICES = [Choice(p / 10, Cost(bytes_down=p * 100_000, bytes_up=p * 100_000)) for p in range(1, 11)]
 CAPABILITY = Capability(

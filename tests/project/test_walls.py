@@ -24,7 +24,7 @@ NOT_ROOMS = {
     "wire",
 }  # below tests/: of the project as a whole
 TESTED_ELSEWHERE = {
-    "protocols/skeletons",  # in tests/protocols/methods, by every method
+    "protocols/method",  # in tests/protocols/methods, by every method
     "protocols/settings",  # in tests/protocols
 }
 

@@ -7,10 +7,10 @@ from tests.helpers.places import OLD_STATES, ROOT
 from tests.tools.simulator.test_simulate import play
 
 from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.method.averaging import ModelAveraging
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.methods.kapc.kapc import KAPC
-from fleetune.protocols.skeletons.averaging import ModelAveraging
 from fleetune.protocols.user_code import user_module
 
 

@@ -8,14 +8,14 @@ from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.exact_rounds import DEVICES, Fleet
 
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import spread
 from fleetune.protocols.methods.dcpfl.loss_curve import rapid_decrease_end
 from fleetune.protocols.methods.kapc import bls
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 
 KEY = Key.of("survivors")

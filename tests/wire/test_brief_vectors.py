@@ -14,8 +14,8 @@ from tests.conftest import tiny_spec
 from tests.protocols.wire.test_brief_message import FROM_DEVICE, TO_DEVICE
 from tests.wire import brief_decoder
 
+from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch

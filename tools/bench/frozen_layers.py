@@ -23,12 +23,12 @@ from rich.table import Table
 from fleetune.edge_agent.training import onnx_sessions
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import Kind, make_backend
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods.fedspu import FedSPU
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import one_line_errors
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.layers import norm_layers
 from fleetune.protocols.update.selection import Layers, Neurons
 from fleetune.protocols.wire.payloads import run_key

@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import fleetune.protocols.wire.messages as wire
+from fleetune.protocols.method.averaging import Task, Update
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.averaging import Task, Update
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived, Inbox

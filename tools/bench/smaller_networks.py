@@ -26,14 +26,14 @@ from fleetune.edge_agent.training import smaller_network
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import Kind, make_backend
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.submodels import cut
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods.fjord import FjORD
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.submodels import cut
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.bench.trainers import BATCH_SIZE, MODELS, NUM_CLASSES
 

@@ -17,11 +17,11 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.stored_run import method_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import patches_in

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import REGISTRY
 from fleetune.protocols.settings.run_settings import RunSettings, simulated_keys
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.docs.docstrings import attributes
 from fleetune.tools.docs.value_words import default_words, unit, value_words

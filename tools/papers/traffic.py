@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from fleetune.coordinator.run.models import find_model
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.simulated_fleet import simulated_devices

@@ -13,9 +13,9 @@ from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.choice import as_encoded, values_of
-from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.choice import as_encoded, values_of
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, Sizes
 

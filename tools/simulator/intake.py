@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from fleetune.coordinator.rounds.policies.schedule import TOLD
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
-from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
 from fleetune.tools.simulator.growing.days import DaysState, Growing

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fleetune.edge_agent.stream.sample_stream import Figures
-from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import Told
 from fleetune.protocols.wire.messages import TransferKey

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.report import write_figures, write_report
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.coordinator.rounds.window_engine import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.models import Model, find_model, is_at_hand
 from fleetune.coordinator.run.observers import Observer, Observers

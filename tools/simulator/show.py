@@ -34,9 +34,9 @@ from fleetune.coordinator.store.run_folder import SHARED
 from fleetune.coordinator.trackers.follow import Following
 from fleetune.coordinator.trackers.known import makers_of
 from fleetune.coordinator.trackers.tracker import Make
+from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate

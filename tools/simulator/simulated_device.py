@@ -12,8 +12,8 @@ from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.tools.simulator.first_choices import FirstChoice
 from fleetune.tools.simulator.job import Worked
 from fleetune.tools.simulator.power.battery import Battery

@@ -17,11 +17,11 @@ from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.carried_layers import carry_over as carry_layers
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

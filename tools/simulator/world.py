@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.civil_time import instant
+from fleetune.coordinator.rounds.policies.civil_time import instant
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fleetune.coordinator.metrics.averages import mean
 from fleetune.coordinator.metrics.summary import DiagnosticHistory
 from fleetune.coordinator.rounds.records import Diagnostics, RoundRecord
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
+from fleetune.protocols.method.diagnostics import Diagnostic
 
 MOST_POINTS = 100  # of a course: each may stand for several rounds
 

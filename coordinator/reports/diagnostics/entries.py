@@ -8,7 +8,7 @@ from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.diagnostics.course import told_in
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.store.run_folder import DIAGNOSTICS
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
+from fleetune.protocols.method.diagnostics import Diagnostic
 
 PREFIX = "method."  # of metrics
 PICTURE = f"{DIAGNOSTICS}/"  # of pictures

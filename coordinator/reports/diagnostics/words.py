@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from fleetune.coordinator.reports.diagnostics.course import Parts, told_in
 from fleetune.coordinator.reports.diagnostics.entries import unit_of
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
+from fleetune.protocols.method.diagnostics import Diagnostic
 
 _TO = "–"  # noqa: RUF001 - an en dash, as in printed tables
 

@@ -10,7 +10,7 @@ from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.metric import gain_of, unit_of
 from fleetune.coordinator.metrics.summary import ONE_SIDED_95, DeviceAdoption, Summary
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.scores import Score
 
 MOST_NAMED = 30

@@ -23,7 +23,7 @@ from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.scores import Score
 
 MAX_NAMED = 30

@@ -17,9 +17,9 @@ from fleetune.coordinator.rounds.proposals.idling import idling_of
 from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.methods import score_tells_of, worth_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.update.encodings import chosen, in_words
 

@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget
 
 PRIOR_SPREAD = 0.3
 FADING = 0.99

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.proposals.offers import KILOWATT_HOUR, Choices, Offer, taken
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.method import DeviceId
 
 MOST_TIMES_USUAL = 10.0
 MOST_PACES = 64  # that are looked at: each is within a few percent of the next one

@@ -11,9 +11,9 @@ from msgspec import UNSET
 from fleetune.coordinator.rounds.engine_state import Member
 from fleetune.coordinator.rounds.objective.left_out import LeftOut
 from fleetune.coordinator.rounds.objective.spending import MEGABYTE, Amounts
+from fleetune.protocols.method.choice import LOCAL_WORKS, Affordable, Budget
+from fleetune.protocols.method.worth import usual_worth
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Affordable, Budget
-from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 LEAST_WORK = 0.01  # that counts: a quarter of the training at p = 0.05; who claims to do less lies

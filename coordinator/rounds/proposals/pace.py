@@ -30,10 +30,10 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.objective.evidence import Shown
 from fleetune.coordinator.rounds.proposals.idling import idling_of, waiting_no_longer_than_pays
 from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of, taken
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 BLOCK = 4

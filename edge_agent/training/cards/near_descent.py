@@ -21,8 +21,8 @@ from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.descent import CLIP_EPS
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import Optimiser, OptimiserState
+from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
 
 @dataclass

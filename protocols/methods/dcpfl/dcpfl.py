@@ -37,15 +37,15 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Number
 from fleetune.protocols.finite import check_loss
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.methods.dcpfl.diagnostics import DIAGNOSTICS, diagnose_round, diagnose_update
 from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
 from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerState, Update
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import NOTHING, Patch
 from fleetune.protocols.update.selection import Everything, Layers

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans
 from fleetune.protocols.methods.dcpfl.groups import Grouping
 from fleetune.protocols.methods.dcpfl.splitting import ServerState, Update
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 _LAYERS = "mean over devices"
 

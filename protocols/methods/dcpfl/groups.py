@@ -7,6 +7,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.averaging import Update, covered_average
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods.dcpfl.discrepancy import (
     Labels,
     Matrix,
@@ -17,8 +19,6 @@ from fleetune.protocols.methods.dcpfl.discrepancy import (
     waits,
 )
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.selection import Everything, Layers
 
 Discrepancies = NDArray[np.float64]

@@ -9,6 +9,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Loss
+from fleetune.protocols.method import averaging
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods.dcpfl.discrepancy import (
     Labels,
     PairMeans,
@@ -21,8 +23,6 @@ from fleetune.protocols.methods.dcpfl.discrepancy import (
 from fleetune.protocols.methods.dcpfl.groups import Averaging, Group, Grouping
 from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.skeletons import averaging
-from fleetune.protocols.skeletons.method import DeviceId
 
 Phase = Literal["watch", "gather", "trial", "settle"]
 Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tree with their groups

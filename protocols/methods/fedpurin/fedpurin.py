@@ -27,11 +27,8 @@ import numpy as np
 from msgspec import Meta
 
 from fleetune.protocols.finite import check_finite
-from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
-from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
-from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.critical_parameters import (
+from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.critical_parameters import (
     COLLABORATION_INTERNALS,
     EARLIER_BETA,
     Floats,
@@ -42,9 +39,12 @@ from fleetune.protocols.skeletons.critical_parameters import (
     perturbation,
     seen_of,
 )
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
+from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
+from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything, Layers

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from fleetune.protocols.bounds import Number, NumSamples, Ratio
+from fleetune.protocols.method.critical_parameters import Collaboration
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray, MaskArray
-from fleetune.protocols.skeletons.critical_parameters import Collaboration
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.patch import Patch
 
 

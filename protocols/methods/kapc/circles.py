@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods.kapc.relationship_cube import Cube, Vector, server_model
-from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)

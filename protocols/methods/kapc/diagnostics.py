@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.methods.kapc.state import Coached
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 _OWN = "the share r_ii that a device has in its own target"
 

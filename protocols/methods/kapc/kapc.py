@@ -29,6 +29,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.averaging import Task
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.targets import Update
+from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
+from fleetune.protocols.method.worth import worth_of_training
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.kapc.circles import Circle, circles
@@ -42,13 +49,6 @@ from fleetune.protocols.methods.kapc.diagnostics import (
 from fleetune.protocols.methods.kapc.state import Coached, ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Task
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.targets import Update
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
-from fleetune.protocols.skeletons.worth import worth_of_training
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers

@@ -7,9 +7,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods.kapc.relationship_cube import grow
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)

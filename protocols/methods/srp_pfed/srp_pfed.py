@@ -24,6 +24,11 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Ratio
 from fleetune.protocols.finite import check_loss
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.trainer import FitPlan, Rows, Trainer
 from fleetune.protocols.methods.srp_pfed.mixing import (
     Aggregation,
     choose,
@@ -50,11 +55,6 @@ from fleetune.protocols.methods.srp_pfed.state import (
 )
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.staleness import drawn_towards
-from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch

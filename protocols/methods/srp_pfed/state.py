@@ -8,8 +8,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Loss, NumSamples, Ratio
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.patch import Patch
 
 MAX_RATES = 1000

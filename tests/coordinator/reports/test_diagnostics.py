@@ -29,7 +29,7 @@ from fleetune.coordinator.reports.summarise import summarise
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.store.run_folder import OURS
-from fleetune.protocols.skeletons.diagnostics import Diagnostic
+from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.tools.compare.comparison import Comparison, Contender
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played

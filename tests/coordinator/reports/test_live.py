@@ -13,9 +13,9 @@ from fleetune.coordinator.reports.snapshot import DeviceLine, RoundPoint, Snapsh
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.coordinator.run.run_events import Activity
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.payloads import Measures
 
 SETTINGS = parse_run(

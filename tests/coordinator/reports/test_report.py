@@ -31,9 +31,9 @@ from fleetune.coordinator.reports.summarise import summarise
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import read_from_device
 from fleetune.protocols.wire.payloads import Measures
 

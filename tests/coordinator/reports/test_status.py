@@ -32,8 +32,8 @@ from fleetune.coordinator.run.run_events import RoundAbandoned, RoundClosed
 from fleetune.coordinator.run.stored_run import FINISHED, look_at
 from fleetune.coordinator.serving.presenter import finish, report_run
 from fleetune.coordinator.store.folder_lock import claim
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def lines_in(folder):

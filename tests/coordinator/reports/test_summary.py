@@ -22,8 +22,8 @@ from fleetune.coordinator.metrics.summary import Summary, encoded, read_summary
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.reports.summarise import summarise
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 class Kept(Struct):

@@ -18,11 +18,11 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
-from fleetune.coordinator.rounds.reply_objections import objection_to
+from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import Round
 
 DEADLINE_S = 10.0
 

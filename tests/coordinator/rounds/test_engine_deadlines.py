@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, asked, of
-from tests.coordinator.rounds.test_semi_asynchronous_rules import buffered, windowed
+from tests.coordinator.rounds.test_window_engine import buffered, windowed
 
 from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, DropReply
-from fleetune.coordinator.rounds.deadlines import SHORTEST_S, proposed_s
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.participants import able, draw
+from fleetune.coordinator.rounds.policies.deadline import SHORTEST_S, proposed_s
+from fleetune.coordinator.rounds.policies.selection import able, draw
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def predicted(**options):

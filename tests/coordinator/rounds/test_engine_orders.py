@@ -24,8 +24,8 @@ from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.protocols.conditions import UNKNOWN, Conditions
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 NAMES = ["a", "b", "c", "d", "e"]
 devices = st.sampled_from(NAMES)

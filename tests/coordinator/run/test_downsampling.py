@@ -24,10 +24,10 @@ from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.schedule import ScheduleSection
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.payloads import Measures
 
 WHOLE = 20

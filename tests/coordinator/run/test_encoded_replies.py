@@ -8,8 +8,8 @@ from tests.helpers.nightly import sooner
 from tests.helpers.played_run import MODES, PlayedRun
 
 from fleetune.coordinator.run.run_events import ReplyRefused
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.wire.payloads import Assignment, Reply

@@ -14,8 +14,8 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import list_devices
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 HUGE, WITHIN = 10_000_000, 30  # of four updates one may have half: 30 beside three of 10 samples
 LIAR = {"mallory": DeviceReport("mallory", num_samples=HUGE)}

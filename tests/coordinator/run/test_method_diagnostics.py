@@ -9,8 +9,8 @@ from tests.helpers.hostile_world import DEVICES, SPEC, World, stores_closed  # n
 from tests.helpers.telling_methods import DIAGNOSTICS
 
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols.method.diagnostics import MOST_PARTS, declared_by
 from fleetune.protocols.methods import create, diagnostics_of
-from fleetune.protocols.skeletons.diagnostics import MOST_PARTS, declared_by
 
 TELLING = "tests.helpers.telling_methods"
 

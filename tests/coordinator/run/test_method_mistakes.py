@@ -9,9 +9,9 @@ from tests.helpers.hostile_world import World, stores_closed  # noqa: F401 - an 
 from fleetune import Choice, Cost, ModelAveraging, Round
 from fleetune.protocols import methods
 from fleetune.protocols.errors import MethodError, TrainingStopped
+from fleetune.protocols.method import steps
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.methods.fedavg import FedAvg
-from fleetune.protocols.skeletons import steps
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 ROUND = Round(1, ("a",))
 MODULE = "tests.helpers.mistaken_methods"

@@ -8,9 +8,9 @@ from tests.conftest import tiny_spec
 from tests.helpers.played_run import DEVICES, PlayedRun
 
 from fleetune.edge_agent.run.asked import Asked, asked_of
+from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment
 

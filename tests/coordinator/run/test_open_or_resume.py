@@ -15,10 +15,10 @@ from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice, ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
 from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
 from fleetune.protocols.settings.simulation import FleetSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 ROUND = {"start_with": 4, "deadline_s": 1000.0}

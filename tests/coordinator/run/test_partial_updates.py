@@ -8,8 +8,8 @@ from tests.conftest import tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.run.partial_updates import Normalising, move, share_done
-from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.method.averaging import Task, Update, covered_average
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Neurons
 from fleetune.protocols.wire.payloads import Measures, Reply

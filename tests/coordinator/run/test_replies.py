@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.conftest import tiny_spec
-from tests.coordinator.rounds.test_usefulness import member
+from tests.coordinator.rounds.policies.test_utility_selection import member
 from tests.tools.simulator.test_simulate_budgets import play
 
 from fleetune.coordinator.run.replies import ArrivingReply, rms_change
 from fleetune.coordinator.run.stored_run import look_at
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

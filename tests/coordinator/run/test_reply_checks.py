@@ -20,8 +20,8 @@ from fleetune.coordinator.run.reply_checks import (
     telling,
 )
 from fleetune.protocols.errors import PacketOverclaimed
+from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

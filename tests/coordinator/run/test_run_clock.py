@@ -9,7 +9,7 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_clock import RunClock
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 
 
 class Clocks:

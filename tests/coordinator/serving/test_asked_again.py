@@ -8,8 +8,8 @@ from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.run.stored_run import BUNDLE
 from fleetune.coordinator.serving.dialogue import MOST_ASKED, WHOLE_WHEN_ASKED
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey

@@ -7,10 +7,10 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, enrolment_of, run_settings
 
 from fleetune.coordinator.run.enrolment import prepare
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import Offer, TransferKey

@@ -9,7 +9,7 @@ import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Ring, Stop, Timers
 from fleetune.coordinator.serving.small_parts import SMALL_BYTES, Room, small_parts
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey

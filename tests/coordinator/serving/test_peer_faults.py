@@ -12,7 +12,7 @@ from tests.helpers.talk import AgentTalk, Coordinating, answered, run_settings
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import TransferKey
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from tests.helpers.talk import Coordinating, run_settings
 
+from fleetune.protocols.method.choice import MOST_CHOICES, RATIOS, Affordable, Budget
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import MOST_CHOICES, RATIOS, Affordable, Budget
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from tests.fleet.test_semi_asynchronous import Desk, settings
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 class Crowd(Desk):

@@ -19,11 +19,11 @@ from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.errors import ModelError, PacketForeign, SettingError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.backbone_file import read_backbone
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import ModelSection, TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.tools.research.simulate import simulate
 
 SHAPE, CLASSES = (1, 8, 8), 10

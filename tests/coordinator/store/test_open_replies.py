@@ -11,8 +11,8 @@ from fleetune.coordinator.store import open_replies
 from fleetune.coordinator.store.open_replies import OpenReplies
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.methods import create
-from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire.payloads import Measures, Reply

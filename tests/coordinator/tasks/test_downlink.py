@@ -12,8 +12,8 @@ from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.errors import BaseUnknown, StoreError
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods.fedavg import FedAvg
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.lossless import Lossless

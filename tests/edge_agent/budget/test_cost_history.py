@@ -17,8 +17,8 @@ from fleetune.edge_agent.budget.cost_forecast import demand, predict
 from fleetune.edge_agent.budget.cost_history import ROUNDS, CostHistory, plausible
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import decide
+from fleetune.protocols.method.choice import Choice, Cost
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Choice, Cost
 
 UNLIMITED = Limits()
 NOTHING = CostHistory()

@@ -23,10 +23,10 @@ from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import decide, explain_table
 from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import KINDS
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Choice, Cost, DeviceReport
 from fleetune.protocols.model.architectures import build
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, Cost, DeviceReport
 
 NOTHING = CostHistory()
 

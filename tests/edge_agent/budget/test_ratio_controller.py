@@ -22,8 +22,8 @@ from fleetune.edge_agent.run.membership import Membership
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update.masks.coding_time import FLOPS_PER_FLAG, CodingTime
 from fleetune.protocols.wire.messages import TransferKey
 

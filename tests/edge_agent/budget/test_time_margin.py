@@ -30,8 +30,8 @@ from fleetune.edge_agent.budget.time_margin import (
 )
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.wire.messages import TransferKey
 
 LATE = 0.05

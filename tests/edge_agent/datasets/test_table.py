@@ -13,10 +13,10 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.simulation import Partition
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.tools.simulator.marked_samples import splits_of
 
 ROWS = "house,kwh,temp,ok\n" + "".join(f"{'ab'[i // 60]},{i}.5,{-i},{i % 2}\n" for i in range(120))

@@ -20,12 +20,12 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.served_files import MOST_VERSIONS, ServedFiles
 from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.protocols.errors import TrainingDiverged
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.tasks.score_gain import Gain
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key

@@ -14,11 +14,11 @@ from tests.conftest import tiny_spec
 from fleetune.edge_agent.personal.served_model import Adoption, Standing, is_better, read_served
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 

@@ -18,11 +18,11 @@ from fleetune.edge_agent.training.device_data import check_fits
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks import task_of
 
 OUTPUTS = {

@@ -324,7 +324,7 @@ def test_why_there_is_none_is_told_to_all(desk, monkeypatch):
     def fail(*_):
         raise ModelError("block uses aten.sort")
 
-    monkeypatch.setattr(bundle_desk, "aside", fail)
+    monkeypatch.setattr(bundle_desk, "in_child_process", fail)
     desk.desk.ask("a")
     event = wait_for_the_bundle(desk)
     assert event == BundleMade(None, "block uses aten.sort")

@@ -21,7 +21,7 @@ from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.edge_agent.stream import Intake
 from fleetune.edge_agent.stream.sample_stream import StreamSettings, TooFewSamples, open_stream
 from fleetune.protocols.errors import TrainingStopped
-from fleetune.protocols.skeletons.averaging import Task
+from fleetune.protocols.method.averaging import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

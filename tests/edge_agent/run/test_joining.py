@@ -21,9 +21,9 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.errors import FleetuneError, ReadingStopped, SettingError
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment

@@ -4,9 +4,9 @@ import pytest
 from msgspec import UNSET
 from tests.edge_agent.run.test_optimiser_state import SPEC, START, OneDevice
 
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Reply, run_key
 

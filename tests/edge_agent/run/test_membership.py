@@ -9,8 +9,8 @@ from tests.edge_agent.budget.test_ratio_controller import FINAL_EVALUATION, FIRS
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 

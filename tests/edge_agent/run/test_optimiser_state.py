@@ -11,10 +11,10 @@ from fleetune.edge_agent.personal.kept_run import Kept
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, run_key
 

@@ -24,9 +24,9 @@ from fleetune.edge_agent.state.state_versions import Layout
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreVersion
+from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods import REGISTRY, create, from_section
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

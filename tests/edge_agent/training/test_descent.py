@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from fleetune.edge_agent.training.descent import BLOCK, FEW, Descent, optimiser_memory
 from fleetune.edge_agent.training.optimisers import REGISTRY
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 
 SIZE, STATISTICS = 2 * BLOCK + 1003, 40
 SHARES = [None, 0.0, 0.001, FEW, 0.3, 0.9, 1.0]

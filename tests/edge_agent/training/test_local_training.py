@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slices
 from fleetune.protocols.errors import ModelError, TrainingStopped
+from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.tasks import CLASSIFICATION
 
 KEY = Key.of("test", "fit")

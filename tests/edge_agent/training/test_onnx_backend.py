@@ -21,10 +21,10 @@ from fleetune.protocols.bundle.bundle import ANSWER
 from fleetune.protocols.bundle.graph import Node
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 
 KEY = Key.of("test")
 WEIGHTS = np.array([1, -1, 0.5, 2, 0, 1, 0.1, 0.2, 0.3], np.float32)

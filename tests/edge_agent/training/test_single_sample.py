@@ -18,10 +18,10 @@ from fleetune.edge_agent.training.single_sample import has_single_batches, resti
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.graph import Node
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.tools.research.simulate import simulate
 from fleetune.tools.simulator.at_once.stacked import StackedNetworks
 

@@ -21,14 +21,14 @@ from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.edge_agent.training.smaller_network import part_of
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.trainers import trains_smaller
+from fleetune.protocols.method.averaging import PersonalModel
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.submodels import Task, cut
+from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.methods.fjord import FjORD
 from fleetune.protocols.model.smaller import has_smaller
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.averaging import PersonalModel
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.submodels import Task, cut
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import ChosenNeurons, draw_neurons
 

@@ -13,10 +13,10 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import DataError, ModelError, SettingError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks import TASKS, task_of
 
 SHAPE, NUM_TRAIN, NUM_TEST = (1, 3, 4), 24, 20

@@ -14,11 +14,11 @@ from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slic
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 
 KEY = Key.of("test", "torch")
 MODELS = [

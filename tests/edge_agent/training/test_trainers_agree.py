@@ -13,11 +13,11 @@ from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.model.compute_cost import below_largest
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.update.selection import Neurons
 
 CLASSES = 7

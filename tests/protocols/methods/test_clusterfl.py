@@ -5,13 +5,13 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.targets import Update
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import create, from_section, with_defaults_of_run
 from fleetune.protocols.methods.clusterfl import ClusterFL, group_relations, soft_relations, stepped
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.targets import Update
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 

@@ -9,14 +9,14 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create, with_defaults_of_run
 from fleetune.protocols.methods.dcpfl.dcpfl import DCPFL, Update
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, calm_layers, groups_at, next_gamma
 from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch

@@ -7,12 +7,12 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.srp_pfed.mixing import num_shared, shared_mask
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import DrawnEntries, Everything
 

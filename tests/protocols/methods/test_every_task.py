@@ -11,12 +11,12 @@ from fleetune.edge_agent.training.device_data import DeviceData, check_fits
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.tasks import TASKS, task_of
 
 SHAPE, NUM_OUTPUTS, DEVICES = (6,), 3, ("d0", "d1")

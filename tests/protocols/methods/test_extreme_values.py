@@ -12,6 +12,9 @@ from tests.helpers.every_method import SETTINGS
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.finite import check_finite, not_finite
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import k_means
 from fleetune.protocols.methods.dcpfl.discrepancy import discrepancy, scale
@@ -19,9 +22,6 @@ from fleetune.protocols.methods.fedamp import attention, cosine_attention
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

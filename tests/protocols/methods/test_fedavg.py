@@ -6,8 +6,8 @@ from msgspec import UNSET
 from tests.conftest import tiny_spec
 from tests.hostile import body_of
 
+from fleetune.protocols.method.averaging import SharedModel, Update
 from fleetune.protocols.methods import create
-from fleetune.protocols.skeletons.averaging import SharedModel, Update
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

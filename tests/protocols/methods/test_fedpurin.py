@@ -8,12 +8,8 @@ from tests.conftest import PullToTarget, tiny_spec
 from tests.protocols.methods.conformance.fedpurin import table_3_bytes
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.methods import create
-from fleetune.protocols.methods.fedpurin.fedpurin import FedPURIN, combined, shared_entries
-from fleetune.protocols.methods.fedpurin.state import Update
-from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.critical_parameters import (
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.critical_parameters import (
     collaborators,
     critical_mask,
     masked_mean,
@@ -21,7 +17,11 @@ from fleetune.protocols.skeletons.critical_parameters import (
     overlap_ratios,
     perturbation,
 )
-from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.methods import create
+from fleetune.protocols.methods.fedpurin.fedpurin import FedPURIN, combined, shared_entries
+from fleetune.protocols.methods.fedpurin.state import Update
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

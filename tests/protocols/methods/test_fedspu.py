@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.protocols.method.averaging import Task, Update, covered_average
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods.fedspu import FedSPU, rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import (
     Entries,

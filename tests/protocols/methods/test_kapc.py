@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit, FitPlan
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.kapc.kapc import KAPC, KAPCwithBLS, Update
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers

@@ -9,12 +9,12 @@ from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.compute_cost import compute_cost, work_with_lower
 from fleetune.protocols.model.spec import Backbone, FrozenTensor
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import run_key, work_key
 

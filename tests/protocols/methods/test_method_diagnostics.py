@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.protocols.methods.test_method_contract import DEVICES, SPEC, Run
 
+from fleetune.protocols.method.diagnostics import MAX_DIAGNOSTICS, MOST_PARTS, declared_by
 from fleetune.protocols.methods import REGISTRY, create
-from fleetune.protocols.skeletons.diagnostics import MAX_DIAGNOSTICS, MOST_PARTS, declared_by
 
 ROUNDS = 12
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.perfedmask import PerFedMask, choose, unevenness
 from fleetune.protocols.model.spec import TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 

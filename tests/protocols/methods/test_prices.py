@@ -13,14 +13,14 @@ from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.training.descent import OptimiserMemory
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.critical_parameters import critical_entries
+from fleetune.protocols.method.method import Method, Round
 from fleetune.protocols.methods import fedcac, from_section, with_defaults_of_run
 from fleetune.protocols.methods.cd2_pfed import shared_entries
 from fleetune.protocols.methods.lotteryfl import prune, share_left
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.critical_parameters import critical_entries
-from fleetune.protocols.skeletons.method import Method, Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

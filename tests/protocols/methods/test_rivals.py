@@ -5,14 +5,14 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.method.averaging import Task, Update
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create, fedamp, fedcac
 from fleetune.protocols.methods.lg_fed import LGFed
 from fleetune.protocols.methods.per_fedavg import meta_gradient
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Task, Update
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.submodels import cut
 from fleetune.protocols.methods import pfedla
 from fleetune.protocols.methods.cd2_pfed import CD2pFed, shared_entries
 from fleetune.protocols.methods.pfedla import Hypernetwork, PFedLA
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.submodels import cut
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers
 

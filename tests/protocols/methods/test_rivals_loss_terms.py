@@ -13,16 +13,16 @@ from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods.moon import MOON
 from fleetune.protocols.methods.pfedsd import PFedSD
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 

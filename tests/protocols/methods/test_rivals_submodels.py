@@ -11,16 +11,16 @@ from torch import nn
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import PacketCorrupt, SettingError
+from fleetune.protocols.method.averaging import Update
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.submodels import cut, norms, strongest
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import ClusterFL, k_means, spread
 from fleetune.protocols.methods.fjord import FjORD
 from fleetune.protocols.methods.lotteryfl import LotteryFL, prune, share_left
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.submodels import cut, norms, strongest
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import ChosenNeurons, Entries, Everything

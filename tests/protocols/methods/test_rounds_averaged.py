@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.helpers.exact_rounds import DEVICES, PARAMETERS, ROUNDS, SPEC, START, Fleet, covered
 
+from fleetune.protocols.method.submodels import cut
+from fleetune.protocols.method.trainer import Pull
 from fleetune.protocols.methods.cd2_pfed import shared_entries
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
-from fleetune.protocols.skeletons.submodels import cut
-from fleetune.protocols.skeletons.trainer import Pull
 from fleetune.protocols.update.selection import Layers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

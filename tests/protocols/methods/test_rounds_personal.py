@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.helpers.exact_rounds import DEVICES, PARAMETERS, ROUNDS, SPEC, START, Fleet, mean
 
+from fleetune.protocols.method.critical_parameters import collaborators, mean_and_largest, overlap_ratios
+from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.critical_parameters import collaborators, mean_and_largest, overlap_ratios
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 from fleetune.protocols.update.selection import Layers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import PacketCorrupt, SettingError
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.srp_pfed.mixing import choose, num_shared, shared_mask
 from fleetune.protocols.methods.srp_pfed.random_walk import (
@@ -22,9 +25,6 @@ from fleetune.protocols.methods.srp_pfed.random_walk import (
 from fleetune.protocols.methods.srp_pfed.srp_pfed import SRPpFed
 from fleetune.protocols.methods.srp_pfed.state import RatedUpdate, Task, Update
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

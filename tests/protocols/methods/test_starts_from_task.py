@@ -5,11 +5,11 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
 
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import patches_in
 

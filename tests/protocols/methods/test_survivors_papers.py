@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, groups_at, intervals, scale
 from fleetune.protocols.methods.dcpfl.splitting import Update
@@ -15,8 +17,6 @@ from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.srp_pfed.mixing import num_shared, shared_mask
 from fleetune.protocols.methods.srp_pfed.random_walk import increment
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers

@@ -7,6 +7,7 @@ from tests.helpers.exact_rounds import SPEC, Exact, Fleet
 
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.protocols.errors import SettingError, TrainingDiverged
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import k_means
 from fleetune.protocols.methods.fedamp import cosine_attention
@@ -14,7 +15,6 @@ from fleetune.protocols.methods.lotteryfl import prune
 from fleetune.protocols.methods.perfedmask import improve
 from fleetune.protocols.methods.pfedla import Hypernetwork
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

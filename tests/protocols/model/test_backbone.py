@@ -25,13 +25,13 @@ from fleetune.protocols.errors import (
     PacketNotFinite,
     SettingError,
 )
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.backbone_file import backbone_file, read_backbone
 from fleetune.protocols.model.compute_cost import step_products
 from fleetune.protocols.model.torch_backbone import frozen_tensors
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import AdapterSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import read_enrolment
 

@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.architectures import build, names, training_flops
 from fleetune.protocols.model.compute_cost import below_largest, compute_cost, step_products, trained_tensors
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import Everything, Layers, Neurons
 

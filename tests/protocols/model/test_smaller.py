@@ -6,6 +6,7 @@ import pytest
 
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand
+from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods.fedmp import FedMP
 from fleetune.protocols.methods.fedspu import FedSPU
 from fleetune.protocols.methods.fjord import FjORD
@@ -13,7 +14,6 @@ from fleetune.protocols.model.smaller import has_smaller, smaller_spec, smaller_
 from fleetune.protocols.model.spec import Span
 from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
 from fleetune.protocols.update.selection import expected_count, num_active
 
 SHAPES = {"lenet5": (1, 28, 28), "resnet8": (3, 32, 32), "har-cnn": (9, 128)}

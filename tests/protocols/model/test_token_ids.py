@@ -18,12 +18,12 @@ from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.bounds import MOST_IDS
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.errors import DataError, ModelError, SettingError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.architectures import build
 from fleetune.protocols.model.token_ids import Samples, samples_of
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.trainer import FitPlan
 
 WORDS, VOCABULARY, CLASSES = 6, 200, 3
 MODULE = "token_models"

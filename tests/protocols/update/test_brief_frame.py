@@ -20,8 +20,8 @@ from fleetune.protocols.errors import (
     PacketTruncated,
     PacketVersion,
 )
+from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.update import brief_frame, codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch

@@ -20,8 +20,8 @@ from fleetune.protocols.errors import (
     PacketTruncated,
     PacketVersion,
 )
+from fleetune.protocols.method.averaging import SharedModel, Task
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.averaging import SharedModel, Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything, Layers, Neurons, Selection

@@ -12,9 +12,9 @@ from tests.hostile import body_of
 from tests.protocols.update.test_codec import forged
 
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge, PacketTruncated
+from fleetune.protocols.method.averaging import SharedModel, Task
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import SharedModel, Task
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch

@@ -22,10 +22,10 @@ from fleetune.protocols.errors import (
     PacketTooLarge,
     SettingError,
 )
+from fleetune.protocols.method.averaging import SharedModel, Task
+from fleetune.protocols.method.choice import Choice, Cost, as_encoded
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import SharedModel, Task
-from fleetune.protocols.skeletons.choice import Choice, Cost, as_encoded
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known

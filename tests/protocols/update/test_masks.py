@@ -16,9 +16,9 @@ from tests.wire.mask_vectors import model, small_ones
 
 from fleetune.edge_agent.run.asked import asked_of
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.entropy.flag_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise

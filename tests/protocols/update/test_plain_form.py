@@ -7,8 +7,8 @@ import pytest
 from tests.conftest import tiny_spec
 
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTruncated, PacketVersion
+from fleetune.protocols.method.averaging import Task
 from fleetune.protocols.model.spec import FlatArray, MaskArray
-from fleetune.protocols.skeletons.averaging import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Neurons

@@ -9,8 +9,8 @@ import pytest
 from fleetune.protocols import brief
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
+from fleetune.protocols.method.choice import Affordable, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Affordable, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import PartMemory

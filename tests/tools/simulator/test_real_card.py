@@ -15,9 +15,9 @@ from fleetune.edge_agent.training.cards.near_descent import NearDescent
 from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.tools.simulator.at_once.seats import Seats
 from fleetune.tools.simulator.at_once.stacked import Descend, Step
 

@@ -10,9 +10,9 @@ import numpy as np
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.runner import with_model_shape
 from fleetune.tools.simulator.simulated_fleet import Shares

@@ -11,9 +11,9 @@ import numpy as np
 
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.method.averaging import SharedModel, Update
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.averaging import SharedModel, Update
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire.payloads import run_key

@@ -13,11 +13,11 @@ from fleetune.edge_agent.training.cards.near_descent import NearDescent
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Answer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 from fleetune.tools.simulator.at_once.rendezvous import Rendezvous
 from fleetune.tools.simulator.at_once.stacked import Asked, Descend, Evaluation, Other, StackedNetworks, Step

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleetune.coordinator.metrics.averages import mean
 from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.rounds.records import Traffic
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.task import Task
 from fleetune.tools.simulator.growing.arrivals import Deliveries
 from fleetune.tools.simulator.growing.growing_devices import Came

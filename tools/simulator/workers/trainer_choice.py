@@ -20,12 +20,12 @@ from fleetune.edge_agent.training.single_sample import resting_norms
 from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError, TrainingDiverged
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.section import PROCESSOR
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.wire.payloads import Enrolment
 
 Kind = Literal["torch", "onnx"]

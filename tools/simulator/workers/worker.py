@@ -18,9 +18,9 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import Kind, make_backend
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.errors import BaseUnknown, TrainingStopped
+from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models

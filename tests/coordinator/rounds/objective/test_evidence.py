@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fleetune.coordinator.rounds.objective.evidence import CLIP, FADING, Arm, Evidence, Shown
+from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
 PEAK = {0.2: -0.02, 0.4: 0.0, 0.6: 0.03, 0.8: 0.0, 1.0: -0.02}

@@ -7,7 +7,7 @@ from tests.coordinator.rounds.test_engine import Script
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.objective.left_out import LeftOut
 from fleetune.coordinator.rounds.proposals.offers import Ways
-from fleetune.protocols.skeletons.choice import Affordable
+from fleetune.protocols.method.choice import Affordable
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import SLOWING
 

@@ -5,8 +5,8 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, FinishRun
 from fleetune.coordinator.rounds.objective.spending import Amounts, Spending, why_over
+from fleetune.protocols.method.choice import Affordable
 from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
-from fleetune.protocols.skeletons.choice import Affordable
 
 AFFORDS = (Affordable(0.5, 2.0, 400_000, 5.0), Affordable(1.0, 4.0, 800_000, 10.0))
 

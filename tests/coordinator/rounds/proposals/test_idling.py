@@ -6,8 +6,8 @@ from tests.coordinator.rounds.test_engine import Script
 from fleetune.coordinator.rounds.proposals.idling import MOST_PACES, MOST_TIMES_USUAL, idling_of
 from fleetune.coordinator.rounds.proposals.offers import choices_of
 from fleetune.coordinator.rounds.proposals.pace import frugal, what_pays
+from fleetune.protocols.method.choice import Affordable
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
-from fleetune.protocols.skeletons.choice import Affordable
 
 ENERGY = ObjectiveSection("energy", encodings=())
 MONEY = ObjectiveSection("money", encodings=(), price=PriceSection(kilowatt_hour=0.3))

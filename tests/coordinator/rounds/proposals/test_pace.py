@@ -12,18 +12,18 @@ from tests.conftest import tiny_spec
 from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
-from fleetune.coordinator.rounds.deadlines import proposed_s
 from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.policies.deadline import proposed_s
 from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, KnownWays, Offer, Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace, what_pays
-from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.coordinator.rounds.window_engine import check_method
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import Affordable, Budget
+from fleetune.protocols.method.worth import usual_worth
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Affordable, Budget
-from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.update import encodings
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)

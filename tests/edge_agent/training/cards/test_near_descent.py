@@ -13,8 +13,8 @@ from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 
 SPEC, START = draw("resnet8", (3, 16, 16), 7, Key(3))
 SIZE = SPEC.num_parameters

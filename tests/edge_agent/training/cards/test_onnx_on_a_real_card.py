@@ -8,9 +8,9 @@ from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.onnx_sessions import runtime
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan
 
 pytestmark = pytest.mark.skipif(
     "CUDAExecutionProvider" not in runtime().get_available_providers(),

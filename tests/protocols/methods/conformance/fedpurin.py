@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from fleetune.protocols.methods.fedpurin.fedpurin import combined
-from fleetune.protocols.skeletons.critical_parameters import (
+from fleetune.protocols.method.critical_parameters import (
     collaborators,
     critical_mask,
     masked_mean,
@@ -11,6 +10,7 @@ from fleetune.protocols.skeletons.critical_parameters import (
     overlap_ratios,
     perturbation,
 )
+from fleetune.protocols.methods.fedpurin.fedpurin import combined
 
 
 def metric(g, theta, hessian=False):

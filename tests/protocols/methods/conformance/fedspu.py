@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 
 from fleetune.edge_agent.training.descent import Descent
+from fleetune.protocols.method.averaging import Update, covered_average
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods.fedspu import rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 

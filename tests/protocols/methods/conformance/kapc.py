@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from fleetune.edge_agent.training.descent import Descent
+from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 

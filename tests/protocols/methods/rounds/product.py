@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from fleetune.protocols.method.choice import Budget, DeviceReport
+from fleetune.protocols.method.method import Round
+from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update.selection import draw_neurons
 from fleetune.protocols.wire.payloads import run_key, work_key
 

@@ -18,10 +18,15 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.usefulness import lessons_of, longest_wait, rounds_waited, seconds_of
+from fleetune.coordinator.rounds.policies.utility_selection import (
+    lessons_of,
+    longest_wait,
+    rounds_waited,
+    seconds_of,
+)
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId
 
 _ALIKE = 1.1  # times as long as the first one others may take
 _NEARNESS = 2.0

@@ -23,13 +23,13 @@ from fleetune.coordinator.rounds.events import (
     RoundsEnded,
     Tick,
 )
-from fleetune.coordinator.rounds.reply_objections import objection_to
-from fleetune.coordinator.rounds.schedule import Schedule
-from fleetune.coordinator.rounds.semi_asynchronous import WindowEngine
+from fleetune.coordinator.rounds.policies.schedule import Schedule
+from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.coordinator.rounds.window_engine import WindowEngine
 from fleetune.coordinator.run.run_clock import zone_of
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 BERLIN = "Europe/Berlin"
 HOUR_S = 3600

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script
-from tests.coordinator.rounds.test_semi_asynchronous_rules import buffered, windowed
+from tests.coordinator.rounds.test_window_engine import buffered, windowed
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.unresponsive import LONGEST_REST, MISSES, miss, rests
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.coordinator.rounds.policies.unresponsive import LONGEST_REST, MISSES, miss, rests
+from fleetune.protocols.method.choice import DeviceReport
 
 
 def played(script, rounds, honest):

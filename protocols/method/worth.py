@@ -1,6 +1,6 @@
 """What a round within a budget is worth to a run, before anything is known of that run (`Method.worth`)."""
 
-from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.method.choice import Budget
 
 _HALF = 0.25  # the ratio of half the work that could be; measured: rounds to 60 %, FedSPU (docs/ratios.md)
 _BEYOND = 0.7  # more local training than once is worth as much, to this power; measured there, too

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId
 
 _MOST = 2.0  # medians that a device's loss, change and samples count for
 _SLOWNESS = 2.0  # Oort's alpha

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.coordinator.rounds.test_engine import Script, asked
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
-from fleetune.coordinator.rounds.participants import draw
-from fleetune.coordinator.rounds.usefulness import longest_wait, rounds_waited, worths
+from fleetune.coordinator.rounds.policies.selection import draw
+from fleetune.coordinator.rounds.policies.utility_selection import longest_wait, rounds_waited, worths
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 OORT = RoundSection(participants=3, prefer="oort")
 

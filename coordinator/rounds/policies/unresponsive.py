@@ -6,8 +6,8 @@ there costs a round its deadline ever more rarely.
 """
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId
 
 MISSES = 3
 LONGEST_REST = 64  # rounds

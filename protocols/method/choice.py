@@ -175,7 +175,7 @@ class Budget:
 
     Attributes:
         ratio: the largest that fits its limits; what a method does with it is its own affair.
-        local_work: the share of the run's local training, see `protocols.skeletons.trainer.num_local_steps`.
+        local_work: the share of the run's local training, see `protocols.method.trainer.num_local_steps`.
         uplink: which of the run's encodings writes the values of its update, see `Enrolment.uplinks`.
     """
 

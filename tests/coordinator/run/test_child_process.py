@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.fleet_processes import wait_until
 
-from fleetune.coordinator.run.aside import aside, find_model_aside
+from fleetune.coordinator.run.child_process import find_model_in_child, in_child_process
 from fleetune.coordinator.run.models import find_model
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.settings.run_toml import parse_run
@@ -24,8 +24,8 @@ SETTINGS = {
 
 
 def test_it_is_another_process_and_what_it_returns_comes_back():
-    assert aside("work", os.getpid) != os.getpid()
-    assert aside("work", operator.add, [1], [2]) == [1, 2]
+    assert in_child_process("work", os.getpid) != os.getpid()
+    assert in_child_process("work", operator.add, [1], [2]) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_it_is_another_process_and_what_it_returns_comes_back():
 )
 def test_a_failure_is_one_line(work, line):
     with pytest.raises(ModelError, match=line):
-        aside("work", *work)
+        in_child_process("work", *work)
 
 
 def test_time_that_is_up_is_one_line():
     with pytest.raises(ModelError, match=r"^work: no result after 0.5 s$"):
-        aside("work", time.sleep, 600, timeout_s=0.5)
+        in_child_process("work", time.sleep, 600, timeout_s=0.5)
 
 
 def test_a_mistake_in_the_settings_is_told_as_in_this_process():
@@ -51,7 +51,7 @@ def test_a_mistake_in_the_settings_is_told_as_in_this_process():
     with pytest.raises(SettingError) as here:
         find_model(settings)
     with pytest.raises(SettingError) as there:
-        find_model_aside(settings)
+        find_model_in_child(settings)
     assert str(there.value) == str(here.value)
 
 
@@ -68,13 +68,13 @@ def test_torch_is_gone_when_it_is_over(tmp_path):
     done = subprocess.run(
         script(
             "import sys",
-            "from fleetune.coordinator.run.aside import aside, find_model_aside",
+            "from fleetune.coordinator.run.child_process import in_child_process, find_model_in_child",
             "from fleetune.coordinator.run.models import make_run_bundle",
             "from fleetune.protocols.settings.run_toml import parse_run",
             f"settings = parse_run({ {**SETTINGS, 'model': model}!r})",
             "if __name__ == '__main__':",
-            "    print(find_model_aside(settings).spec.size)",
-            "    print(len(aside('the bundle', make_run_bundle, settings).graphs) > 0)",
+            "    print(find_model_in_child(settings).spec.size)",
+            "    print(len(in_child_process('the bundle', make_run_bundle, settings).graphs) > 0)",
             "    print('torch' in sys.modules)",
         ),
         cwd=tmp_path,
@@ -88,9 +88,9 @@ def test_torch_is_gone_when_it_is_over(tmp_path):
 
 LONG = (
     "import threading, time, sys",
-    "from fleetune.coordinator.run.aside import aside",
+    "from fleetune.coordinator.run.child_process import in_child_process",
     "if __name__ == '__main__':",
-    "    threading.Thread(target=aside, args=('work', time.sleep, 600), daemon=True).start()",
+    "    threading.Thread(target=in_child_process, args=('work', time.sleep, 600), daemon=True).start()",
 )
 
 

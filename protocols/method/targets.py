@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

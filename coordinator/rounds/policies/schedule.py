@@ -1,39 +1,26 @@
 """When the next round may open: a pure function of [schedule], of what the engine remembers, and of the time.
 
-Two clocks are told apart. The run's clock is steady: `every` is counted on it. The time of day decides `at`
-and `window`: it is the run's clock plus `EngineState.ahead_s`, which the driver tells when somebody sets a
-clock. Each day has one slot, which begins at `at` (see `civil_time.instant`, also for summer time) and lasts
-until the next one; `Plan.day` is the slot that was used last, so that no clock makes two rounds of one:
+There are two clocks. The run's clock is steady; it counts `every`. The time of day decides `at` and `window`:
+it is the run's clock plus `EngineState.ahead_s`. The driver sends the engine a new `ahead_s` when a clock is
+set.
 
-- set back, the slot was used already; set back by days (it had been ahead), the slot of today counts as used;
-- set ahead, or nobody was there: the slot of today is used as soon as `window` allows. Slots that went by are
-  counted (`Plan.missed`), not made up one by one.
+Each day has one slot. A slot begins at `at` (see `civil_time.instant`, also for summer time) and ends when
+the next one begins. `ScheduleState.day` is the slot that was used last, so that a changed clock never opens
+two rounds in one slot:
+
+- A clock was set back: the slot was used already. If it had been ahead by days, today's slot counts as used.
+- A clock was set ahead, or no device was there: today's slot is used as soon as `window` allows. Slots that
+  went by are counted (`ScheduleState.missed`). They are not made up one by one.
 """
 
 from dataclasses import dataclass, replace
 
-from fleetune.coordinator.rounds.civil_time import Zone, day_of, instant, utc
+from fleetune.coordinator.rounds.engine_state import ScheduleState
+from fleetune.coordinator.rounds.policies.civil_time import Zone, day_of, instant, utc
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 
 TOLD = 1.0  # a device that reports so much drift says that training would pay
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is remembered of a schedule.
-
-    Attributes:
-        due: a round is due, and has not closed yet.
-        day: whose slot was used last, counted from 1970-01-01; None: none yet.
-        since: when the last round became due, on the run's clock; None: none yet.
-        missed: slots that went by without a round.
-    """
-
-    due: bool = False
-    day: int | None = None
-    since: float | None = None
-    missed: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +32,7 @@ class Look:
         again_at: when to look again if it is not due, on the run's clock; None: when a device says something.
     """
 
-    plan: Plan
+    plan: ScheduleState
     again_at: float | None = None
 
 
@@ -67,7 +54,7 @@ class Schedule:
         enough = wanted is not None and isinstance(new, int) and new >= wanted
         return enough or (self.settings.drift and isinstance(drift, float) and drift >= TOLD)
 
-    def look(self, plan: Plan, now: float, ahead_s: float, telling: int, rounds_done: int) -> Look:
+    def look(self, plan: ScheduleState, now: float, ahead_s: float, telling: int, rounds_done: int) -> Look:
         """Between two rounds, or before an attempt at one: may it open?
 
         Args:
@@ -95,7 +82,7 @@ class Schedule:
         whole_days = settings.every_s is not None and settings.every_s % DAY_S == 0
         return settings.window_s[0] if settings.window_s is not None and whole_days else None
 
-    def _in_days(self, plan: Plan, now: float, ahead_s: float, *, wanted: bool) -> Look:
+    def _in_days(self, plan: ScheduleState, now: float, ahead_s: float, *, wanted: bool) -> Look:
         civil, step = utc(now + ahead_s), (self.settings.every_s or DAY_S) // DAY_S
         slot = self._slot(civil)
         opens = civil < self._closes(slot)
@@ -115,13 +102,13 @@ class Schedule:
         missed = plan.missed + int(not asks or plan.due)
         return Look(replace(plan, due=False, missed=missed), again_at)
 
-    def _used(self, plan: Plan, slot: int, step: int, *, opens: bool) -> int:
+    def _used(self, plan: ScheduleState, slot: int, step: int, *, opens: bool) -> int:
         """The slot that was used last. A new plan begins with the next one, or in a window that is open."""
         if plan.day is None:
             return slot - step if opens and self.settings.window is not None else slot + 1 - step
         return slot if plan.day > slot + step else plan.day
 
-    def _in_spans(self, plan: Plan, now: float, ahead_s: float, *, wanted: bool) -> Look:
+    def _in_spans(self, plan: ScheduleState, now: float, ahead_s: float, *, wanted: bool) -> Look:
         civil, every_s = utc(now + ahead_s), self.settings.every_s or 0.0
         opens = self._opens(civil)
         if opens > civil:

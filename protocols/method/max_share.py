@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 MAX_SHARE = 0.3
 """What `round.max_share` is where run.toml leaves it out."""

@@ -23,14 +23,14 @@ from typing import Any
 from fleetune.coordinator.rounds.actions import AbandonRound, Action
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.participants import choose, target
+from fleetune.coordinator.rounds.policies.selection import choose, target
+from fleetune.coordinator.rounds.policies.unresponsive import miss
 from fleetune.coordinator.rounds.rollback import Verdict
-from fleetune.coordinator.rounds.unresponsive import miss
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId, Method
 
 
 def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from fleetune.protocols.method.choice import Budget, Choice, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.trainer import Trainer
+from fleetune.protocols.method.worth import usual_worth
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.trainer import Trainer
-from fleetune.protocols.skeletons.worth import usual_worth
 
 DeviceId = str
 

@@ -1,4 +1,4 @@
-"""Work that takes torch, done in a process of its own: the coordinator stays small when it is over."""
+"""Run work that needs torch in a child process, so that the coordinator's own memory stays small."""
 
 import logging
 import multiprocessing
@@ -23,10 +23,11 @@ _PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
 
-def aside(
+def in_child_process(
     what: str, function: Callable[..., Result], *arguments: object, timeout_s: float = LONGEST_S
 ) -> Result:
-    """What a function of ours returns, computed in a process that ends with it, and with this one.
+    """Call `function` in a child process and return its result. The child ends with the call, or with this
+    process.
 
     Args:
         what: the work, for messages.
@@ -64,9 +65,11 @@ def aside(
     return found
 
 
-def find_model_aside(settings: RunSettings) -> Model:
-    """As `find_model`, without torch in this process. Raises as it."""
-    return find_model(settings) if is_at_hand(settings) else aside("the model", find_model, settings)
+def find_model_in_child(settings: RunSettings) -> Model:
+    """Return what `find_model` returns, without importing torch in this process. Raises as `find_model`."""
+    return (
+        find_model(settings) if is_at_hand(settings) else in_child_process("the model", find_model, settings)
+    )
 
 
 def _work(

@@ -1,7 +1,7 @@
 """How long a round may take: what its devices expect of it, and what became of such expectations before."""
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.participants import target
+from fleetune.coordinator.rounds.policies.selection import target
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.objective import ObjectiveSection
 

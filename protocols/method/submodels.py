@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Ratio
 from fleetune.protocols.finite import check_finite
+from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Update
+from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
+from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.smaller import smaller_spec, smaller_work
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
-from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch

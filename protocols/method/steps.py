@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from fleetune.protocols.errors import FleetuneError, MethodError
+from fleetune.protocols.method.choice import Budget, Choice, DeviceReport
+from fleetune.protocols.method.method import DeviceId, Method, Round
+from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId, Method, Round
-from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.update.arrays import can_travel
 from fleetune.protocols.user_code import as_line, is_library
 

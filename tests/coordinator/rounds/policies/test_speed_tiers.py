@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from tests.coordinator.rounds.test_usefulness import member, rounds
+from tests.coordinator.rounds.policies.test_utility_selection import member, rounds
 
-from fleetune.coordinator.rounds.usefulness import longest_wait
+from fleetune.coordinator.rounds.policies.utility_selection import longest_wait
 from fleetune.protocols.settings.coordinator import RoundSection
 
 TIERS = RoundSection(participants=3, prefer="tiers")

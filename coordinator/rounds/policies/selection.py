@@ -3,13 +3,13 @@
 import math
 
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.tiers import draw_alike
-from fleetune.coordinator.rounds.unresponsive import rests
-from fleetune.coordinator.rounds.usefulness import draw_useful
+from fleetune.coordinator.rounds.policies.speed_tiers import draw_alike
+from fleetune.coordinator.rounds.policies.unresponsive import rests
+from fleetune.coordinator.rounds.policies.utility_selection import draw_useful
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import DeviceId
 
 USUAL_START = 2  # one device alone learns nothing from others
 

@@ -22,13 +22,13 @@ from fleetune.coordinator.rounds.actions import (
 )
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.semi_asynchronous import WindowEngine, draw_idle
+from fleetune.coordinator.rounds.window_engine import WindowEngine, draw_idle
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.method import Round
 
 WINDOW_S = 4.0
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
-from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 Floats = NDArray[Any]
 

@@ -8,7 +8,7 @@ a device declines is asked about as well: the engine does that itself.
 from typing import Literal
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.method.method import DeviceId
 
 Objection = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 
