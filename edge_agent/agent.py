@@ -20,7 +20,8 @@ from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.channel_rights import ChannelRights
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run.activity import CONNECTED, Activity, Noted
-from fleetune.edge_agent.run.declining import declined
+from fleetune.edge_agent.run.coordinator_timeout import COORDINATOR_TIMEOUT_S, CoordinatorTimeout
+from fleetune.edge_agent.run.decline import declined
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import Enrolling
 from fleetune.edge_agent.run.freed_memory import give_back
@@ -28,7 +29,6 @@ from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.outage_lines import OutageLines
-from fleetune.edge_agent.run.silence import SILENCE_S, Silence
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
@@ -126,7 +126,7 @@ class Agent:
         self._stream = None if make_stream is None else make_stream()
         device = Device(settings, self._store, self._meter, self._guard, measure_link, self._stream)
         self._enrolling = Enrolling(device, self._jobs)
-        self._silence, self._find_rights, self._said = Silence(), find_rights, ""
+        self._silence, self._find_rights, self._said = CoordinatorTimeout(), find_rights, ""
         self._manager = service_manager()
         self._joined: JoinedRun | None = None
         self._working: TransferKey | None = None
@@ -251,7 +251,9 @@ class Agent:
 
     def _explain_silence(self, find_rights: Callable[[], ChannelRights]) -> None:
         """Say in one line why the coordinator is silent, in the jobs' thread."""
-        waited = f"no answer from a coordinator of fleet {self._settings.fleet} for {SILENCE_S:g} s"
+        waited = (
+            f"no answer from a coordinator of fleet {self._settings.fleet} for {COORDINATOR_TIMEOUT_S:g} s"
+        )
         try:
             rights = find_rights()
         except TransportError as problem:

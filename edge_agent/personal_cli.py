@@ -12,8 +12,8 @@ from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
+    from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
     from fleetune.edge_agent.personal.predictions import Predictions
-    from fleetune.edge_agent.personal.served_model import Standing
 
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Run = Annotated[
@@ -45,7 +45,7 @@ def export(
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         written = onnx_of(found, device)
         write_atomically(out, written, mode=None)
-        print(f"{out}: {found.bundle.spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
+        print(f"{out}: {found.bundle.spec.name} of {device}, {len(written):,} bytes; {found.record.words}")
 
 
 def predict(
@@ -60,10 +60,10 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
 ) -> None:
     """Say what the personal model makes of samples, and how well where labels are known."""
+    from fleetune.edge_agent.personal.deployed_predictor import predictor_of
     from fleetune.edge_agent.personal.inference_graph import Predictor
     from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.personal.predictions import told_of
-    from fleetune.edge_agent.personal.served_predictor import predictor_of
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import SettingError
 
@@ -71,20 +71,20 @@ def predict(
         if model is None and fleet is None:
             raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
         x, y = _samples(data)
-        standing = None
+        record = None
         if model is None:
             found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
-            predictor, standing = predictor_of(found), found.standing
+            predictor, record = predictor_of(found), found.record
         else:
             predictor = Predictor.of(model)
         told = told_of(predictor, x, y, data)
         if as_json:
-            from fleetune.edge_agent.personal.publishing import about_standing
+            from fleetune.edge_agent.personal.publishing import about_record
 
-            said = {**told.as_json(), "model": None if standing is None else about_standing(standing)}
+            said = {**told.as_json(), "model": None if record is None else about_record(record)}
             sys.stdout.write(json.dumps(said) + "\n")
         else:
-            _show(told, standing)
+            _show(told, record)
 
 
 def _samples(source: str) -> tuple[Any, Any]:
@@ -105,12 +105,12 @@ def _samples(source: str) -> tuple[Any, Any]:
     return x, None
 
 
-def _show(told: "Predictions", standing: "Standing | None") -> None:
+def _show(told: "Predictions", record: "ModelRecord | None") -> None:
     import rich
     from rich.table import Table
 
-    if standing is not None:
-        print(f"model: {standing.words}")
+    if record is not None:
+        print(f"model: {record.words}")
     table = Table("sample", *told.columns)
     for index, row in enumerate(told.rows(_ROWS)):
         table.add_row(str(index), *row)

@@ -12,9 +12,9 @@ from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
-    from fleetune.edge_agent.personal.served_model import Standing
+    from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
     from fleetune.edge_agent.state.agent_store import AgentStore
-    from fleetune.edge_agent.state.served_files import ServedFiles
+    from fleetune.edge_agent.state.deployed_files import DeployedFiles
 
 Fleet = Annotated[str, typer.Option(help="name of the fleet")]
 _DECISIONS = 8
@@ -81,33 +81,33 @@ def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -
         print("no version is pinned; the next round decides what is served")
 
 
-def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, ServedFiles]":
+def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, DeployedFiles]":
     """Raises StoreError: nothing is served there."""
     from fleetune.edge_agent.state.agent_store import AgentStore
-    from fleetune.edge_agent.state.served_files import ServedFiles
+    from fleetune.edge_agent.state.deployed_files import DeployedFiles
     from fleetune.protocols.errors import StoreError
 
     store = AgentStore(state / fleet / device)
-    files = ServedFiles.beside(store.served)
+    files = DeployedFiles.beside(store.served)
     if store.served.read() is None and not files.numbers:
         raise StoreError(f"{store.folder}: this device serves no model yet; see edge-agent run")
     return store, files
 
 
-def _earlier(files: "ServedFiles") -> int:
+def _earlier(files: "DeployedFiles") -> int:
     """The version before the served one. Raises StoreError: there is none."""
-    from fleetune.edge_agent.personal.served_model import read_served
+    from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import StoreError
 
-    found = read_served(files.served.read())
-    served = 0 if found is None else found.standing.version
+    found = read_deployed(files.served.read())
+    served = 0 if found is None else found.record.version
     earlier = [number for number in files.numbers if number < served]
     if not earlier:
         raise StoreError(f"{files.versions}: there is no version before version {served}")
     return earlier[-1]
 
 
-def _check_there(files: "ServedFiles", number: int) -> None:
+def _check_there(files: "DeployedFiles", number: int) -> None:
     from fleetune.protocols.errors import StoreError
 
     if number not in files.numbers:
@@ -115,68 +115,68 @@ def _check_there(files: "ServedFiles", number: int) -> None:
         raise StoreError(f"{files.versions}: there is no version {number}; kept are {known}")
 
 
-def _serve(store: "AgentStore", files: "ServedFiles", number: int, device: str) -> "Standing":
-    from fleetune.edge_agent.personal.kept_versions import serve_version
+def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str) -> "ModelRecord":
+    from fleetune.edge_agent.extensions.adoption.version_files import deploy_version
     from fleetune.edge_agent.personal.publishing import Publisher
     from fleetune.protocols.errors import StoreError
 
     _check_there(files, number)
-    found = serve_version(files, number)
+    found = deploy_version(files, number)
     if found is None:
         raise StoreError(f"{files.version(number).path} is damaged; take another version")
     Publisher(store, device).refresh()
     return found
 
 
-def _versions(files: "ServedFiles") -> list[dict[str, Any]]:
+def _versions(files: "DeployedFiles") -> list[dict[str, Any]]:
     """A row a version, the latest last; one that is served and no version is there too."""
-    from fleetune.edge_agent.personal.served_model import read_served
+    from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import PacketError
 
-    served, pinned = read_served(files.served.read()), files.pinned
-    now = None if served is None else served.standing.version
+    served, pinned = read_deployed(files.served.read()), files.pinned
+    now = None if served is None else served.record.version
     rows = []
     if served is not None and now not in files.numbers:
-        rows.append(_row(served.standing, files.served.path, served=True, pinned=False))
+        rows.append(_row(served.record, files.served.path, served=True, pinned=False))
     for number in files.numbers:
         path = files.version(number).path
         try:
-            found = read_served(files.version(number).read())
+            found = read_deployed(files.version(number).read())
         except PacketError as problem:
             rows.append({"version": number, "damaged": str(problem)})
             continue
         if found is not None:
-            standing = served.standing if served is not None and number == now else found.standing
-            rows.append(_row(standing, path, served=number == now, pinned=number == pinned))
+            record = served.record if served is not None and number == now else found.record
+            rows.append(_row(record, path, served=number == now, pinned=number == pinned))
     return rows
 
 
-def _row(standing: "Standing", path: Path, *, served: bool, pinned: bool) -> dict[str, Any]:
+def _row(record: "ModelRecord", path: Path, *, served: bool, pinned: bool) -> dict[str, Any]:
     when = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
     return {
-        "version": standing.version or None,
-        "run": standing.run,
-        "round": standing.round,
-        "final_evaluation": standing.closing,
-        "trained_alone": standing.alone,
+        "version": record.version or None,
+        "run": record.run,
+        "round": record.round,
+        "final_evaluation": record.closing,
+        "trained_alone": record.alone,
         "when": when.isoformat(timespec="seconds"),
-        "validation_loss": standing.validation_loss,
-        "validation_loss_error": standing.loss_error,
-        "below_alone": standing.lead,
-        "below_alone_error": standing.lead_error,
-        "score": standing.score or "accuracy",
-        "score_on_own_test_samples": standing.accuracy,
-        "scored": standing.scored,
+        "validation_loss": record.validation_loss,
+        "validation_loss_error": record.loss_error,
+        "below_alone": record.lead,
+        "below_alone_error": record.lead_error,
+        "score": record.score or "accuracy",
+        "score_on_own_test_samples": record.accuracy,
+        "scored": record.scored,
         "served": served,
         "pinned": pinned,
-        "why": standing.why or None,
+        "why": record.why or None,
     }
 
 
-def _decisions(files: "ServedFiles") -> list[dict[str, Any]]:
+def _decisions(files: "DeployedFiles") -> list[dict[str, Any]]:
     import msgspec
 
-    from fleetune.edge_agent.personal.decisions import read_decisions
+    from fleetune.edge_agent.extensions.adoption.decisions import read_decisions
 
     return [msgspec.structs.asdict(one) for one in read_decisions(files)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.doctor.finding import Finding
-from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import FleetuneError, PacketError, StoreError

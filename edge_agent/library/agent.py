@@ -29,8 +29,8 @@ from fleetune.edge_agent.library.messages import Ended, Now, Said, Word
 from fleetune.edge_agent.library.options import AgentOptions, checked, claim
 from fleetune.edge_agent.library.prediction import Prediction
 from fleetune.edge_agent.library.state import AgentState, ServedReader, StoreReader
+from fleetune.edge_agent.personal.deployed_predictor import Follower
 from fleetune.edge_agent.personal.predictions import told_of
-from fleetune.edge_agent.personal.served_predictor import Follower
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.growing_data import wanted
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -218,7 +218,7 @@ class Agent:
                 self._refuse(BadSample("shape", str(problem)), len(places))
                 continue
             for index, place in enumerate(places):
-                answers[place] = Prediction(told, served.standing, index)
+                answers[place] = Prediction(told, served.record, index)
         return answers
 
     @property

@@ -5,8 +5,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
 from fleetune.edge_agent.personal.predictions import Answers, Predictions
-from fleetune.edge_agent.personal.served_model import Standing
 from fleetune.edge_agent.personal.task_answers import (
     ANOMALY,
     ERROR,
@@ -25,12 +25,12 @@ class Prediction:
 
     Attributes:
         told: as the command has it.
-        standing: of the model that was asked.
+        record: of the model that was asked.
         index: of the sample among those that were asked about together.
     """
 
     told: Predictions
-    standing: Standing
+    record: ModelRecord
     index: int = 0
 
     @property

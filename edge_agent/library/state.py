@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
-from fleetune.edge_agent.personal.served_model import Standing, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, read_deployed
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.stream import values
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.status import RoleCounts, refused, role_counts
@@ -163,7 +163,7 @@ class ServedReader:
     """
 
     def __init__(self, store: AgentStore) -> None:
-        self._store, self._files = store, ServedFiles.beside(store.served)
+        self._store, self._files = store, DeployedFiles.beside(store.served)
         self._known: tuple[object, ServedModel | None] | None = None
 
     def read(self) -> ServedModel | None:
@@ -175,24 +175,24 @@ class ServedReader:
         identity = self._store.served.identity, self._files.pin.identity
         if self._known is None or self._known[0] != identity:
             try:
-                found = read_served(self._store.served.read())
+                found = read_deployed(self._store.served.read())
             except PacketError:
                 found = None
-            made = None if found is None else _served_model(found.standing, self._files.pinned)
+            made = None if found is None else _served_model(found.record, self._files.pinned)
             self._known = identity, made
         return self._known[1]
 
 
-def _served_model(standing: Standing, pinned: int | None) -> ServedModel:
+def _served_model(record: ModelRecord, pinned: int | None) -> ServedModel:
     return ServedModel(
-        version=standing.version,
-        run=standing.run,
-        round=standing.round,
-        adopted=not standing.alone,
-        pinned=pinned is not None and pinned == standing.version,
-        score=standing.score or ACCURACY.name,
-        value=standing.accuracy,
-        threshold=standing.threshold,
-        words=standing.words,
-        false_alarms=standing.false_alarms,
+        version=record.version,
+        run=record.run,
+        round=record.round,
+        adopted=not record.alone,
+        pinned=pinned is not None and pinned == record.version,
+        score=record.score or ACCURACY.name,
+        value=record.accuracy,
+        threshold=record.threshold,
+        words=record.words,
+        false_alarms=record.false_alarms,
     )

@@ -3,8 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetune.edge_agent.personal.kept_run import recall
-from fleetune.edge_agent.personal.served_model import Served, Standing, other_score, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import (
+    DeployedModel,
+    ModelRecord,
+    other_score,
+    read_deployed,
+)
+from fleetune.edge_agent.extensions.session_state import recall
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trusted_code import check_trust
@@ -21,13 +26,13 @@ class PersonalModel:
     """A device's own model.
 
     Attributes:
-        standing: where it comes from (round 0: the run's common model, not trained yet) and its figures.
+        record: where it comes from (round 0: the run's common model, not trained yet) and its figures.
         weights: shape (bundle.spec.size,).
         bundle: of the model.
         frozen: the tensors of its backbone; empty: it has none.
     """
 
-    standing: Standing
+    record: ModelRecord
     weights: FlatArray
     bundle: Bundle
     frozen: Tensors = field(default_factory=dict)
@@ -49,13 +54,13 @@ def personal_model(
         SettingError: the run's method is not known here, or is code that its owner does not trust.
     """
     try:
-        served = None if run else read_served(store.served.read())
+        served = None if run else read_deployed(store.served.read())
     except PacketError as problem:
         raise StoreError(
             f"{store.served.path}, the model that this device serves, is damaged ({problem}); --run takes"
             " that of a run"
         ) from None
-    named = served.standing.run if served else run or _latest(store)
+    named = served.record.run if served else run or _latest(store)
     data = None if named is None else store.enrolment(named).read()
     if named is None or data is None:
         raise StoreError(
@@ -69,7 +74,7 @@ def personal_model(
         read.check_is_of(enrolment.spec)
     except PacketError as problem:
         raise StoreError(f"{store.folder}, run {named}: {problem}") from None
-    return PersonalModel(found.standing, found.weights, read, frozen)
+    return PersonalModel(found.record, found.weights, read, frozen)
 
 
 def _frozen(store: AgentStore, enrolment: Enrolment) -> Tensors:
@@ -86,12 +91,12 @@ def _latest(store: AgentStore) -> str | None:
     return next(done, next(iter(runs), None))
 
 
-def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> Served:
+def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> DeployedModel:
     """As the run's work left it."""
     check_trust(enrolment, trusted, builds_model=False)
     method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
     kept = recall(enrolment, method, store.session(enrolment.run))
-    standing = Standing(
+    record = ModelRecord(
         run=enrolment.run,
         round=kept.round,
         closing=False,
@@ -101,7 +106,7 @@ def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -
         score=other_score(enrolment.learns),
         trained=kept.round > 0,
     )
-    return Served(standing, method.personal_model(kept.state))
+    return DeployedModel(record, method.personal_model(kept.state))
 
 
 def _bundle(store: AgentStore, run: str, path: Path | None) -> bytes:

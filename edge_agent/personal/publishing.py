@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, threshold_in
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
-from fleetune.edge_agent.personal.served_model import Standing, threshold_in
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.files import write_atomically
@@ -80,7 +80,7 @@ class Publisher:
             mode = self.mode
             if _content(path) != wanted or (mode is not None and path.stat().st_mode & 0o777 != mode):
                 write_atomically(path, wanted, mode=mode)
-                log.info("published %s: %s", path, found.standing.words)
+                log.info("published %s: %s", path, found.record.words)
             self._seen = served
         except FleetuneError as problem:
             log.warning("the served model is not published: %s", problem)
@@ -111,20 +111,20 @@ def onnx_of(found: PersonalModel, device: str) -> bytes:
     """A personal model as an ONNX file, which names its device, run, round, version and figures."""
     from fleetune.edge_agent.personal.inference_graph import write_inference
 
-    about = {"model": found.bundle.spec.name, "device": device, **about_standing(found.standing)}
-    return write_inference(found.bundle, found.weights, about, found.frozen, threshold_in(found.standing))
+    about = {"model": found.bundle.spec.name, "device": device, **about_record(found.record)}
+    return write_inference(found.bundle, found.weights, about, found.frozen, threshold_in(found.record))
 
 
-def about_standing(standing: Standing) -> dict[str, str]:
+def about_record(record: ModelRecord) -> dict[str, str]:
     """A model's run, round, version and figures, as far as they are known."""
     known = {
-        "run": standing.run,
-        "round": standing.round,
-        "closing_rehearsal": standing.closing,
-        "version": standing.version or None,
-        "trained_alone": standing.alone or None,
-        "validation_loss": standing.validation_loss,
-        f"{standing.score or 'accuracy'}_on_own_test_samples": standing.accuracy,
+        "run": record.run,
+        "round": record.round,
+        "closing_rehearsal": record.closing,
+        "version": record.version or None,
+        "trained_alone": record.alone or None,
+        "validation_loss": record.validation_loss,
+        f"{record.score or 'accuracy'}_on_own_test_samples": record.accuracy,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.edge_agent.run.declining import declined
+from fleetune.edge_agent.run.decline import declined
 from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joined_run import JoinedRun

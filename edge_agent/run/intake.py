@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
@@ -112,11 +112,11 @@ class Intake(Inbox):
 
     def _runs_served(self) -> set[str]:
         """The runs whose models the device serves or could go back to, as far as that can be read."""
-        files, runs = ServedFiles.beside(self._store.served), set()
+        files, runs = DeployedFiles.beside(self._store.served), set()
         for file in (self._store.served, *map(files.version, files.numbers)):
             with suppress(PacketError, StoreError):
-                served = read_served(file.read())
-                runs |= set() if served is None else {served.standing.run}
+                served = read_deployed(file.read())
+                runs |= set() if served is None else {served.record.run}
         return runs
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:

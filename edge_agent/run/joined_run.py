@@ -9,13 +9,13 @@ from msgspec import UNSET
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.personal.served_model import Memory
-from fleetune.edge_agent.run.asked import Asked, asked_of
+from fleetune.edge_agent.extensions.adoption.deployed_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
-from fleetune.edge_agent.run.membership import Membership, RoundWork
+from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
+from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
@@ -45,7 +45,7 @@ class JoinedRun:
         self,
         enrolment: Enrolment,
         session: Session,
-        membership: Membership,
+        membership: RoundPlanner,
         meter: BoardMeter,
         memory: Memory,
         *,
@@ -120,7 +120,7 @@ class JoinedRun:
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
         """A task is here. `download_s`: None if it was here before."""
         before = self.membership.ratio_controller
-        asked = asked_of(payload, self.enrolment.spec) if before.proposed else Asked()
+        asked = preview_task(payload, self.enrolment.spec) if before.proposed else TaskPreview()
         began_s = self._clock() - (download_s or 0.0)
         work = self.membership.begin(key, len(payload), download_s, asked.budget, began_s=began_s)
         self._work = replace(work, span_s=asked.span_s)

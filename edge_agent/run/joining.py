@@ -12,9 +12,9 @@ from msgspec import UNSET, structs
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, read_deployed
+from fleetune.edge_agent.extensions.adoption.serving import adoption_of
 from fleetune.edge_agent.personal.publishing import publisher_of
-from fleetune.edge_agent.personal.served_model import Served, read_served
-from fleetune.edge_agent.personal.serving import adoption_of
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
@@ -22,11 +22,11 @@ from fleetune.edge_agent.probes.training_speed import measure_training
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
 from fleetune.edge_agent.run.joined_run import JoinedRun
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.state.frozen_tensors import frozen_tensors
-from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
@@ -136,7 +136,7 @@ def join(
     publisher = publisher_of(
         store, settings.device, settings.publish, settings.trusted, settings.publish_mode
     )
-    member, meter = Membership(ratio_controller, brief=enrolment.brief is True), device.meter
+    member, meter = RoundPlanner(ratio_controller, brief=enrolment.brief is True), device.meter
     joined = JoinedRun(
         enrolment,
         session,
@@ -312,7 +312,7 @@ def _session(
 ) -> Session:
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
     memory, own = store.session(enrolment.run), partial(_own_model, store, enrolment)
-    adoption = adoption_of(ServedFiles.beside(store.served), enrolment, trainer)
+    adoption = adoption_of(DeployedFiles.beside(store.served), enrolment, trainer)
     try:
         return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
     except PacketVersion as problem:
@@ -343,8 +343,8 @@ def _session_with(
 
 def _served_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
     """The model that the device serves; None: it is of another kind than the run's."""
-    served = read_served(store.served.read())
-    return None if served is None or served.standing.model != enrolment.spec.hash else served.weights
+    served = read_deployed(store.served.read())
+    return None if served is None or served.record.model != enrolment.spec.hash else served.weights
 
 
 def _features_where_they_fit(
@@ -367,24 +367,22 @@ def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
     """The served model, where the run goes on from one in which this device took part; of another version of
     the model, the layers that this one keeps.
     """
-    before, served = enrolment.continues, read_served(store.served.read())
+    before, served = enrolment.continues, read_deployed(store.served.read())
     if before is None or served is None:
         return None
-    if served.standing.run != before and store.session(before).read() is None:
+    if served.record.run != before and store.session(before).read() is None:
         return None
-    weights, words = _kept_by(enrolment, served, store.enrolment(served.standing.run).read())
+    weights, words = _kept_by(enrolment, served, store.enrolment(served.record.run).read())
     if weights is not None:
-        log.info(
-            "goes on from run %s with this device's own model%s: %s", before, words, served.standing.words
-        )
+        log.info("goes on from run %s with this device's own model%s: %s", before, words, served.record.words)
     return weights
 
 
-def _kept_by(enrolment: Enrolment, served: Served, data: bytes | None) -> tuple[FlatArray | None, str]:
+def _kept_by(enrolment: Enrolment, served: DeployedModel, data: bytes | None) -> tuple[FlatArray | None, str]:
     """What a run's model keeps of a served one, and that in words; `data`: the enrolment that one is from."""
-    if served.standing.model == enrolment.spec.hash:
+    if served.record.model == enrolment.spec.hash:
         return served.weights, ""
-    if data is None or (before := read_enrolment(data).spec).hash != served.standing.model:
+    if data is None or (before := read_enrolment(data).spec).hash != served.record.model:
         return None, ""
     found = carry_over(before, served.weights, enrolment.spec, enrolment.weights)
     return (found.weights, f", {found.words}") if found.kept else (None, "")

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
 from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -20,7 +20,7 @@ class EvaluatingTrainer(Trainer, Protocol):
     def in_round(
         self,
         number: int,
-        optimiser_states: KeptStates | None,
+        optimiser_states: OptimiserMemory | None,
         *,
         local_work: float = 1.0,
         enough: Callable[[], bool] = lambda: False,

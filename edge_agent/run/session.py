@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
-from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
-from fleetune.edge_agent.personal.releases import Releases
-from fleetune.edge_agent.personal.served_model import Memory, Serving
-from fleetune.edge_agent.run.asked import read_turn
-from fleetune.edge_agent.run.beside import Beside
+from fleetune.edge_agent.extensions.adoption.deployed_model import Memory, Serving
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel, RoundAttempt, train_local_only
+from fleetune.edge_agent.extensions.releases import Releases
+from fleetune.edge_agent.extensions.session_state import Kept, first_local_only, recall
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
+from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
+from fleetune.edge_agent.run.task_preview import read_task_header
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory, States
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
@@ -65,7 +65,7 @@ class Session:
         adoption: Serving | None = None,
         own: Callable[[], FlatArray | None] = lambda: None,
         keep_replies: bool = True,
-        beside: Beside | None = None,
+        beside: SharedSessionCache | None = None,
     ) -> None:
         self._enrolment = enrolment
         self._device = device
@@ -232,17 +232,17 @@ class Session:
         self._evaluated = assignment.round, assignment.attempt, encoded
         return encoded
 
-    def _optimiser_states(self, before: States | UnsetType) -> KeptStates | None:
+    def _optimiser_states(self, before: States | UnsetType) -> OptimiserMemory | None:
         """To go on from, where the run has them kept."""
         if self._enrolment.training.optimiser_state == "round":
             return None
-        return KeptStates(() if before is UNSET else before)
+        return OptimiserMemory(() if before is UNSET else before)
 
     def _do(
         self,
         assignment: Assignment[Any],
         budget: Budget,
-        optimiser_states: KeptStates | None,
+        optimiser_states: OptimiserMemory | None,
         enough: Callable[[], bool] = lambda: False,
     ) -> "_Done":
         turn = _turn(assignment)
@@ -300,19 +300,19 @@ class Session:
         newest = releases.newest
         if newest is not None:
             score = self._trainer.score(newest.weights)
-            adoption.offer(newest.weights, Turn(newest.number, 0), score)
+            adoption.offer(newest.weights, RoundAttempt(newest.number, 0), score)
         return adoption.found_of(releases)
 
-    def _alone_after(self, turn: Turn, key: Key) -> Alone | None:
+    def _alone_after(self, turn: RoundAttempt, key: Key) -> LocalOnlyModel | None:
         """The model trained alone after this round; None: the run asks for none."""
         every = 0 if self._adoption is None else self._adoption.compare_alone
         if not every:
             return None
         kept = self._kept.alone
-        alone = first_alone(self._enrolment) if kept is UNSET else kept
+        alone = first_local_only(self._enrolment) if kept is UNSET else kept
         assert alone is not None, "a run that compares says so in its enrolment"
         states = self._optimiser_states(alone.optimiser)
-        return trained_alone(alone, turn, every, self._trainer.in_round(turn.round, states), key, states)
+        return train_local_only(alone, turn, every, self._trainer.in_round(turn.round, states), key, states)
 
     def _judged(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
         """A model's score on the test split, and all of them where the run has a [task]."""
@@ -385,7 +385,7 @@ class Session:
 
     def _is_done(self, data: bytes) -> bool:
         """Whether it has replied to this task: what that was written with is no longer held then."""
-        turn = read_turn(data, self.spec)
+        turn = read_task_header(data, self.spec)
         done = turn.device, turn.round, turn.attempt
         return bool(self._kept.reply) and done == (self._device, self._kept.round, self._kept.attempt)
 
@@ -394,8 +394,8 @@ class Session:
         self._kept, self._asks_whole = kept, False
 
 
-def _turn(assignment: Assignment[Any]) -> Turn:
-    return Turn(assignment.round, assignment.attempt, assignment.final_evaluation)
+def _turn(assignment: Assignment[Any]) -> RoundAttempt:
+    return RoundAttempt(assignment.round, assignment.attempt, assignment.final_evaluation)
 
 
 @dataclass(frozen=True)
@@ -405,6 +405,6 @@ class _Done:
     state: Any
     update: Any
     measures: Measures
-    alone: Alone | None
+    alone: LocalOnlyModel | None
     releases: Releases | UnsetType
     local_work: float

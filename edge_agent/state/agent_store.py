@@ -129,7 +129,7 @@ class AgentStore:
 
     @property
     def served(self) -> FileMemory:
-        """The model that the device serves, see `edge_agent.personal.served_model`."""
+        """The model that the device serves, see `edge_agent.extensions.adoption.deployed_model`."""
         return FileMemory(self.folder / "served", state_versions.SERVED)
 
     @property

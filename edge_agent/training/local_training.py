@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.augmentation import augmentation_of
 from fleetune.edge_agent.training.backend import Backend, ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
 from fleetune.edge_agent.training.smaller_network import part_of
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
 from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, num_local_steps
@@ -70,14 +70,14 @@ class LocalTrainer:
     settings: TrainingSection
     stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
     progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
-    optimiser_states: KeptStates | None = field(default=None, repr=False)
+    optimiser_states: OptimiserMemory | None = field(default=None, repr=False)
     local_work: float = 1.0
     enough: Callable[[], bool] = field(default=never, repr=False)
 
     def in_round(
         self,
         number: int,
-        optimiser_states: KeptStates | None,
+        optimiser_states: OptimiserMemory | None,
         *,
         local_work: float = 1.0,
         enough: Callable[[], bool] = never,

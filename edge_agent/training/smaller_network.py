@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Smaller
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
 from fleetune.protocols.errors import ModelError, PacketError
 from fleetune.protocols.method.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.model.compute_cost import step_products
@@ -188,7 +188,7 @@ class Part:
         whole = bool(trainable[: spec.num_parameters].all())
         return replace(plan, trainable=None if whole else trainable, pull=pull, neurons=None)
 
-    def states(self, states: KeptStates | None) -> KeptStates | None:
+    def states(self, states: OptimiserMemory | None) -> OptimiserMemory | None:
         """Of the optimiser, as the network's."""
         return None if states is None else _StatesOfPart(states, self)
 
@@ -228,10 +228,10 @@ def _padded(active: MaskArray, count: int) -> MaskArray:
     return padded
 
 
-class _StatesOfPart(KeptStates):
+class _StatesOfPart(OptimiserMemory):
     """What an optimiser keeps of the whole model's parameters, as that of a part."""
 
-    def __init__(self, whole: KeptStates, part: Part) -> None:
+    def __init__(self, whole: OptimiserMemory, part: Part) -> None:
         super().__init__(())
         self._whole, self._size = whole, part.whole.num_parameters
         self._present = part.present[: self._size]

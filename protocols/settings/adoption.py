@@ -1,7 +1,7 @@
 """What devices heed of run.toml's [adoption]: when they use a model that the fleet led to.
 
 It travels in the enrolment. A run that was begun without it goes on without: devices serve as
-`edge_agent.personal.served_model` says.
+`edge_agent.extensions.adoption.deployed_model` says.
 """
 
 from typing import Annotated

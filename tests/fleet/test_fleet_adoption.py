@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.helpers.fleet_processes import Fleet, assert_equal, read_outcome, run_toml
 
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.runner import leave, simulate
@@ -39,9 +39,9 @@ def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_p
     wanted = read_outcome(run.folder, lambda device, _: devices / f"{device}.state")
     assert_equal(found, wanted)
     for device, model in models.items():
-        theirs = read_served(starting_models.served(devices, device).read())
+        theirs = read_deployed(starting_models.served(devices, device).read())
         assert model.weights.tobytes() == theirs.weights.tobytes()
-        assert model.standing.origin[1:] == theirs.standing.origin[1:]  # but for the run's id
+        assert model.record.origin[1:] == theirs.record.origin[1:]  # but for the run's id
     assert summary["adoption"]["told"] == 3
 
 
@@ -65,7 +65,7 @@ def test_a_roll_out_goes_on_when_its_coordinator_is_killed_and_is_that_of_the_si
     for device, model in models.items():
         assert (
             model.weights.tobytes()
-            == read_served(starting_models.served(devices, device).read()).weights.tobytes()
+            == read_deployed(starting_models.served(devices, device).read()).weights.tobytes()
         )
     assert summary["rollout"] == msgspec.to_builtins(theirs.rollout)
     assert summary["rollout"]["went_out"] > 0

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.fleet_processes import PATIENCE_S, Fleet, assert_equal, expected, run_toml, wait_until
 from tests.helpers.slow_proxy import SlowProxy
 
-from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.update import codec

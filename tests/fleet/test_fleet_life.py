@@ -8,7 +8,7 @@ from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, simulat
 from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.run.stored_run import look_at
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.tools.simulator import starting_models
 
 pytestmark = pytest.mark.fleet
@@ -69,9 +69,9 @@ def test_a_run_that_goes_on_from_another_is_its_simulation(tmp_path, tmp_path_fa
             assert len(agent.lines("with this device's own model")) == 2
             assert agent.stop() == 0
         for device, found in fleet.served_models().items():
-            there = read_served(starting_models.served(runs / "third" / "devices", device).read())
+            there = read_deployed(starting_models.served(runs / "third" / "devices", device).read())
             assert found.weights.tobytes() == there.weights.tobytes()
-            assert but_for_ids(found.standing) == but_for_ids(there.standing)
+            assert but_for_ids(found.record) == but_for_ids(there.record)
 
 
 def going_on(name, before, **options):
@@ -80,6 +80,6 @@ def going_on(name, before, **options):
     return toml.replace('name = "mlp"', f'name = "mlp"\nweights = "run:{before}"')
 
 
-def but_for_ids(standing):
+def but_for_ids(record):
     """Ids of runs are drawn anew."""
-    return replace(standing, run=standing.run.rpartition("-")[0])
+    return replace(record, run=record.run.rpartition("-")[0])

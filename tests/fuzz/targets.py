@@ -17,7 +17,7 @@ from tests.helpers.talk import FLEET, SPEC, AgentTalk, Coordinating, Memory, enr
 
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
-from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.graph_cost import cost_of

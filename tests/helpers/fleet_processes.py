@@ -26,7 +26,7 @@ from fleetune.coordinator.run.stored_run import method_of, save_shared_model
 from fleetune.coordinator.store.device_rows import read_ledger
 from fleetune.coordinator.store.method_state import read_state
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.randomness import Key
@@ -294,12 +294,12 @@ class Fleet:
 
     def served(self):
         """What is known of the model that each device serves."""
-        return {device: found.standing for device, found in self.served_models().items()}
+        return {device: found.record for device, found in self.served_models().items()}
 
     def served_models(self):
         """The model that each device serves."""
         stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
-        return {device: read_served(store.served.read()) for device, store in stores.items()}
+        return {device: read_deployed(store.served.read()) for device, store in stores.items()}
 
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())

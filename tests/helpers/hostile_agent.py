@@ -10,8 +10,8 @@ from msgspec import UNSET
 from tests.helpers.hostile_fleet import LOST, forged
 
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.run.asked import read_turn
 from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.task_preview import read_task_header
 
 KINDS = os.environ["FORGED"].split(",")
 FIRST_ROUND = 3
@@ -21,7 +21,7 @@ _lost = set()
 
 
 def reply(self, data, *arguments, **named):
-    turn = read_turn(data, self.spec)
+    turn = read_task_header(data, self.spec)
     place = turn.round - FIRST_ROUND
     kind = KINDS[place] if turn.attempt == 1 and 0 <= place < len(KINDS) else None
     if kind == LOST and turn.round not in _lost:

@@ -13,7 +13,7 @@ from tests.helpers.world import CAPABILITY, CHOICES, World
 
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import DeviceReport
@@ -36,7 +36,7 @@ def play(
     """Rounds of the device, one in each world; a round that is late is over then, and its update lost. For
     each its ratio and whether it was late; and what the device knows in the end.
     """
-    member, rng, now_s, rounds = Membership(known), np.random.default_rng(seed), 0.0, []
+    member, rng, now_s, rounds = RoundPlanner(known), np.random.default_rng(seed), 0.0, []
     for number, world in enumerate(worlds, 1):
         work = member.begin(TransferKey("task", "run", number, 1), 100, None, began_s=now_s)
         took = world.round(next(one for one in CHOICES if one.ratio == work.budget.ratio), rng)

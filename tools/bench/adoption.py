@@ -27,7 +27,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from fleetune.coordinator.store.stored_backbone import stored_backbone
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.model.spec import FlatArray
@@ -124,7 +124,7 @@ def played(settings: RunSettings, method: dict[str, Any], folder: Path) -> Serve
     backend = make_backend("torch", spec, None, 1, task=run.enrolment.learns, frozen=frozen)
     weights, trainers = [], []
     for device in simulated_devices(settings):
-        found = read_served(starting_models.served(folder / "devices", device.name).read(), spec)
+        found = read_deployed(starting_models.served(folder / "devices", device.name).read(), spec)
         assert found is not None, "every device has worked"
         weights.append(found.weights)
         trainers.append(LocalTrainer(backend, shares.of(device.index, spec), settings.training))

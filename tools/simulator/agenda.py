@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fleetune.edge_agent.run.membership import RoundWork
+from fleetune.edge_agent.run.round_planner import RoundWork
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.tools.simulator.simulated_device import MadeReply
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fleetune.coordinator.rounds.policies.schedule import TOLD
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
-from fleetune.edge_agent.run.membership import RoundWork
+from fleetune.edge_agent.run.round_planner import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
 from fleetune.tools.simulator.growing.days import DaysState, Growing
 from fleetune.tools.simulator.job import Coming

@@ -8,7 +8,7 @@ from typing import Self
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
-from fleetune.edge_agent.run.membership import Membership, RoundWork
+from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
@@ -34,7 +34,7 @@ class MadeReply:
 class PlayerState:
     """What changes of a `Player`, to be written down."""
 
-    membership: Membership
+    membership: RoundPlanner
     battery: Battery | None
     there: bool
     working: Turn | None
@@ -66,7 +66,7 @@ class Player:
     """
 
     device: SimulatedDevice
-    membership: Membership
+    membership: RoundPlanner
     policy: Policy
     flops_per_sample: float
     battery: Battery | None = None
@@ -94,7 +94,7 @@ class Player:
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
         chosen = first_choice(_conditions(board, battery))
-        return cls(device, Membership(chosen, brief=brief), policy, flops_per_sample, battery)
+        return cls(device, RoundPlanner(chosen, brief=brief), policy, flops_per_sample, battery)
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ class Player:
         return self.working is None and now >= self.sends_until
 
     def note_samples(self, now: float, *, claimed: int = 0) -> bool:
-        """Look at data that grow; whether the coordinator should hear of them, see `Membership`."""
+        """Look at data that grow; whether the coordinator should hear of them, see `RoundPlanner`."""
         found = self.figures
         return found is not None and self.membership.note_samples(
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed

@@ -17,7 +17,7 @@ from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
-from fleetune.edge_agent.run.asked import asked_of
+from fleetune.edge_agent.run.task_preview import preview_task
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.tools.simulator import agenda
@@ -342,7 +342,7 @@ class Simulation:
             return  # it came back in the midst of this very task
         player.working = turn
         asked = player.membership.ratio_controller.proposed
-        proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
+        proposed = preview_task(payload, self._enrolment.spec).budget if asked else None
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         where = player.name, player.device.index, work.budget, key, payload, self._wall_s, self._kept.closed

@@ -12,10 +12,10 @@ from typing import Any
 from msgspec import UNSET
 
 from fleetune.coordinator.store.run_folder import DEVICES
-from fleetune.edge_agent.personal.kept_run import recall
-from fleetune.edge_agent.personal.served_model import Served, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, read_deployed
+from fleetune.edge_agent.extensions.session_state import recall
 from fleetune.edge_agent.state.agent_store import FileMemory
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.methods import from_section
@@ -36,9 +36,9 @@ def served(devices: Path, name: DeviceId) -> FileMemory:
     return _memory(devices, name, "served")
 
 
-def served_files(devices: Path, name: DeviceId) -> ServedFiles:
+def served_files(devices: Path, name: DeviceId) -> DeployedFiles:
     """It, and the versions before it."""
-    return ServedFiles.beside(served(devices, name), f"{name}.")
+    return DeployedFiles.beside(served(devices, name), f"{name}.")
 
 
 def own_model(devices: Path, name: DeviceId) -> FlatArray | None:
@@ -47,7 +47,7 @@ def own_model(devices: Path, name: DeviceId) -> FlatArray | None:
     Raises:
         StoreError: it cannot be read; PacketError: it is damaged.
     """
-    found = read_served(_memory(devices, name, "begins").read())
+    found = read_deployed(_memory(devices, name, "begins").read())
     return None if found is None else found.weights
 
 
@@ -107,22 +107,24 @@ def _hand_on(
     if not found.weights.size:  # before this version only figures were kept
         return False
     _link(kept, served(devices, name))
-    took_part = found.standing.run == enrolment.continues or state(there, name).path.exists()
+    took_part = found.record.run == enrolment.continues or state(there, name).path.exists()
     if not took_part:
         return False
-    if found.standing.model == enrolment.spec.hash:
+    if found.record.model == enrolment.spec.hash:
         _link(kept, _memory(devices, name, "begins"))
         return True
-    if found.standing.model != before.hash:
+    if found.record.model != before.hash:
         return False
     carried = carry_layers(before, found.weights, enrolment.spec, enrolment.weights)
     if carried.kept:
-        own = Served(replace(found.standing, model=enrolment.spec.hash), carried.weights)
+        own = DeployedModel(replace(found.record, model=enrolment.spec.hash), carried.weights)
         _memory(devices, name, "begins").write(codec.encode(own, enrolment.spec))
     return bool(carried.kept)
 
 
-def _in_session(memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]) -> Served | None:
+def _in_session(
+    memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]
+) -> DeployedModel | None:
     """What a device serves that has no file of it, see `Adoption`; None: it has not worked, or [adoption]
     lets it serve nothing.
     """
@@ -132,12 +134,12 @@ def _in_session(memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any
         kept = recall(run, method, memory)
     except PacketError as problem:
         raise _damaged(memory, problem) from None
-    return None if kept.best is None else Served(kept.best, method.personal_model(kept.state))
+    return None if kept.best is None else DeployedModel(kept.best, method.personal_model(kept.state))
 
 
-def _read(memory: FileMemory) -> Served | None:
+def _read(memory: FileMemory) -> DeployedModel | None:
     try:
-        return read_served(memory.read())
+        return read_deployed(memory.read())
     except PacketError as problem:
         raise _damaged(memory, problem) from None
 

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import tiny_spec
 from tests.helpers.played_run import DEVICES, PlayedRun
 
-from fleetune.edge_agent.run.asked import Asked, asked_of
+from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
 from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import parse_run
@@ -84,7 +84,7 @@ def test_over_these_links_thinner_updates_are_asked_for(tmp_path):
     """So the kills above met updates of several encodings, and what they leave out."""
     run = PlayedRun(tmp_path, "fedspu", "synchronous", minimise="time")
     run.play(end=0)
-    asked = {asked_of(task, SPEC).budget.uplink for _, task in run.tasks.values()}
+    asked = {preview_task(task, SPEC).budget.uplink for _, task in run.tasks.values()}
     run.close()
     assert len(asked) > 1
     assert max(asked) > 0
@@ -97,9 +97,9 @@ def test_a_task_says_its_ratio_only_where_it_is_proposed(tmp_path, minimise):
     for device, (_, task) in run.tasks.items():
         assignment = codec.decode(task, Assignment[run.run.method.task_type], SPEC)
         assert (assignment.ratio in RATIOS) == (minimise == "time"), device
-        asked = asked_of(task, SPEC)
+        asked = preview_task(task, SPEC)
         if minimise == "none":
-            assert asked == Asked()
+            assert asked == TaskPreview()
             continue
         assert asked.budget.ratio == assignment.ratio
         assert 0 < asked.span_s < run.run.settings.round.deadline_s, "the pace, with the slack"

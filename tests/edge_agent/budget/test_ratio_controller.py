@@ -18,7 +18,7 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import FRESH_S, PolicyGuard
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.run.joined_run import JoinedRun
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
@@ -187,7 +187,7 @@ def take_part(session=None, ratio_controller=None, **asked):
     return JoinedRun(
         replace(enrolment(settings("fedavg", "synchronous")), **asked),
         session or SomeSession(),
-        Membership(ratio_controller or a_ratio_controller()),
+        RoundPlanner(ratio_controller or a_ratio_controller()),
         SomeMeter(),
         SomeMemory(),
         clock=lambda: float(7 * next(clock)),
@@ -372,7 +372,7 @@ def test_where_ratios_are_proposed_it_says_what_its_board_draws_doing_nothing():
 
 def test_it_works_at_what_is_proposed_and_never_at_more_than_it_affords():
     controller = proposed_to(ratio=0.4)
-    member = Membership(controller)
+    member = RoundPlanner(controller)
     for proposed, worked in ((0.2, 0.2), (0.35, 0.3), (0.4, 0.4), (1.0, 0.4), (0.01, 0.1), (None, 0.4)):
         work = member.begin(FIRST, 10, 0.1, None if proposed is None else Budget(proposed))
         assert work.budget == Budget(worked)
@@ -387,7 +387,7 @@ def test_what_less_local_training_takes_is_said_and_learned_from():
     step = 1 / 14  # of them a share is a whole number
     assert controller.expected(choice).round_s == pytest.approx(smallest.seconds(0.5), rel=step)
     assert controller.expected(choice).joules == pytest.approx(smallest.energy(0.5), rel=step)
-    work = Membership(controller).begin(FIRST, 10, 0.1, choice)
+    work = RoundPlanner(controller).begin(FIRST, 10, 0.1, choice)
     assert work.budget == choice
     taken = controller.expected(choice)
     after = controller.learned(choice, taken).chosen(UNKNOWN)
@@ -439,9 +439,9 @@ def test_who_cannot_send_a_whole_update_takes_part_with_a_thin_one():
     first = {one.ratio: one.uplink for one in controller.report.affords}
     assert {one.ratio for one in alone.report.affords} == {r for r, uplink in first.items() if uplink == 0}
     assert first[1.0] == 1
-    work = Membership(controller).begin(FIRST, 10, 0.1, Budget(1.0))
+    work = RoundPlanner(controller).begin(FIRST, 10, 0.1, Budget(1.0))
     assert work.budget == Budget(1.0, 1.0, 1), "no more than it affords"
-    forged = Membership(controller).begin(FIRST, 10, 0.1, Budget(1.0, 1.0, 8))
+    forged = RoundPlanner(controller).begin(FIRST, 10, 0.1, Budget(1.0, 1.0, 8))
     assert forged.budget == Budget(1.0, 1.0, 1)
     assert not a_ratio_controller(deadline_s=4.8).fits
     short = thinner(a_ratio_controller(deadline_s=4.8), 0.1).chosen(UNKNOWN)
@@ -459,7 +459,7 @@ def test_who_cannot_do_all_of_the_local_training_takes_part_with_a_share_of_it()
     assert controller.report.round_s <= 4.0
     assert controller.report.ratio == controller.report.affords[0].ratio
     for ratio in (0.1, 0.3, 1.0):
-        work = Membership(controller).begin(FIRST, 10, 0.1, Budget(ratio, 1.0))
+        work = RoundPlanner(controller).begin(FIRST, 10, 0.1, Budget(ratio, 1.0))
         assert work.expected.round_s <= 4.0, "it does no more than it affords, whatever is proposed"
     assert not structs.replace(controller, deadline_s=0.5).chosen(UNKNOWN).fits
 

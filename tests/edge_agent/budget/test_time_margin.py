@@ -28,7 +28,7 @@ from fleetune.edge_agent.budget.time_margin import (
     late_within,
     over_before_its_end,
 )
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
@@ -187,7 +187,7 @@ def test_a_round_that_was_given_up_shows_what_it_had_taken():
 
 
 def test_a_device_that_is_late_learns_of_it_with_its_next_task():
-    member = Membership(with_margin())
+    member = RoundPlanner(with_margin())
     first = member.begin(FIRST, 100, 1.0, began_s=0.0)
     member.learn(first.trained(9.0, 100).sent(4.0, None), UNKNOWN)
     before = member.ratio_controller
@@ -203,13 +203,13 @@ def test_a_device_that_is_late_learns_of_it_with_its_next_task():
 
 
 def test_who_declined_was_away_or_is_asked_the_same_again_was_not_late():
-    for end in (Membership.interrupt, lambda member: member.begin(key_of(2), 100, 1.0, began_s=30.0)):
-        member = Membership(with_margin())
+    for end in (RoundPlanner.interrupt, lambda member: member.begin(key_of(2), 100, 1.0, began_s=30.0)):
+        member = RoundPlanner(with_margin())
         member.learn(member.begin(FIRST, 100, 1.0).trained(9.0, 100).sent(4.0, None), UNKNOWN)
         known = member.ratio_controller
         work = member.begin(key_of(2), 100, 1.0, began_s=20.0)
         end(member)
-        if end is Membership.interrupt:
+        if end is RoundPlanner.interrupt:
             member.begin(key_of(3), 100, 1.0, began_s=60.0)
         assert member.ratio_controller is known
         assert work.budget.ratio == known.report.ratio

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent import Agent
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel
 from fleetune.edge_agent.library import agent as library
 from fleetune.edge_agent.library.messages import Ended, Now, Said
 from fleetune.edge_agent.library.options import AgentOptions
-from fleetune.edge_agent.personal.served_model import Served
 from fleetune.edge_agent.run.activity import CONNECTED, Activity
 from fleetune.edge_agent.run_options import RunOptions
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -187,7 +187,7 @@ def test_there_is_no_answer_before_there_is_a_model_and_then_each_as_it_is_serve
     for number in (0, 2, 1):
         serve(store, number)
         found = agent.predict([1.0, 1.0])
-        assert (found.label, found.standing.version, found.name) == (number, number + 1, str(number))
+        assert (found.label, found.record.version, found.name) == (number, number + 1, str(number))
         assert agent.state.served.version == number + 1
         assert agent.state.adopted is True
     assert found.probabilities.shape == (3,)
@@ -201,7 +201,7 @@ def test_there_is_no_answer_before_there_is_a_model_and_then_each_as_it_is_serve
         app, ["rollback", "1", "--fleet", "f", "--device", "d", "--state", str(store.folder.parents[1])]
     )
     assert result.exit_code == 0, result.output
-    assert agent.predict([1.0, 1.0]).standing.version == 1
+    assert agent.predict([1.0, 1.0]).record.version == 1
 
 
 def test_threads_that_predict_while_models_change_see_one_or_the_other(agent, store):
@@ -216,7 +216,7 @@ def test_threads_that_predict_while_models_change_see_one_or_the_other(agent, st
             return
         while not done.is_set():
             found = agent.predict([1.0, 1.0])
-            assert found.label == found.standing.version - 1
+            assert found.label == found.record.version - 1
 
     assert all_at_once(4, work) == []
     assert agent.predict([1.0, 1.0]).label == 2
@@ -259,7 +259,7 @@ def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
     )  # fmt: skip
     kept_in.enrolment("r-1").write(codec.encode(enrolment, spec))
     kept_in.keep_bundle("r-1", made.encoded())
-    standing = STANDING.__class__(
+    record = STANDING.__class__(
         "r-1",
         1,
         False,
@@ -268,7 +268,7 @@ def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
         spec.num_classes,
         threshold=getattr(trainer.threshold(weights), "error", None),
     )
-    kept_in.served.write(codec.encode(Served(standing, weights), spec))
+    kept_in.served.write(codec.encode(DeployedModel(record, weights), spec))
     np.save(tmp_path / "x.npy", data.x_test)
     here = ["--fleet", "f", "--device", "d", "--state", str(tmp_path)]
     said = CliRunner().invoke(app, ["predict", "--data", str(tmp_path / "x.npy"), *here, "--json"])

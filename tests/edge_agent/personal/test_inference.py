@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
-from fleetune.edge_agent.personal.kept_run import Kept
 from fleetune.edge_agent.personal.personal_model import personal_model
-from fleetune.edge_agent.personal.served_model import Served, Standing
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.protocols.bundle.shipped import shipped_bundle
@@ -98,7 +98,7 @@ def test_export_and_predict_on_a_device(state, tmp_path):
     store, weights = state
     store.keep_bundle("r-1", shipped_bundle("mlp", (1, 8, 8), 10).encoded())
     found = personal_model(store)
-    assert (found.standing.run, found.standing.round) == ("r-1", 7)
+    assert (found.record.run, found.record.round) == ("r-1", 7)
     np.testing.assert_array_equal(found.weights, weights)
     own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state"]
     out = tmp_path / "model.onnx"
@@ -126,10 +126,10 @@ def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
     again = replace(enrolment, run="r-2")
     store.enrolment("r-2").write(codec.encode(again, again.spec))
     assert store.adopt_bundle("r-2", digest_of(shipped_bundle("mlp", (1, 8, 8), 10).encoded()))
-    assert personal_model(store).standing.run == "r-1"
+    assert personal_model(store).record.run == "r-1"
     spec, best = enrolment.spec, weights + np.float32(1)
-    standing = Standing("r-1", 5, False, spec.hash, (1, 8, 8), 10, validation_loss=0.25, accuracy=0.875)
-    store.served.write(codec.encode(Served(standing, best), spec))
+    record = ModelRecord("r-1", 5, False, spec.hash, (1, 8, 8), 10, validation_loss=0.25, accuracy=0.875)
+    store.served.write(codec.encode(DeployedModel(record, best), spec))
     found = personal_model(store)
     np.testing.assert_array_equal(found.weights, best)
     own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state", "--data", "digits"]
@@ -137,7 +137,7 @@ def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
     line = "model: run r-1, round 5; validation loss 0.25; 87.5% right on its own test samples"
     assert said.splitlines()[0] == line
     np.testing.assert_array_equal(personal_model(store, "r-1").weights, weights)
-    assert personal_model(store, "r-2").standing.round == 0
+    assert personal_model(store, "r-2").record.round == 0
     store.served.write(b"damaged")
     code, said = call("predict", *own)
     assert (code, "served, the model that this device serves, is damaged" in said) == (2, True)

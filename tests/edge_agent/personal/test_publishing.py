@@ -12,19 +12,19 @@ from tests.helpers.power import ForgetfulDisk, PowerCut
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.personal.inference_graph import Predictor
 from fleetune.edge_agent.personal.publishing import Publisher, publisher_of
-from fleetune.edge_agent.personal.served_model import Served, Standing
 from fleetune.edge_agent.starting import _mode
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
-STANDING = Standing("r-1", 1, closing=False, model=SPEC.hash, input_shape=(2,), num_classes=3)
+STANDING = ModelRecord("r-1", 1, closing=False, model=SPEC.hash, input_shape=(2,), num_classes=3)
 
 
 def weights(number):
@@ -34,9 +34,9 @@ def weights(number):
 
 def serve(store, number):
     """As version `number + 1`."""
-    files = ServedFiles.beside(store.served)
-    standing = replace(STANDING, round=number + 1, version=number + 1)
-    data = codec.encode(Served(standing, weights(number)), SPEC)
+    files = DeployedFiles.beside(store.served)
+    record = replace(STANDING, round=number + 1, version=number + 1)
+    data = codec.encode(DeployedModel(record, weights(number)), SPEC)
     files.version(number + 1).write(data)
     store.served.write(data)
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.personal.alone import Turn
+from fleetune.edge_agent.extensions.adoption.deployed_model import Adoption, read_deployed
+from fleetune.edge_agent.extensions.local_only import RoundAttempt
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
-from fleetune.edge_agent.personal.served_model import Adoption, read_served
 from fleetune.edge_agent.training.device_data import check_fits
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
@@ -106,16 +106,16 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
 
     memory = Memory()
     Adoption(memory, prepare(parse_run(run | task)), trainer, num_validation=0).offer(
-        weights, Turn(1, 1), None
+        weights, RoundAttempt(1, 1), None
     )
-    threshold = read_served(memory.data, trainer.spec).standing.threshold
+    threshold = read_deployed(memory.data, trainer.spec).record.threshold
     found = trainer.threshold(weights)
     assert threshold == found.error
     normal = np.sort(trainer.losses(weights, "test")[data.y_test == 0])
     rank = int(np.ceil(0.75 * (normal.size + 1)))
     assert threshold == pytest.approx(normal[rank - 1], rel=2e-4)  # of samples that nothing was trained on
     assert (normal > threshold).sum() == normal.size - rank
-    assert read_served(memory.data, trainer.spec).standing.false_alarms == found.false_alarms
+    assert read_deployed(memory.data, trainer.spec).record.false_alarms == found.false_alarms
     assert found.false_alarms.num_samples == normal.size
     assert found.false_alarms.of == "test"
     assert found.false_alarms.expected == (normal.size + 1 - rank) / (normal.size + 1)

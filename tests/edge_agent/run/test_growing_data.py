@@ -15,7 +15,7 @@ from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import SAMPLES_AGAIN_S, Enrolling
 from fleetune.edge_agent.run.jobs import Joined
 from fleetune.edge_agent.run.joining import join
-from fleetune.edge_agent.run.membership import TELL_SAMPLES_S
+from fleetune.edge_agent.run.round_planner import TELL_SAMPLES_S
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.edge_agent.stream import Intake

@@ -11,7 +11,7 @@ from tests.helpers import card
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.personal.served_model import Served, Standing
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run import joining
 from fleetune.edge_agent.run.device import Device, DeviceSettings
@@ -142,8 +142,8 @@ def test_a_card_trains_as_the_owner_says_and_its_speed_is_its_own(tmp_path):
 
 def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
     spec, run = enrolled.spec, run or enrolled.run
-    standing = Standing(run, 3, False, spec.hash, spec.input_shape, spec.num_classes)
-    store.served.write(codec.encode(Served(standing, weights), spec))
+    record = ModelRecord(run, 3, False, spec.hash, spec.input_shape, spec.num_classes)
+    store.served.write(codec.encode(DeployedModel(record, weights), spec))
 
 
 def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tests import hostile
 from tests.edge_agent.training.test_local_training import SoftmaxBackend, device_data
 
-from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import TrainingStopped

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.edge_agent.personal.served_model import Served, Standing
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.run import joining
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.model.carried_layers import carry_over
@@ -31,9 +31,9 @@ def test_a_device_keeps_the_layers_of_its_own_model_that_a_new_version_has(tmp_p
         for name, classes in (("old", 10), ("new", 12))
     )
     mine = np.full(old.spec.size, 0.5, np.float32)
-    standing = Standing("old-1", 3, False, old.spec.hash, (1, 8, 8), 10)
+    record = ModelRecord("old-1", 3, False, old.spec.hash, (1, 8, 8), 10)
     store.enrolment("old-1").write(codec.encode(replace(old, run="old-1"), old.spec))
-    store.served.write(codec.encode(Served(standing, mine), old.spec))
+    store.served.write(codec.encode(DeployedModel(record, mine), old.spec))
     enrolment = replace(new, continues="old-1" if took_part else "another")
     found = joining._own_model(store, enrolment)
     if not took_part:

@@ -15,7 +15,7 @@ from fleetune.edge_agent.budget.cost_forecast import Capability
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, PastRound
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state import state_versions
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory

@@ -17,7 +17,7 @@ from fleetune.edge_agent.training import smaller_network
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
 from fleetune.edge_agent.training.smaller_network import part_of
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.trainers import trains_smaller
@@ -117,7 +117,7 @@ def test_what_the_optimiser_keeps_is_the_same(trainer, training, backends):
     backend, weights = backends["har-cnn", trainer]
     kept = [(), ()]
     for round_ in range(3):
-        states = [KeptStates(one) for one in kept]
+        states = [OptimiserMemory(one) for one in kept]
         both(backend, weights, drawn(backend.spec, 0.5, round_), training, states)
         kept = [state.after for state in states]
     (masked,), (alone,) = kept

@@ -14,7 +14,7 @@ from tests.conftest import tiny_spec
 from tests.protocols.update.test_codec import forged
 from tests.wire.mask_vectors import model, small_ones
 
-from fleetune.edge_agent.run.asked import asked_of
+from fleetune.edge_agent.run.task_preview import preview_task
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import FlatArray, MaskArray
@@ -193,7 +193,7 @@ def test_who_asks_for_no_mask_needs_not_what_it_was_written_with():
     assert codec.decode(data, OfTask, WIDE, limit=codec.payload_limit(WIDE)) == OfTask(7)
     with pytest.raises(PacketCorrupt, match="a mask written with a base where this side has none"):
         codec.decode(data, Task, WIDE, limit=codec.payload_limit(WIDE))
-    assert asked_of(assignment(task, writer), WIDE).budget == Budget(0.5, 0.25, 0)
+    assert preview_task(assignment(task, writer), WIDE).budget == Budget(0.5, 0.25, 0)
 
 
 def assignment(task, writer):

@@ -12,8 +12,8 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice
 from fleetune.coordinator.run.stored_run import look_at
-from fleetune.edge_agent.personal.kept_run import recall
-from fleetune.edge_agent.personal.served_model import Served, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, read_deployed
+from fleetune.edge_agent.extensions.session_state import recall
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.update import codec
@@ -66,13 +66,13 @@ def going_on(runs, name="next"):
 
 
 def serve(runs, device, found, **changes):
-    changed = Served(replace(found.standing, **changes), found.weights)
+    changed = DeployedModel(replace(found.record, **changes), found.weights)
     memory = starting_models.served(runs / "sim" / "devices", device)
     memory.write(codec.encode(changed, prepare(personal()).spec))
 
 
 def served(runs, device, run="sim"):
-    return read_served(starting_models.served(runs / run / "devices", device).read())
+    return read_deployed(starting_models.served(runs / run / "devices", device).read())
 
 
 def test_each_device_begins_with_the_model_that_it_serves(runs):
@@ -96,7 +96,7 @@ def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp
         kept = recall(run.enrolment, method, starting_models.state(there, device))
         assert begun[device].tobytes() == method.personal_model(kept.state).tobytes()
         assert kept.best.round == 2
-        assert served(tmp_path, device, "next").standing.run.startswith("next-")
+        assert served(tmp_path, device, "next").record.run.startswith("next-")
 
 
 def test_a_damaged_session_is_one_line(tmp_path):

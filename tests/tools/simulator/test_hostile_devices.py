@@ -9,7 +9,7 @@ from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_simulate import play
 
 from fleetune.coordinator.tasks.assignment import Tasks
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.methods import REGISTRY as METHODS
@@ -70,7 +70,7 @@ def test_a_storm_of_tasks_ends_the_simulation_with_its_last_events(tmp_path, mon
     """The coordinator is wrong about its devices, and they do not say that they cannot read their tasks."""
     monkeypatch.setattr(Tasks, "perhaps_taken", lambda *_: None)
     monkeypatch.setattr(Session, "_asks_whole", property(lambda _: False, lambda *_: None), raising=False)
-    monkeypatch.setattr(Membership, "why_unread", lambda *_: None)
+    monkeypatch.setattr(RoundPlanner, "why_unread", lambda *_: None)
     fleet = HostileFleet(monkeypatch, every_kind)
     with pytest.raises(FleetuneError) as caught:
         play(tmp_path, run={"name": "sim", "rounds": 8}, method={"name": "fedavg"}, **SMALL)

@@ -12,8 +12,8 @@ from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
-from fleetune.edge_agent.personal.kept_run import Kept
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.update import codec
 from fleetune.tools.simulator import starting_models
@@ -47,7 +47,7 @@ def sessions(run):
 
 def served(run):
     return {
-        name: read_served(starting_models.served(run.folder / "devices", name).read(), run.enrolment.spec)
+        name: read_deployed(starting_models.served(run.folder / "devices", name).read(), run.enrolment.spec)
         for name in NAMES
     }
 
@@ -66,7 +66,7 @@ def test_what_is_trained_alone_on_all_samples_is_what_local_only_leads_to(gated,
         assert session.alone.on_all.tobytes() == theirs[name].state.weights.tobytes()
         assert session.alone.weights.tobytes() != session.alone.on_all.tobytes()
     served_there = served(local)
-    alone = {name: one for name, one in served(run).items() if one.standing.alone}
+    alone = {name: one for name, one in served(run).items() if one.record.alone}
     assert 0 < len(alone) < 6
     for name, one in alone.items():
         assert one.weights.tobytes() == served_there[name].weights.tobytes()
@@ -89,7 +89,7 @@ def test_alone_keeps_its_own_optimiser_where_the_run_keeps_that_on_devices(tmp_p
 def test_the_summary_tells_what_devices_serve(gated):
     run, summary = gated
     models = served(run)
-    adopted = {name for name, one in models.items() if not one.standing.alone}
+    adopted = {name for name, one in models.items() if not one.record.alone}
     assert {name for name, row in summary.by_device.items() if row.adoption.adopted} == adopted
     assert (summary.adoption.told, summary.adoption.adopted) == (6, len(adopted))
     for name, row in summary.by_device.items():
@@ -120,7 +120,7 @@ def test_an_open_run_hears_who_adopted_as_it_goes_on(tmp_path):
     assert all(one.kept is UNSET for one in told.values())
     models = served(run)
     assert {device: one.adopted for device, one in told.items()} == {
-        device: not models[device].standing.alone for device in told
+        device: not models[device].record.alone for device in told
     }
     assert {device for device, row in summary.by_device.items() if row.adoption} == told.keys()
     assert summary.adoption.told == len(told) >= 4

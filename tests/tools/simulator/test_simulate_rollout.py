@@ -15,8 +15,8 @@ from fleetune.coordinator.reports.status import show_status
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.release_store import read_rollout
-from fleetune.edge_agent.personal.kept_run import Kept
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
+from fleetune.edge_agent.extensions.session_state import Kept
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.update import codec
@@ -52,8 +52,8 @@ def told(monkeypatch):
         answer = reply(self, job)
         kind = Assignment[self.method.task_type]
         task = codec.decode(job.payload, kind, self.enrolment.spec)
-        model = read_served(starting_models.served(self.folder, job.name).read(), self.enrolment.spec)
-        found[task.round, job.name] = task.release, None if model is None else model.standing.round
+        model = read_deployed(starting_models.served(self.folder, job.name).read(), self.enrolment.spec)
+        found[task.round, job.name] = task.release, None if model is None else model.record.round
         return answer
 
     monkeypatch.setattr(worker.Stage, "reply", noted)
@@ -98,7 +98,9 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
         return clean[-2] if len(clean) == POISONED + 1 else clean[-1]
 
     monkeypatch.setattr(FedAvg, "aggregate", poisoned)
-    monkeypatch.setattr("fleetune.edge_agent.personal.gate._objection_to_change", lambda *_, **__: "")
+    monkeypatch.setattr(
+        "fleetune.edge_agent.extensions.adoption.comparison._objection_to_change", lambda *_, **__: ""
+    )
     run, summary = play(tmp_path / "sim")
     rollout = rollout_of(run)
     (stopped,) = rollout.stopped
@@ -111,7 +113,7 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
     for name in canaries:
         assert told[6, name][1] in (1, 5)
     assert rollout.approved == 7  # what comes later is good again, and goes out
-    assert {one.standing.round for one in served(run).values()} <= {5, 7}
+    assert {one.record.round for one in served(run).values()} <= {5, 7}
     assert (summary.rollout.stopped, summary.rollout.why) == (1, (stopped.words,))
     shown = io.StringIO()
     show_status(run.folder, Console(file=shown, width=160))
@@ -134,12 +136,14 @@ def test_a_run_that_goes_on_from_another_keeps_what_devices_served_there_until_a
         return replace(merged, weights=-3 * merged.weights)
 
     monkeypatch.setattr(FedAvg, "aggregate", poisoned)
-    monkeypatch.setattr("fleetune.edge_agent.personal.gate._objection_to_change", lambda *_, **__: "")
+    monkeypatch.setattr(
+        "fleetune.edge_agent.extensions.adoption.comparison._objection_to_change", lambda *_, **__: ""
+    )
     run, summary = play(tmp_path / "second", rounds=4, model={"weights": "run:first"})
     assert (summary.rollout.approved, summary.rollout.stopped) == (0, 1)
     models = served(run)
-    trial = {name for name, one in models.items() if one.standing.run == run.enrolment.run}
-    assert {models[name].standing.round for name in trial} <= {3}
+    trial = {name for name, one in models.items() if one.record.run == run.enrolment.run}
+    assert {models[name].record.round for name in trial} <= {3}
     assert len(trial) == 3
     assert all(models[name].weights.tobytes() == before[name] for name in set(NAMES) - trial)
 

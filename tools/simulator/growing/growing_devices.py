@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
@@ -162,9 +162,9 @@ class GrowingDevices:
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
 
     def _served(self, name: str) -> FlatArray | None:
-        found = read_served(starting_models.served(self.folder, name).read())
+        found = read_deployed(starting_models.served(self.folder, name).read())
         spec = self.enrolment.spec
-        return None if found is None or found.standing.model != spec.hash else found.weights
+        return None if found is None or found.record.model != spec.hash else found.weights
 
 
 def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Iterator[Sample]:

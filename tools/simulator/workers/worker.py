@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetune.coordinator.store.stored_backbone import stored_backbone
-from fleetune.edge_agent.personal.serving import serving_of
-from fleetune.edge_agent.run.beside import Beside
+from fleetune.edge_agent.extensions.adoption.serving import serving_of
 from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.edge_agent.training.backend import Backend, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
@@ -48,7 +48,7 @@ class Stage:
     backend: Backend
     shares: Shares
     folder: Path
-    beside: Beside
+    beside: SharedSessionCache
     upper: Upper | None = None
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
     growing: GrowingDevices | None = None
@@ -188,7 +188,7 @@ def start(
         backend,
         shares,
         folder,
-        Beside.of(decoded.spec),
+        SharedSessionCache.of(decoded.spec),
         upper_of(backend, decoded.training),
         growing=growing,
     )
@@ -204,7 +204,7 @@ def _seated(stage: Stage, most: int) -> Stage:
     assert isinstance(stage.backend, TorchBackend), "choose() sees to it"
     seats = Seats(stage.backend, most)
     stages = [
-        replace(stage, backend=seat, upper=None, beside=Beside.of(stage.enrolment.spec))
+        replace(stage, backend=seat, upper=None, beside=SharedSessionCache.of(stage.enrolment.spec))
         for seat in seats.backends
     ]
     return replace(stage, seated=Seated(seats, stages))

@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.edge_agent.personal.alone import Alone
-from fleetune.edge_agent.personal.releases import Releases
-from fleetune.edge_agent.personal.served_model import Memory, Standing
-from fleetune.edge_agent.training.optimisers.kept_states import States
+from fleetune.edge_agent.extensions.adoption.deployed_model import Memory, ModelRecord
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
+from fleetune.edge_agent.extensions.releases import Releases
+from fleetune.edge_agent.training.optimisers.optimiser_memory import States
 from fleetune.protocols.method import steps
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray
@@ -33,9 +33,9 @@ class Kept(Generic[D]):
     round: int = 0
     attempt: int = 0
     reply: bytes = b""
-    best: Standing | None = None
+    best: ModelRecord | None = None
     optimiser: States | UnsetType = UNSET
-    alone: Alone | UnsetType = UNSET
+    alone: LocalOnlyModel | UnsetType = UNSET
     releases: Releases | UnsetType = UNSET
     residual: FlatArray | UnsetType = UNSET
     held: FlatArray | UnsetType = UNSET
@@ -61,14 +61,14 @@ def recall(
             return kept
     state, personal = steps.init_device(method, enrolment.weights), own()
     began = state if personal is None else method.start_from(state, personal)
-    alone = first_alone(enrolment, personal)
+    alone = first_local_only(enrolment, personal)
     return Kept(enrolment.run, began, alone=UNSET if alone is None else alone)
 
 
-def first_alone(enrolment: Enrolment, own: FlatArray | None = None) -> Alone | None:
+def first_local_only(enrolment: Enrolment, own: FlatArray | None = None) -> LocalOnlyModel | None:
     """The model to be trained alone as a run begins; None: the run asks for none."""
     section = enrolment.adoption
     if section is UNSET or not section.enabled or not section.compare_alone:
         return None
     weights = enrolment.weights if own is None else own
-    return Alone(weights, weights if section.alone_on_all else None)
+    return LocalOnlyModel(weights, weights if section.alone_on_all else None)

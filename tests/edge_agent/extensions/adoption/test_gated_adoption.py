@@ -12,12 +12,12 @@ from tests.helpers.power import ForgetfulDisk, PowerCut
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.personal.decisions import read_decisions
-from fleetune.edge_agent.personal.gated_adoption import GatedAdoption
-from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
+from fleetune.edge_agent.extensions.adoption.decisions import read_decisions
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, read_deployed
+from fleetune.edge_agent.extensions.adoption.gated_adoption import GatedAdoption
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.served_files import MOST_VERSIONS, ServedFiles
+from fleetune.edge_agent.state.deployed_files import MOST_VERSIONS, DeployedFiles
 from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.method.choice import Budget
@@ -32,7 +32,7 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_k
 
 SPEC = tiny_spec()
 NUM_HELD_OUT = 20
-OLD = Standing("old", 7, closing=True, model=SPEC.hash, input_shape=SPEC.input_shape, num_classes=3)
+OLD = ModelRecord("old", 7, closing=True, model=SPEC.hash, input_shape=SPEC.input_shape, num_classes=3)
 SPREAD = np.linspace(0.0, 0.02, NUM_HELD_OUT)
 
 
@@ -83,7 +83,7 @@ class Device:
 
     def __init__(self, folder, **section):
         self.store, self.trainer, self.samples = AgentStore(folder), Scripted(), "today"
-        self.files = ServedFiles.beside(self.store.served)
+        self.files = DeployedFiles.beside(self.store.served)
         self.section = AdoptionSection(enabled=True, **{"alone_on_all": False, **section})
 
     def join(self, run="a"):
@@ -128,8 +128,8 @@ class Device:
     @property
     def served(self):
         """The number that its weights are, whether it was trained alone, and its version."""
-        found = read_served(self.store.served.read(), SPEC)
-        return found and (round(float(found.weights[0]), 6), found.standing.alone, found.standing.version)
+        found = read_deployed(self.store.served.read(), SPEC)
+        return found and (round(float(found.weights[0]), 6), found.record.alone, found.record.version)
 
     def call(self, *arguments):
         fleet, device = self.store.folder.parts[-2:]
@@ -235,9 +235,9 @@ def test_when_the_held_out_samples_change_the_best_earlier_version_is_served_aga
     device.trainer.best, device.samples = 0.55, "tomorrow"
     device.join()
     assert device.served == (0.5, False, 1)
-    standing = read_served(device.store.served.read()).standing
-    assert standing.samples == "tomorrow"
-    assert standing.why.startswith("gone back to: version 3 is worse on the samples of today by 0.3")
+    record = read_deployed(device.store.served.read()).record
+    assert record.samples == "tomorrow"
+    assert record.why.startswith("gone back to: version 3 is worse on the samples of today by 0.3")
     written = device.store.served.path.stat().st_mtime_ns
     device.join()
     assert device.store.served.path.stat().st_mtime_ns == written
@@ -332,7 +332,7 @@ def play(folder, cut_at):
             was_cut = True
             power.cut()
             if device.store.served.path.exists():
-                assert read_served(device.store.served.read(), SPEC) is not None
+                assert read_deployed(device.store.served.read(), SPEC) is not None
             continue
         seen.append(device.reply)
         number += 1
@@ -344,7 +344,7 @@ def play(folder, cut_at):
 def test_what_an_older_release_served_becomes_the_first_version(device):
     old = replace(OLD, held_out=0.2)
     weights = np.full(SPEC.size, 0.8, np.float32)
-    device.store.served.write(codec.encode(Served(replace(old, validation_loss=0.2), weights), SPEC))
+    device.store.served.write(codec.encode(DeployedModel(replace(old, validation_loss=0.2), weights), SPEC))
     device.join()
     assert device.served == (0.8, False, 1)
     device.work(1, 0.5, 0.3)
@@ -357,7 +357,7 @@ def test_what_an_older_release_served_becomes_the_first_version(device):
 
 def test_what_was_trained_on_samples_that_are_held_out_today_stays_to_the_final_evaluation_at_most(device):
     weights = np.full(SPEC.size, 0.9, np.float32)
-    device.store.served.write(codec.encode(Served(OLD, weights), SPEC))
+    device.store.served.write(codec.encode(DeployedModel(OLD, weights), SPEC))
     device.join().work(1, 0.8, 0.3)
     assert device.served == (0.9, False, 1)
     device.work(2, 0.8, 0.4, final_evaluation=True)

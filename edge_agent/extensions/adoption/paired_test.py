@@ -7,7 +7,7 @@ Student's t of the mean difference, corrected for skewness by the monotone cubic
 removal of skewness by transformation", J. R. Statist. Soc. B 54): losses have long tails, and without it a
 model that is a little better on most samples and much worse on a few would be called better far too often. Of
 very skewed differences of few samples it still is, up to twice as often as said
-(tests/edge_agent/personal/test_paired_test.py holds the rates). Nothing is drawn at random: the same losses
+(`test_paired_test.py` holds the rates). Nothing is drawn at random: the same losses
 always give the same answer.
 
 Fewer than `LEAST_SAMPLES` show nothing, whatever they are.

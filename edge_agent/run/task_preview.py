@@ -13,7 +13,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import proposed_budget
 
 
-class Asked(NamedTuple):
+class TaskPreview(NamedTuple):
     """What an `Assignment` asks for beside its task.
 
     Attributes:
@@ -25,22 +25,22 @@ class Asked(NamedTuple):
     span_s: float | None = None
 
 
-def asked_of(data: bytes, spec: ModelSpec) -> Asked:
+def preview_task(data: bytes, spec: ModelSpec) -> TaskPreview:
     """By an encoded `Assignment`; nothing, where that cannot be read."""
     try:
-        turn = read_turn(data, spec)
+        turn = read_task_header(data, spec)
     except PacketError:
-        return Asked()
+        return TaskPreview()
     span_s = None if turn.span_s is UNSET else turn.span_s
-    return Asked(proposed_budget(turn.ratio, turn.local_work, turn.uplink), span_s)
+    return TaskPreview(proposed_budget(turn.ratio, turn.local_work, turn.uplink), span_s)
 
 
-def read_turn(data: bytes, spec: ModelSpec) -> "AssignmentTurn":
-    return codec.decode(data, AssignmentTurn, spec, limit=codec.payload_limit(spec))
+def read_task_header(data: bytes, spec: ModelSpec) -> "TaskHeader":
+    return codec.decode(data, TaskHeader, spec, limit=codec.payload_limit(spec))
 
 
 @dataclass(frozen=True)
-class AssignmentTurn:
+class TaskHeader:
     """Of an `Assignment`, whose task is passed over."""
 
     device: FleetName

@@ -9,7 +9,7 @@ from fleetune.protocols.update.once import ReadBefore
 
 
 @dataclass(frozen=True)
-class Beside:
+class SharedSessionCache:
     """Simulated devices are sent much alike, by nobody who could have damaged it.
 
     Attributes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fleetune.edge_agent.run.silence import AGAIN_S, SILENCE_S, Silence
+from fleetune.edge_agent.run.coordinator_timeout import AGAIN_S, COORDINATOR_TIMEOUT_S, CoordinatorTimeout
 from fleetune.protocols.wire.messages import Offer, Resume, TransferKey
 from fleetune.protocols.wire.peer_link import Answered
 
@@ -31,7 +31,7 @@ def noticed(silence, link, until_s):
 
 
 def test_nothing_is_awaited_before_the_connection_and_without_it():
-    silence = Silence()
+    silence = CoordinatorTimeout()
     assert noticed(silence, Link(), 100) == []
     silence.connected()
     silence.disconnected()
@@ -40,24 +40,24 @@ def test_nothing_is_awaited_before_the_connection_and_without_it():
 
 
 def test_connected_and_nothing_comes():
-    silence = Silence()
+    silence = CoordinatorTimeout()
     silence.connected()
-    assert noticed(silence, Link(), 1000) == [SILENCE_S]
+    assert noticed(silence, Link(), 1000) == [COORDINATOR_TIMEOUT_S]
 
 
 def test_an_idle_agent_that_was_enrolled_awaits_nothing():
-    silence = Silence()
+    silence = CoordinatorTimeout()
     silence.connected()
     silence.heard(OFFERED)
     assert noticed(silence, Link(), 1000) == []
 
 
 def test_an_enrolment_offered_again_and_again_shows_that_our_answers_are_not_heard():
-    silence = Silence()
+    silence = CoordinatorTimeout()
     silence.connected()
     for _ in range(2):
         silence.heard(OFFERED)
-    assert noticed(silence, Link(), 1000) == [SILENCE_S]
+    assert noticed(silence, Link(), 1000) == [COORDINATOR_TIMEOUT_S]
     silence.heard([])
     silence.heard(OFFERED)
     assert noticed(silence, Link(), 1000) == []
@@ -65,7 +65,7 @@ def test_an_enrolment_offered_again_and_again_shows_that_our_answers_are_not_hea
 
 def test_what_is_sent_or_received_without_progress():
     for name in ("outbox", "inbox"):
-        silence, link = Silence(), Link()
+        silence, link = CoordinatorTimeout(), Link()
         silence.connected()
         silence.heard([])
         box = getattr(link, name)
@@ -74,11 +74,11 @@ def test_what_is_sent_or_received_without_progress():
         for second in range(1, 100):
             box.progress = second / 100  # it goes on, however slowly
             assert not silence.look(link, 9.0 * second)
-        assert silence.look(link, 9.0 * 99 + SILENCE_S)
+        assert silence.look(link, 9.0 * 99 + COORDINATOR_TIMEOUT_S)
 
 
 def test_examinations_are_rare():
-    silence = Silence()
+    silence = CoordinatorTimeout()
     asked = []
     for second in range(2000):
         if second % 20 == 0:

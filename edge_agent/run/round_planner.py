@@ -69,7 +69,7 @@ class RoundWork:
 
 
 @dataclass
-class Membership:
+class RoundPlanner:
     """What a device knows of its own part in a run.
 
     Attributes:

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fleetune.edge_agent.personal.alone import Alone, Turn
-from fleetune.edge_agent.personal.releases import Releases
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel, RoundAttempt
+from fleetune.edge_agent.extensions.releases import Releases
 from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.tasks import score_named
@@ -55,11 +55,11 @@ class Memory(Protocol):
 
 class Serving(Protocol):
     """Decides which of the models that a run leads to is served: `Adoption`, or in runs with [adoption]
-    `edge_agent.personal.gated_adoption.GatedAdoption`.
+    `edge_agent.extensions.adoption.gated_adoption.GatedAdoption`.
     """
 
     @property
-    def best(self) -> "Standing | None":
+    def best(self) -> "ModelRecord | None":
         """What is kept of the run to go on with: its best model so far; None: nothing."""
         ...
 
@@ -68,14 +68,14 @@ class Serving(Protocol):
         """Every so many of its rounds the device trains a model alone beside the run's; 0: never."""
         ...
 
-    def resume(self, best: "Standing | None") -> None:
+    def resume(self, best: "ModelRecord | None") -> None:
         """Go on with what `best` was when the run stopped."""
         ...
 
     def offer(
         self,
         weights: FlatArray,
-        turn: Turn,
+        turn: RoundAttempt,
         accuracy: float | None,
         *,
         training_loss: float | None = None,
@@ -84,7 +84,7 @@ class Serving(Protocol):
         """A candidate of this round."""
         ...
 
-    def settle(self, turn: Turn, alone: Alone | None) -> None:
+    def settle(self, turn: RoundAttempt, alone: LocalOnlyModel | None) -> None:
         """All candidates of this round were offered."""
         ...
 
@@ -96,7 +96,7 @@ class Serving(Protocol):
         """What the device says of the shared model's versions."""
         ...
 
-    def told(self, alone: Alone | None) -> Mapping[str, Any]:
+    def told(self, alone: LocalOnlyModel | None) -> Mapping[str, Any]:
         """The fields of `Measures` that say what is served and how it does."""
         ...
 
@@ -112,7 +112,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class Standing:
+class ModelRecord:
     """A candidate to be served, and what is known of how well it does.
 
     Attributes:
@@ -129,7 +129,7 @@ class Standing:
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
         threshold: of a reconstruction that is served: errors above are anomalies.
         false_alarms: how often it calls normal samples anomalies; None: not known.
-        attempt: at the round, where models are gated (`edge_agent.personal.gated_adoption`); as all below.
+        attempt: at the round, where models are gated (see `gated_adoption`); as all below.
         alone: trained by this device on its own samples alone; False: by the run's method.
         loss_error: standard error of `validation_loss`.
         lead: how much lower its validation loss was than that of the model trained alone, when it was last
@@ -192,33 +192,33 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Served:
+class DeployedModel:
     """The model that a device serves.
 
     Attributes:
-        standing: what is known of it.
+        record: what is known of it.
         weights: shape (spec.size,).
     """
 
-    standing: Standing
+    record: ModelRecord
     weights: FlatArray
 
 
 def other_score(task: Task) -> str:
-    """`Standing.score` of a run of this task."""
+    """`ModelRecord.score` of a run of this task."""
     return "" if task.score == ACCURACY else task.score.name
 
 
-def read_served(data: bytes | None, spec: ModelSpec | None = None) -> Served | None:
+def read_deployed(data: bytes | None, spec: ModelSpec | None = None) -> DeployedModel | None:
     """Read what `Adoption` wrote; None: there is nothing yet.
 
     Raises:
         PacketError: it is damaged, or of another model than `spec`.
     """
-    return None if data is None else codec.decode(data, Served, spec)
+    return None if data is None else codec.decode(data, DeployedModel, spec)
 
 
-def is_better(candidate: Standing, served: Standing | None) -> bool:
+def is_better(candidate: ModelRecord, served: ModelRecord | None) -> bool:
     """Whether `candidate` replaces `served`: the rule at the top of this file."""
     if served is None or _question(candidate) != _question(served):
         return candidate.trained
@@ -233,24 +233,26 @@ def is_better(candidate: Standing, served: Standing | None) -> bool:
     return ours is None or theirs is None or ours <= theirs
 
 
-def with_threshold(standing: Standing, weights: FlatArray, enrolment: Enrolment, judge: Judge) -> Standing:
-    """`standing` as it is served: with the threshold of anomalies, where the run learns to reconstruct."""
+def with_threshold(
+    record: ModelRecord, weights: FlatArray, enrolment: Enrolment, judge: Judge
+) -> ModelRecord:
+    """`record` as it is served: with the threshold of anomalies, where the run learns to reconstruct."""
     if not isinstance(enrolment.learns, Reconstruction):
-        return standing
+        return record
     found = judge.threshold(weights)
     if found is None:
-        return replace(standing, threshold=None, false_alarms=None)
-    return replace(standing, threshold=found.error, false_alarms=found.false_alarms)
+        return replace(record, threshold=None, false_alarms=None)
+    return replace(record, threshold=found.error, false_alarms=found.false_alarms)
 
 
-def threshold_in(standing: Standing) -> Threshold | None:
+def threshold_in(record: ModelRecord) -> Threshold | None:
     """The threshold of anomalies that a served model has; None: it has none."""
-    found = standing.threshold
-    return None if found is None else Threshold(found, standing.false_alarms)
+    found = record.threshold
+    return None if found is None else Threshold(found, record.false_alarms)
 
 
-def _question(standing: Standing) -> tuple[object, ...]:
-    return standing.input_shape, standing.num_classes
+def _question(record: ModelRecord) -> tuple[object, ...]:
+    return record.input_shape, record.num_classes
 
 
 class Adoption:
@@ -285,19 +287,19 @@ class Adoption:
         self._judges = num_validation > 0
         self._in_session = session_keeps_newest and not self._judges
         self._samples = samples
-        self._best: Standing | None = None
+        self._best: ModelRecord | None = None
         self.served = self._judged_today()
 
     @property
     def compare_alone(self) -> int:
         return 0
 
-    def resume(self, best: Standing | None) -> None:
+    def resume(self, best: ModelRecord | None) -> None:
         """Go on with the `best` of this run as it was when the run stopped."""
         self._best = best if best is not None and best.samples == self._samples else None
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> ModelRecord | None:
         """The model of this run to be served, whether it is served or an earlier run's still is."""
         served = self.served
         return served if served is not None and served.run == self._enrolment.run else self._best
@@ -305,7 +307,7 @@ class Adoption:
     def offer(
         self,
         weights: FlatArray,
-        turn: Turn,
+        turn: RoundAttempt,
         accuracy: float | None,
         *,
         training_loss: float | None = None,
@@ -316,7 +318,7 @@ class Adoption:
         Args:
             weights: of the candidate, shape (spec.size,); not kept in memory.
             turn: of the work.
-            accuracy: see `Standing`, as for the rest.
+            accuracy: see `ModelRecord`, as for the rest.
             training_loss: of its local training.
             trained: whether there was any.
 
@@ -326,7 +328,7 @@ class Adoption:
         spec = self._enrolment.spec
         if trained and self._by_training_loss(self.served):
             training_loss = self._judge.loss(weights, "train")
-        candidate = Standing(
+        candidate = ModelRecord(
             run=self._enrolment.run,
             round=turn.round,
             closing=turn.closing,
@@ -353,7 +355,7 @@ class Adoption:
             served = self.served.words if self.served else "another run"
             log.info("model of %s: that of %s is still served", candidate.words, served)
 
-    def settle(self, turn: Turn, alone: Alone | None) -> None:
+    def settle(self, turn: RoundAttempt, alone: LocalOnlyModel | None) -> None:
         """Each candidate was decided on when it was offered."""
 
     def withdraw(self, version: int) -> None:
@@ -362,27 +364,27 @@ class Adoption:
     def found_of(self, releases: Releases) -> ReleaseWord:
         return ReleaseWord(releases.numbers)
 
-    def told(self, alone: Alone | None) -> Mapping[str, Any]:  # noqa: ARG002 - there is none
+    def told(self, alone: LocalOnlyModel | None) -> Mapping[str, Any]:  # noqa: ARG002 - there is none
         best = self.best
         return {"kept": None if best is None else best.accuracy}
 
     def _loss(self, weights: FlatArray) -> float | None:
         return self._judge.loss(weights, "validation") if self._judges else None
 
-    def _by_training_loss(self, served: Standing | None) -> bool:
+    def _by_training_loss(self, served: ModelRecord | None) -> bool:
         """Whether a model of an earlier run is served that only the training samples can judge."""
         if served is None or served.run == self._enrolment.run:
             return False
         judged = self._judges and self._enrolment.validation_fraction <= served.held_out
         return served.model == self._enrolment.spec.hash and not judged
 
-    def _judged_today(self) -> Standing | None:
+    def _judged_today(self) -> ModelRecord | None:
         """What is served, with its figures on the samples of today if this trainer can find them."""
-        found = read_served(self._memory.read())
+        found = read_deployed(self._memory.read())
         self._in_session &= found is None
-        if found is None or found.standing.model != self._enrolment.spec.hash:
-            return None if found is None else found.standing
-        served = found.standing
+        if found is None or found.record.model != self._enrolment.spec.hash:
+            return None if found is None else found.record
+        served = found.record
         if served.samples != self._samples:
             accuracy = self._judge.score(found.weights, "test")
             loss = self._loss(found.weights)
@@ -392,10 +394,10 @@ class Adoption:
             served = replace(served, training_loss=self._judge.loss(found.weights, "train"))
         return served
 
-    def _serve(self, standing: Standing, weights: FlatArray) -> None:
-        standing = with_threshold(standing, weights, self._enrolment, self._judge)
-        if standing.closing or not self._in_session:  # a final evaluation's is a copy's
-            kept, plain = Served(standing, weights), self._memory.plain
+    def _serve(self, record: ModelRecord, weights: FlatArray) -> None:
+        record = with_threshold(record, weights, self._enrolment, self._judge)
+        if record.closing or not self._in_session:  # a final evaluation's is a copy's
+            kept, plain = DeployedModel(record, weights), self._memory.plain
             self._memory.write(codec.encode(kept, self._enrolment.spec, own=True, plain=plain))
             self._in_session = False
-        self.served = standing
+        self.served = record

@@ -4,9 +4,9 @@ import logging
 
 from msgspec import UNSET
 
-from fleetune.edge_agent.personal.gated_adoption import GatedAdoption
-from fleetune.edge_agent.personal.served_model import Adoption, Serving
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.extensions.adoption.deployed_model import Adoption, Serving
+from fleetune.edge_agent.extensions.adoption.gated_adoption import GatedAdoption
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.wire.payloads import Enrolment
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def serving_of(
-    files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer, *, session_keeps_newest: bool = False
+    files: DeployedFiles, enrolment: Enrolment, trainer: LocalTrainer, *, session_keeps_newest: bool = False
 ) -> Serving:
     """A device's served model during a run.
 
@@ -39,7 +39,7 @@ def serving_of(
     return GatedAdoption(files, enrolment, section, trainer, num_validation=num_validation, samples=samples)
 
 
-def adoption_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
+def adoption_of(files: DeployedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
     """The same on a real device, which says what it lacks until it serves a model of the run.
 
     Raises:

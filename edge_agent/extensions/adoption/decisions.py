@@ -4,7 +4,7 @@ import logging
 
 import msgspec
 
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.protocols.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.run, self.round, self.closing
 
 
-def write_decision(files: ServedFiles, decision: Decision) -> None:
+def write_decision(files: DeployedFiles, decision: Decision) -> None:
     """Behind the others, in the place of one of the same turn. What cannot be written is said, and left."""
     earlier = [one for one in read_decisions(files) if one.turn != decision.turn]
     try:
@@ -48,7 +48,7 @@ def write_decision(files: ServedFiles, decision: Decision) -> None:
         log.warning("what was decided is not noted: %s", problem)
 
 
-def read_decisions(files: ServedFiles) -> list[Decision]:
+def read_decisions(files: DeployedFiles) -> list[Decision]:
     """The latest decisions, the oldest first; [] too where they are damaged: they are for people."""
     try:
         data = files.decisions.read()

@@ -18,7 +18,7 @@ class _Pin(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class ServedFiles:
+class DeployedFiles:
     """Where a device keeps its versions.
 
     Attributes:
@@ -36,7 +36,7 @@ class ServedFiles:
     durable: bool = True
 
     @classmethod
-    def beside(cls, served: FileMemory, prefix: str = "") -> "ServedFiles":
+    def beside(cls, served: FileMemory, prefix: str = "") -> "DeployedFiles":
         """In the folder of `served`, their names beginning with `prefix`."""
         folder, durable = served.path.parent, served.durable
         first = state_versions.FIRST

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, threshold_in
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
-from fleetune.edge_agent.personal.served_model import Standing, threshold_in
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import FleetuneError
 
@@ -16,21 +16,21 @@ AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
-class ServedPredictor:
+class DeployedPredictor:
     """A served model that can be asked.
 
     Attributes:
         predictor: to ask.
-        standing: what is known of the model.
+        record: what is known of the model.
     """
 
     predictor: Predictor
-    standing: Standing
+    record: ModelRecord
 
 
 def predictor_of(found: PersonalModel) -> Predictor:
     """A personal model that can be asked. Raises ModelError: ONNX Runtime is not installed."""
-    threshold = threshold_in(found.standing)
+    threshold = threshold_in(found.record)
     return Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen, threshold))
 
 
@@ -58,10 +58,10 @@ class Follower:
         self._note, self._clock = note, clock
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
-        self._served: ServedPredictor | None = None
+        self._served: DeployedPredictor | None = None
         self._again_at = 0.0
 
-    def served(self) -> ServedPredictor | None:
+    def served(self) -> DeployedPredictor | None:
         """It; None: nothing is served, or it cannot be opened. Any thread may call this: whoever is first
         after a change opens the new model, which takes some ms, and the others wait for that.
         """
@@ -79,12 +79,12 @@ class Follower:
         known = self._served is not None or identity is None or self._clock() < self._again_at
         return identity == self._seen and known
 
-    def _opened(self, identity: tuple[int, int] | None) -> ServedPredictor | None:
+    def _opened(self, identity: tuple[int, int] | None) -> DeployedPredictor | None:
         if identity is None:
             return None
         try:
             found = personal_model(self._store, None, self._bundle, trusted=self._trusted)
-            return ServedPredictor(predictor_of(found), found.standing)
+            return DeployedPredictor(predictor_of(found), found.record)
         except FleetuneError as problem:
             self._note(f"the served model cannot be asked: {problem}")
             return None

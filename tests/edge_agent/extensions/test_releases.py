@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from fleetune.edge_agent.personal.kept_versions import keep_as_it_is, withdraw_version
-from fleetune.edge_agent.personal.release_comparison import word_of
-from fleetune.edge_agent.personal.releases import HeldVersion, Releases
-from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, read_deployed
+from fleetune.edge_agent.extensions.adoption.release_comparison import word_of
+from fleetune.edge_agent.extensions.adoption.version_files import keep_deployed_as_version, withdraw_version
+from fleetune.edge_agent.extensions.releases import HeldVersion, Releases
 from fleetune.edge_agent.state.agent_store import FileMemory
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.state.state_versions import SERVED
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update import codec
@@ -41,8 +41,8 @@ class Judge:
         return float(weights[0]) + self.noise * float(weights[0])
 
 
-def standing(run="old", number=3, model=SPEC.hash, **changes):
-    return Standing(run, number, False, model, (2,), 3, **({"held_out": 0.2} | changes))
+def record(run="old", number=3, model=SPEC.hash, **changes):
+    return ModelRecord(run, number, False, model, (2,), 3, **({"held_out": 0.2} | changes))
 
 
 def test_a_version_comes_with_its_weights_once_and_keeps_the_devices_statistics():
@@ -85,36 +85,36 @@ def test_who_cannot_judge_says_nothing(releases, judge):
 
 def test_the_first_version_of_a_run_is_judged_against_what_the_device_served_before():
     trial = Releases(0, None, held(1, 2.0))
-    of_this_model = Served(standing(), np.float32([1, 1, 0]))
-    of_another = Served(standing(model="11" * 8, validation_loss=1.0, loss_error=0.1), np.float32([0]))
+    of_this_model = DeployedModel(record(), np.float32([1, 1, 0]))
+    of_another = DeployedModel(record(model="11" * 8, validation_loss=1.0, loss_error=0.1), np.float32([0]))
     for before in of_this_model, of_another:
         found = word_of(trial, before, ENROLMENT, Judge(), None).found
         assert (found.old, round(found.by_samples)) == (0, 20)
         assert found.gain == pytest.approx(-1.05, abs=0.06)
     assert found.error > 0.1  # two errors, since the samples are not compared one by one
-    trained_on_them = Served(standing(held_out=0.0), np.float32([1, 1, 0]))
+    trained_on_them = DeployedModel(record(held_out=0.0), np.float32([1, 1, 0]))
     for before in None, trained_on_them:  # then it is what the run began with, which loses 9
         assert word_of(trial, before, ENROLMENT, Judge(), None).found.gain > 6
 
 
 def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_path):
-    files = ServedFiles.beside(FileMemory(tmp_path / "served", SERVED))
+    files = DeployedFiles.beside(FileMemory(tmp_path / "served", SERVED))
     old, bad = (
-        codec.encode(Served(one, np.zeros(2, np.float32)), SPEC)
-        for one in (standing(), standing("new", 4, version=2))
+        codec.encode(DeployedModel(one, np.zeros(2, np.float32)), SPEC)
+        for one in (record(), record("new", 4, version=2))
     )
     files.served.write(old)
-    keep_as_it_is(files, 0)
-    keep_as_it_is(files, 0)
+    keep_deployed_as_version(files, 0)
+    keep_deployed_as_version(files, 0)
     assert files.numbers == [1]
     files.version(2).write(bad)
     files.served.write(bad)
-    withdraw_version(files, standing("new", 3).origin)  # another one: nothing happens
-    assert read_served(files.served.read()).standing.run == "new"
-    withdraw_version(files, standing("new", 4).origin)
+    withdraw_version(files, record("new", 3).origin)  # another one: nothing happens
+    assert read_deployed(files.served.read()).record.run == "new"
+    withdraw_version(files, record("new", 4).origin)
     assert files.numbers == [1]
-    assert read_served(files.served.read()).standing.run == "old"
-    keep_as_it_is(files, 7)
+    assert read_deployed(files.served.read()).record.run == "old"
+    keep_deployed_as_version(files, 7)
     assert files.numbers == [1, 7]  # a version whose file is gone
-    withdraw_version(files, standing().origin)
+    withdraw_version(files, record().origin)
     assert (files.numbers, files.served.read()) == ([], None)

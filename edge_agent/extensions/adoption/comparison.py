@@ -3,9 +3,9 @@
 The models that a round leads to are held against each other on the same held-out samples, of today:
 
 - Alone is the floor. A model of the fleet must be **shown** to lose less than the newest model that the
-  device trained alone, with the run's confidence (`edge_agent.personal.paired_test`), and must not score
-  lower (a lower loss with more mistakes is no gain). So it leans to alone: few held-out samples seldom show
-  anything, fewer than `LEAST_SAMPLES` never do, and the device stays with what it would have anyway.
+  device trained alone, with the run's confidence (`paired_test.py`), and must not score lower (a lower loss
+  with more mistakes is no gain). So it leans to alone: few held-out samples seldom show anything, fewer than
+  `LEAST_SAMPLES` never do, and the device stays with what it would have anyway.
 - The model of the fleet that is in use gives way to another one that passes this test, has no higher mean
   loss and scores no lower. No confidence is asked for here: both have passed against alone, and to keep an
   old model for want of proof was worse than to change (docs/adoption.md).
@@ -27,13 +27,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetune.edge_agent.personal.paired_test import (
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
+from fleetune.edge_agent.extensions.adoption.paired_test import (
     LEAST_SAMPLES,
     Losses,
     PairedDifference,
     paired_difference,
 )
-from fleetune.edge_agent.personal.served_model import Standing
 from fleetune.protocols.tasks import score_named
 
 
@@ -42,12 +42,12 @@ class Judged:
     """A model, and how it does on the held-out samples of today.
 
     Attributes:
-        standing: what is known of it.
+        record: what is known of it.
         losses: by sample, shape (n,); None: it cannot be judged on them.
         score: on them, by the task's first metric, higher is better; None: not known.
     """
 
-    standing: Standing
+    record: ModelRecord
     losses: Losses | None = None
     score: float | None = None
 
@@ -128,7 +128,7 @@ def _objection_to_change(best: Judged, used: Judged, rule: Rule, *, closing: boo
     if used.losses is None:
         stays = not closing and not _no_higher(best, used)
         return "in use: it cannot be judged on these samples, and its known loss is lower" if stays else ""
-    if rule.beats(best, used) if used.standing.alone else rule.holds(best, used):
+    if rule.beats(best, used) if used.record.alone else rule.holds(best, used):
         return ""
     return f"worse than the one in use{_by(rule.difference(best, used))}"
 
@@ -141,14 +141,14 @@ def _floor(
         return in_use, ""
     if in_use is None:
         return alone, "trained alone"
-    if in_use.standing.alone and in_use.standing.run == alone.standing.run:
+    if in_use.record.alone and in_use.record.run == alone.record.run:
         worse = rule.difference(alone, in_use)
         got_worse = worse is not None and worse.shows_worse(rule.confidence)
         return (in_use, f"alone got worse{_by(worse)}") if got_worse else (alone, "trained alone")
     if in_use.losses is None:
         stays = not closing and not _no_higher(alone, in_use)
         return (in_use, "") if stays else (alone, "what was in use cannot be judged on these samples")
-    if in_use.standing.alone:
+    if in_use.record.alone:
         stays, why = not rule.holds(alone, in_use), "trained alone"
     else:
         stays = (
@@ -162,9 +162,9 @@ def _best(candidates: Sequence[Judged], used: Judged | None, rule: Rule) -> Judg
     """The one with the lowest mean loss, of equals the last; where none can be judged, the last trained."""
     judged = [one for one in candidates if one.losses is not None and one.losses.size]
     if judged:
-        fit = [one for one in judged if one.standing.trained or used is not None]
+        fit = [one for one in judged if one.record.trained or used is not None]
         return min(reversed(fit), key=rule.mean, default=None)
-    return next((one for one in reversed(candidates) if one.standing.trained), None)
+    return next((one for one in reversed(candidates) if one.record.trained), None)
 
 
 def _objection_to_alone(candidate: Judged, alone: Judged, rule: Rule) -> str:
@@ -185,7 +185,7 @@ def _told(one: Judged) -> str:
     """A score as the task has it, which may be the better the lower it is."""
     if one.score is None:
         return "nothing"
-    score = score_named(one.standing.score)
+    score = score_named(one.record.score)
     return f"{-one.score if score is not None and score.better == 'lower' else one.score:.3g}"
 
 
@@ -200,9 +200,9 @@ def _scores(one: Judged, other: Judged) -> bool:
 
 
 def _no_higher(candidate: Judged, used: Judged) -> bool:
-    ours, theirs = candidate.standing.validation_loss, used.standing.validation_loss
+    ours, theirs = candidate.record.validation_loss, used.record.validation_loss
     return ours is not None and theirs is not None and ours <= theirs
 
 
 def _same(one: Judged, other: Judged | None) -> bool:
-    return other is not None and one.standing.origin == other.standing.origin
+    return other is not None and one.record.origin == other.record.origin

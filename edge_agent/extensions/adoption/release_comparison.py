@@ -6,14 +6,14 @@ from typing import Protocol
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from fleetune.edge_agent.personal.paired_test import (
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel
+from fleetune.edge_agent.extensions.adoption.paired_test import (
     LEAST_SAMPLES,
     Losses,
     PairedDifference,
     paired_difference,
 )
-from fleetune.edge_agent.personal.releases import Releases
-from fleetune.edge_agent.personal.served_model import Served
+from fleetune.edge_agent.extensions.releases import Releases
 from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.wire.payloads import Enrolment
@@ -28,7 +28,7 @@ class LossesBySample(Protocol):
 
 def word_of(
     releases: Releases,
-    before: Served | None,
+    before: DeployedModel | None,
     enrolment: Enrolment,
     judge: LossesBySample,
     weights: Losses | None,
@@ -48,7 +48,7 @@ def word_of(
 
 def _compared(
     releases: Releases,
-    before: Served | None,
+    before: DeployedModel | None,
     enrolment: Enrolment,
     judge: LossesBySample,
     weights: Losses | None,
@@ -71,20 +71,24 @@ def _compared(
 
 
 def _against_before(
-    ours: Losses, before: Served | None, enrolment: Enrolment, judge: LossesBySample, weights: Losses | None
+    ours: Losses,
+    before: DeployedModel | None,
+    enrolment: Enrolment,
+    judge: LossesBySample,
+    weights: Losses | None,
 ) -> PairedDifference:
     """Against what the device served when the run began, as far as that can be judged by the same samples; of
     another model its known mean loss stands for it. Else against what the run began with.
     """
-    standing = None if before is None else before.standing
-    honest = standing is not None and standing.held_out >= enrolment.validation_fraction
-    if before is None or standing is None or not honest:
+    record = None if before is None else before.record
+    honest = record is not None and record.held_out >= enrolment.validation_fraction
+    if before is None or record is None or not honest:
         return paired_difference(ours, judge.losses(enrolment.weights, "validation"), weights)
-    if standing.model == enrolment.spec.hash:
+    if record.model == enrolment.spec.hash:
         return paired_difference(ours, judge.losses(before.weights, "validation"), weights)
-    if standing.validation_loss is None:
+    if record.validation_loss is None:
         return paired_difference(ours, judge.losses(enrolment.weights, "validation"), weights)
-    alone = paired_difference(ours, np.full(ours.size, standing.validation_loss), weights)
-    theirs = alone.standard_error if standing.loss_error is None else standing.loss_error
+    alone = paired_difference(ours, np.full(ours.size, record.validation_loss), weights)
+    theirs = alone.standard_error if record.loss_error is None else record.loss_error
     both = math.hypot(alone.standard_error, theirs) * math.sqrt(alone.num_samples)
     return PairedDifference(alone.mean, both, 0.0, alone.num_samples)

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from fleetune.edge_agent.personal.gate import Judged, Rule, choose
-from fleetune.edge_agent.personal.paired_test import LEAST_SAMPLES
-from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.edge_agent.extensions.adoption.comparison import Judged, Rule, choose
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
+from fleetune.edge_agent.extensions.adoption.paired_test import LEAST_SAMPLES
 
 RULE = Rule(0.9)
 NOISE = np.random.default_rng(0).normal(scale=0.1, size=(4, 40))
 NOISE -= NOISE.mean(axis=1, keepdims=True)
-STANDING = Standing("a", 5, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
+STANDING = ModelRecord("a", 5, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
 
 
-def model(loss, number=5, *, row=0, num_samples=40, score=None, known=True, **standing):
+def model(loss, number=5, *, row=0, num_samples=40, score=None, known=True, **record):
     losses = (loss + NOISE[row, :num_samples]) if known else None
-    told = replace(STANDING, round=number, validation_loss=loss, **standing)
+    told = replace(STANDING, round=number, validation_loss=loss, **record)
     return Judged(told, losses, score)
 
 
@@ -32,17 +32,17 @@ def own(loss, number=5, row=1, **more):
 def used(in_use, alone, *candidates, rule=RULE, closing=False):
     """What is used, by its figures, and why."""
     found = choose(in_use, alone, candidates, rule, closing=closing)
-    return found and Said(found.used.standing, found.why)
+    return found and Said(found.used.record, found.why)
 
 
 @dataclass
 class Said:
-    used: Standing
+    used: ModelRecord
     why: str
 
     def __eq__(self, other):
         """It is this model."""
-        return self.used == other.standing
+        return self.used == other.record
 
     __hash__ = None
 
@@ -146,8 +146,8 @@ def test_asked_again_after_a_crash_it_says_the_same():
         for _ in range(300):
             base = rng.normal(1.0, 0.3, 25)
 
-            def one(number, base=base, **standing):
-                told = replace(STANDING, round=number, **standing)
+            def one(number, base=base, **record):
+                told = replace(STANDING, round=number, **record)
                 return Judged(told, base + rng.normal(rng.normal(0, 0.1), 0.2, 25), rng.integers(3) / 2)
 
             alone = one(5, alone=True)
@@ -155,7 +155,7 @@ def test_asked_again_after_a_crash_it_says_the_same():
             candidates = [one(5, trained=False), one(5)] if closing else [one(5)]
             first = choose(in_use, alone, candidates, RULE, closing=closing)
             again = choose(first.used, alone, candidates, RULE, closing=closing)
-            assert again.used.standing.origin == first.used.standing.origin
+            assert again.used.record.origin == first.used.record.origin
 
 
 @pytest.mark.parametrize(("worse_by", "most"), [(0.03, 0.2), (0.06, 0.1), (0.1, 0.02)])
@@ -175,5 +175,5 @@ def test_a_whole_run_seldom_ends_with_a_model_that_is_worse_than_alone(worse_by,
                 for is_alone in (True, False)
             )
             in_use = choose(in_use, alone, [theirs], RULE, closing=number == 21).used
-        harmed += not in_use.standing.alone
+        harmed += not in_use.record.alone
     assert harmed / 150 <= most

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fleetune.edge_agent.personal.paired_test import (
+from fleetune.edge_agent.extensions.adoption.paired_test import (
     LEAST_SAMPLES,
     newest_count_most,
     paired_difference,

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Iterable
 
 from fleetune.protocols.wire.peer_link import Answered, Item, PeerLink
 
-SILENCE_S = 10.0
+COORDINATOR_TIMEOUT_S = 10.0
 AGAIN_S = 300.0  # between two examinations: each is a second connection to the broker
 
 NOTHING_HEARD, NOT_HEARD = "nothing heard", "not heard"
 
 
-class Silence:
+class CoordinatorTimeout:
     """What an agent waits for, and since when.
 
     Attributes:
@@ -48,7 +48,7 @@ class Silence:
         awaited = self._awaits(link)
         if awaited != self._awaited:
             self._awaited = awaited
-            self.wake_at = None if awaited is None else max(now + SILENCE_S, self._not_before)
+            self.wake_at = None if awaited is None else max(now + COORDINATOR_TIMEOUT_S, self._not_before)
         if self.wake_at is None or now < self.wake_at:
             return False
         self.wake_at, self._not_before = None, now + AGAIN_S

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from tests.conftest import tiny_spec
 
-from fleetune.edge_agent.personal.served_model import Adoption, Standing, is_better, read_served
+from fleetune.edge_agent.extensions.adoption.deployed_model import (
+    Adoption,
+    ModelRecord,
+    is_better,
+    read_deployed,
+)
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import Budget
@@ -23,7 +28,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 
 SPEC = tiny_spec()
-ONE = Standing("a", 1, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
+ONE = ModelRecord("a", 1, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
 JUDGED = replace(ONE, validation_loss=0.5, training_loss=0.5)
 
 
@@ -170,8 +175,8 @@ class ClientState:
     @property
     def now(self):
         """The run, the round and the number of what is served."""
-        found = read_served(self.served.read(), SPEC)
-        return found and (found.standing.run, found.standing.round, float(found.weights[0]))
+        found = read_deployed(self.served.read(), SPEC)
+        return found and (found.record.run, found.record.round, float(found.weights[0]))
 
 
 def test_a_worse_round_leaves_what_is_served():
@@ -256,7 +261,7 @@ def test_a_restart_judges_what_is_served_by_the_samples_of_today():
     device.work(1, 0.75)
     device.trainer.best, device.samples = 0.0, "tomorrow"
     device.join()
-    assert read_served(device.served.read()).standing.validation_loss == 0.75
+    assert read_deployed(device.served.read()).record.validation_loss == 0.75
     device.work(2, 0.5)
     assert device.now == ("a", 2, 0.5)
     writes = device.served.writes

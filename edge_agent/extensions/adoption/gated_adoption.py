@@ -1,7 +1,7 @@
 """A device's served model in a run with [adoption]: candidates are judged, versions kept, one is used.
 
 Each round's candidates, the model trained alone and the one in use are judged on the held-out samples of
-today, and `edge_agent.personal.gate` chooses. A model that comes into use becomes a version: a file of its
+today, and `choose` of `comparison.py` decides. A model that comes into use becomes a version: a file of its
 own, of which the latest few are kept. The file of what is served is replaced last, so a power cut leaves what
 was served before or what is served now; asked again after it, the same is decided.
 
@@ -18,28 +18,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fleetune.edge_agent.personal.alone import Alone, Turn
-from fleetune.edge_agent.personal.decisions import Decision, write_decision
-from fleetune.edge_agent.personal.gate import Choice, Judged, Rule, choose
-from fleetune.edge_agent.personal.kept_versions import (
-    keep_as_it_is,
-    newest_of_another_run,
-    read_version,
-    serve_version,
-    withdraw_version,
-)
-from fleetune.edge_agent.personal.paired_test import Losses, newest_count_most
-from fleetune.edge_agent.personal.release_comparison import word_of
-from fleetune.edge_agent.personal.releases import Releases
-from fleetune.edge_agent.personal.served_model import (
+from fleetune.edge_agent.extensions.adoption.comparison import Choice, Judged, Rule, choose
+from fleetune.edge_agent.extensions.adoption.decisions import Decision, write_decision
+from fleetune.edge_agent.extensions.adoption.deployed_model import (
+    DeployedModel,
     Judge,
-    Served,
-    Standing,
+    ModelRecord,
     other_score,
-    read_served,
+    read_deployed,
     with_threshold,
 )
-from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.extensions.adoption.paired_test import Losses, newest_count_most
+from fleetune.edge_agent.extensions.adoption.release_comparison import word_of
+from fleetune.edge_agent.extensions.adoption.version_files import (
+    deploy_version,
+    keep_deployed_as_version,
+    newest_of_another_run,
+    read_version,
+    withdraw_version,
+)
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel, RoundAttempt
+from fleetune.edge_agent.extensions.releases import Releases
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.protocols.method.trainer import Part
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.adoption import AdoptionSection
@@ -64,14 +64,14 @@ class LossJudge(Judge, Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that a round led to, and what its standing does not tell."""
+    """A model that a round led to, and what its record does not tell."""
 
-    standing: Standing
+    record: ModelRecord
     weights: FlatArray
 
 
 class GatedAdoption:
-    """See `edge_agent.personal.served_model.Adoption`; with the run's [adoption] section.
+    """See `edge_agent.extensions.adoption.deployed_model.Adoption`; with the run's [adoption] section.
 
     Args:
         files: of what the device serves, across its runs.
@@ -88,7 +88,7 @@ class GatedAdoption:
 
     def __init__(
         self,
-        files: ServedFiles,
+        files: DeployedFiles,
         enrolment: Enrolment,
         section: AdoptionSection,
         judge: LossJudge,
@@ -116,25 +116,25 @@ class GatedAdoption:
         """Nothing of the run is kept but what is served."""
         return None
 
-    def resume(self, best: Standing | None) -> None:
+    def resume(self, best: ModelRecord | None) -> None:
         """There is nothing to go on with: what is served has a file of its own."""
 
     def offer(
         self,
         weights: FlatArray,
-        turn: Turn,
+        turn: RoundAttempt,
         accuracy: float | None,
         *,
         training_loss: float | None = None,
         trained: bool = True,
     ) -> None:
         """A candidate of this round, see `Adoption.offer`; `settle` decides."""
-        standing = replace(
+        record = replace(
             self._standing(turn), trained=trained, accuracy=accuracy, training_loss=training_loss
         )
-        self._offered.append(Candidate(standing, weights))
+        self._offered.append(Candidate(record, weights))
 
-    def settle(self, turn: Turn, alone: Alone | None) -> None:
+    def settle(self, turn: RoundAttempt, alone: LocalOnlyModel | None) -> None:
         """Decide what is served from now on.
 
         Args:
@@ -147,9 +147,9 @@ class GatedAdoption:
         offered, self._offered = self._offered, []
         own = None if alone is None else self._of_alone(alone)
         candidates = [self._judged(one) for one in offered]
-        known = {one.standing.origin: one for one in offered}
+        known = {one.record.origin: one for one in offered}
         if alone is not None and own is not None:
-            known[own.standing.origin] = Candidate(own.standing, alone.to_serve)
+            known[own.record.origin] = Candidate(own.record, alone.to_serve)
         self._note_served()
         pinned = self._files.pinned
         if pinned is not None:
@@ -168,7 +168,7 @@ class GatedAdoption:
         Raises:
             StoreError: it cannot be written.
         """
-        origin = self._standing(Turn(version, 0)).origin
+        origin = self._standing(RoundAttempt(version, 0)).origin
         if self._files.pinned is not None:
             return
         withdraw_version(self._files, origin)
@@ -178,20 +178,20 @@ class GatedAdoption:
         before = newest_of_another_run(self._files, self._enrolment.run)
         return word_of(releases, before, self._enrolment, self._judge, self._rule.weights)
 
-    def told(self, alone: Alone | None) -> Mapping[str, Any]:
+    def told(self, alone: LocalOnlyModel | None) -> Mapping[str, Any]:
         """Whether the model in use is the fleet's, and how it and the one trained alone do on the test split.
 
         Raises:
             StoreError: what is served cannot be read.
         """
-        used, found = self._used, read_served(self._files.served.read())
-        figures: dict[str, Any] = {"kept": None if found is None else found.standing.accuracy}
+        used, found = self._used, read_deployed(self._files.served.read())
+        figures: dict[str, Any] = {"kept": None if found is None else found.record.accuracy}
         if used is not None:
-            figures["adopted"] = not used.standing.alone
+            figures["adopted"] = not used.record.alone
         if alone is None or not alone.round:
             return figures
         figures["alone"] = self._judge.score(alone.to_serve, "test")
-        if used is None or found is None or used.standing.model != self._enrolment.spec.hash:
+        if used is None or found is None or used.record.model != self._enrolment.spec.hash:
             return figures
         if figures["alone"] is not None and np.array_equal(found.weights, alone.to_serve):
             return figures | {"gain": 0.0, "gain_error": 0.0}  # the same model: asking it twice tells no more
@@ -202,25 +202,25 @@ class GatedAdoption:
 
     def _use(self, choice: Choice, known: dict[tuple[object, ...], Candidate], own: Judged | None) -> None:
         used, before = choice.used, self._used
-        if before is not None and used.standing.origin == before.standing.origin:
-            self._used = replace(used, standing=before.standing)
+        if before is not None and used.record.origin == before.record.origin:
+            self._used = replace(used, record=before.record)
             return
-        follows = before is not None and before.standing.alone and used.standing.alone
-        number = before.standing.version if follows and before is not None else self._next_number(used)
+        follows = before is not None and before.record.alone and used.record.alone
+        number = before.record.version if follows and before is not None else self._next_number(used)
         lead, error = self._lead(used, own)
-        standing = replace(used.standing, lead=lead, lead_error=error, why=choice.why, version=number)
-        weights = known[used.standing.origin].weights
-        if standing.closing and standing.accuracy is None:
-            standing = replace(standing, accuracy=self._judge.score(weights, "test"))
-        self._serve(Served(standing, weights))
-        self._used = replace(used, standing=standing)
-        log.info("served from now on: %s; %s", standing.words, choice.why)
+        record = replace(used.record, lead=lead, lead_error=error, why=choice.why, version=number)
+        weights = known[used.record.origin].weights
+        if record.closing and record.accuracy is None:
+            record = replace(record, accuracy=self._judge.score(weights, "test"))
+        self._serve(DeployedModel(record, weights))
+        self._used = replace(used, record=record)
+        log.info("served from now on: %s; %s", record.words, choice.why)
 
-    def _serve(self, served: Served) -> None:
+    def _serve(self, served: DeployedModel) -> None:
         """As a version, and then as what is served: a cut in between leaves what was served before."""
-        standing = with_threshold(served.standing, served.weights, self._enrolment, self._judge)
-        data = codec.encode(Served(standing, served.weights), self._enrolment.spec)
-        number = served.standing.version
+        record = with_threshold(served.record, served.weights, self._enrolment, self._judge)
+        data = codec.encode(DeployedModel(record, served.weights), self._enrolment.spec)
+        number = served.record.version
         if number:
             self._files.version(number).write(data)
         self._files.served.write(data)
@@ -233,13 +233,13 @@ class GatedAdoption:
         if not numbers:
             return 1
         newest = read_version(self._files, numbers[-1])
-        is_this = newest is not None and newest.standing.origin == used.standing.origin
+        is_this = newest is not None and newest.record.origin == used.record.origin
         return numbers[-1] if is_this else numbers[-1] + 1
 
     def _serve_pinned(self, number: int) -> None:
-        if self._used is not None and self._used.standing.version == number:
+        if self._used is not None and self._used.record.version == number:
             return
-        if serve_version(self._files, number) is None:
+        if deploy_version(self._files, number) is None:
             log.warning("version %d is pinned and cannot be read: what was served still is", number)
             return
         self._note_served()
@@ -247,59 +247,59 @@ class GatedAdoption:
 
     def _note_served(self) -> None:
         """What is served, by its file: the owner may have gone back to another version meanwhile."""
-        found = read_served(self._files.served.read())
+        found = read_deployed(self._files.served.read())
         if found is None:
             self._used = None
-        elif self._used is None or self._used.standing.origin != found.standing.origin:
+        elif self._used is None or self._used.record.origin != found.record.origin:
             self._used = self._judged_served(found)
 
-    def _judged_served(self, found: Served) -> Judged:
+    def _judged_served(self, found: DeployedModel) -> Judged:
         """Judged on the held-out samples of today, as far as it may be: not if it was trained on some."""
-        standing = found.standing
-        if standing.model != self._enrolment.spec.hash:
-            return Judged(standing)
-        if standing.samples != self._samples or standing.accuracy is None:
+        record = found.record
+        if record.model != self._enrolment.spec.hash:
+            return Judged(record)
+        if record.samples != self._samples or record.accuracy is None:
             accuracy = self._judge.score(found.weights, "test")
-            standing = replace(standing, accuracy=accuracy, samples=self._samples)
-        if standing.alone and not standing.held_out:
-            return Judged(standing)  # trained on all: the figures are of the one that it stands for
-        if self._judges and self._enrolment.validation_fraction <= standing.held_out:
-            return self._judged(Candidate(standing, found.weights))
+            record = replace(record, accuracy=accuracy, samples=self._samples)
+        if record.alone and not record.held_out:
+            return Judged(record)  # trained on all: the figures are of the one that it stands for
+        if self._judges and self._enrolment.validation_fraction <= record.held_out:
+            return self._judged(Candidate(record, found.weights))
         if self._judges:
-            standing = replace(standing, validation_loss=self._judge.loss(found.weights, "validation"))
-        return Judged(standing)
+            record = replace(record, validation_loss=self._judge.loss(found.weights, "validation"))
+        return Judged(record)
 
     def _judged(self, one: Candidate) -> Judged:
         if not self._judges:
-            return Judged(one.standing, np.zeros(0))
-        known = self._known.get(one.standing.origin)
+            return Judged(one.record, np.zeros(0))
+        known = self._known.get(one.record.origin)
         if known is not None:
-            return replace(known, standing=replace(known.standing, version=one.standing.version))
+            return replace(known, record=replace(known.record, version=one.record.version))
         losses = self._judge.losses(one.weights, "validation")
         loss = float(np.average(losses, weights=self._rule.weights))
         error = float(losses.std(ddof=1) / math.sqrt(losses.size)) if losses.size > 1 else None
-        standing = replace(one.standing, validation_loss=loss, loss_error=error)
-        return Judged(standing, losses, self._score(one.weights))
+        record = replace(one.record, validation_loss=loss, loss_error=error)
+        return Judged(record, losses, self._score(one.weights))
 
     def _score(self, weights: FlatArray) -> float | None:
         """On the held-out samples; higher is better."""
         score = self._judge.score(weights, "validation")
         return -score if score is not None and self._judge.lower_is_better else score
 
-    def _of_alone(self, alone: Alone) -> Judged | None:
+    def _of_alone(self, alone: LocalOnlyModel) -> Judged | None:
         """None: it has not been trained yet."""
         if not alone.round:
             return None
-        turn = Turn(alone.round, alone.attempt, alone.closing)
-        standing = replace(self._standing(turn), alone=True)
-        judged = self._judged(Candidate(standing, alone.weights))
+        turn = RoundAttempt(alone.round, alone.attempt, alone.closing)
+        record = replace(self._standing(turn), alone=True)
+        judged = self._judged(Candidate(record, alone.weights))
         if alone.on_all is None:
             return judged
-        return replace(judged, standing=replace(judged.standing, held_out=0.0))
+        return replace(judged, record=replace(judged.record, held_out=0.0))
 
-    def _standing(self, turn: Turn) -> Standing:
+    def _standing(self, turn: RoundAttempt) -> ModelRecord:
         spec = self._enrolment.spec
-        return Standing(
+        return ModelRecord(
             run=self._enrolment.run,
             round=turn.round,
             attempt=turn.attempt,
@@ -314,38 +314,38 @@ class GatedAdoption:
 
     def _lead(self, one: Judged, own: Judged | None) -> tuple[float | None, float | None]:
         """How much lower its loss is than that of the model trained alone, and the standard error of that."""
-        found = None if own is None or one.standing.alone else self._rule.difference(one, own)
+        found = None if own is None or one.record.alone else self._rule.difference(one, own)
         if found is None or not math.isfinite(found.standard_error):
             return None, None
         return -found.mean, found.standard_error
 
     def _go_back_if_worse(self) -> None:
         """The versions are judged on samples of today when these have changed."""
-        found = read_served(self._files.served.read())
+        found = read_deployed(self._files.served.read())
         if found is None:
             return
-        if not found.standing.version and found.standing.model == self._enrolment.spec.hash:
+        if not found.record.version and found.record.model == self._enrolment.spec.hash:
             number = max(self._files.numbers, default=0) + 1  # served before there were versions
-            found = Served(replace(found.standing, version=number), found.weights)
+            found = DeployedModel(replace(found.record, version=number), found.weights)
             self._serve(found)
         elif self._section.canary:
-            keep_as_it_is(self._files, found.standing.version)
-        changed = found.standing.samples != self._samples
+            keep_deployed_as_version(self._files, found.record.version)
+        changed = found.record.samples != self._samples
         self._used = self._judged_served(found)
         if not changed or self._files.pinned is not None:
             return
         better = self._best_earlier()
         if better is None:
-            self._serve(Served(self._used.standing, found.weights))
+            self._serve(DeployedModel(self._used.record, found.weights))
             return
         judged, weights = better
         lost = self._rule.difference(self._used, judged)
         amount = "" if lost is None else f" by {lost.mean:.3g} ± {lost.standard_error:.2g} in loss"
-        why = f"gone back to: version {found.standing.version} is worse on the samples of today{amount}"
-        standing = replace(judged.standing, why=why)
-        self._serve(Served(standing, weights))
-        self._used = replace(judged, standing=standing)
-        log.info("back to version %d: %s", standing.version, why)
+        why = f"gone back to: version {found.record.version} is worse on the samples of today{amount}"
+        record = replace(judged.record, why=why)
+        self._serve(DeployedModel(record, weights))
+        self._used = replace(judged, record=record)
+        log.info("back to version %d: %s", record.version, why)
 
     def _best_earlier(self) -> tuple[Judged, FlatArray] | None:
         """The best of the versions that are shown to be better than the one in use."""
@@ -353,7 +353,7 @@ class GatedAdoption:
         best: tuple[Judged, FlatArray] | None = None
         for number in self._files.numbers:
             found = read_version(self._files, number)
-            if found is None or number == self._used.standing.version:
+            if found is None or number == self._used.record.version:
                 continue
             judged = self._judged_served(found)
             if self._rule.beats(judged, self._used) and (
@@ -362,7 +362,9 @@ class GatedAdoption:
                 best = judged, found.weights
         return best
 
-    def _note(self, turn: Turn, candidates: Sequence[Judged], own: Judged | None, choice: Choice) -> None:
+    def _note(
+        self, turn: RoundAttempt, candidates: Sequence[Judged], own: Judged | None, choice: Choice
+    ) -> None:
         """For `edge-agent models`."""
         fleet = [one for one in candidates if one.losses is not None and one.losses.size]
         best = min(reversed(fleet), key=self._rule.mean, default=None)
@@ -371,10 +373,10 @@ class GatedAdoption:
             run=self._enrolment.run,
             round=turn.round,
             closing=turn.closing,
-            version=0 if self._used is None else self._used.standing.version,
+            version=0 if self._used is None else self._used.record.version,
             why=choice.why,
-            loss=None if best is None else best.standing.validation_loss,
-            error=None if best is None else best.standing.loss_error,
+            loss=None if best is None else best.record.validation_loss,
+            error=None if best is None else best.record.loss_error,
             lead=lead,
             lead_error=lead_error,
         )

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
+from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory, States
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundAttempt:
     """A round's number and attempt, and whether it is the run's final evaluation."""
 
     round: int
@@ -34,7 +34,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Alone:
+class LocalOnlyModel:
     """A model trained alone.
 
     Attributes:
@@ -60,7 +60,7 @@ class Alone:
         return self.weights if self.on_all is None else self.on_all
 
 
-class AloneTrainer(Trainer, Protocol):
+class LocalOnlyTrainer(Trainer, Protocol):
     """A device's model and data."""
 
     def on_all(self) -> Trainer:
@@ -68,9 +68,14 @@ class AloneTrainer(Trainer, Protocol):
         ...
 
 
-def trained_alone(
-    alone: Alone, turn: Turn, every: int, trainer: AloneTrainer, key: Key, states: KeptStates | None = None
-) -> Alone:
+def train_local_only(
+    alone: LocalOnlyModel,
+    turn: RoundAttempt,
+    every: int,
+    trainer: LocalOnlyTrainer,
+    key: Key,
+    states: OptimiserMemory | None = None,
+) -> LocalOnlyModel:
     """The model after a round's work: trained in the first round, and in every `every`-th from there.
 
     In a final evaluation it is trained too, as the fleet's models are; the caller throws that state away. If

@@ -2,7 +2,7 @@
 
 The coordinator says which version is out for all and, to a canary, which is on trial
 (`coordinator.rounds.rollout`). A device serves the newest that it is given, if the gate lets it
-(`edge_agent.personal.gate`), with its own running statistics, which no round averages. Before the first
+(`extensions.adoption.comparison`), with its own running statistics, which no round averages. Before the first
 version is out it goes on with what it served when the run began.
 """
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from tests.edge_agent.budget.test_ratio_controller import FINAL_EVALUATION, FIRST, UNKNOWN, a_ratio_controller
 
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget, DeviceReport
@@ -16,7 +16,7 @@ from fleetune.protocols.wire.messages import TransferKey
 
 @pytest.fixture
 def membership():
-    return Membership(a_ratio_controller())
+    return RoundPlanner(a_ratio_controller())
 
 
 def done(membership, key=FIRST, upload_s=2.0):
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(me
 
 
 def test_a_brief_run_hears_of_a_forecast_only_when_it_is_quite_another():
-    usual, brief = (Membership(a_ratio_controller(deadline_s=None), brief=said) for said in (False, True))
+    usual, brief = (RoundPlanner(a_ratio_controller(deadline_s=None), brief=said) for said in (False, True))
     for member in (usual, brief):
         told = member.tell()
         for share, news in ((1.2, member is usual), (0.6, member is usual), (1.6, True), (0.4, True)):

@@ -1,0 +1,1 @@
+"""Which model a device deploys: its record and files, the rules that choose it, and the extension itself."""
