@@ -250,8 +250,8 @@ def explain(folder: RunFolder) -> None:
     from fleetune.coordinator.run.stored_run import look_at
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
-        controller, score = run.controller, run.enrolment.learns.score
-        Console().print(explanation(run.settings, controller.engine_state, controller.records(), score))
+        controller = run.controller
+        Console().print(explanation(run.settings, controller.engine_state, controller.records()))
 
 
 @app.command()

@@ -330,8 +330,6 @@ class RatioSummary(Struct, frozen=True, kw_only=True):
         replies: made at it.
         seconds, up, joules: medians of these, of whole rounds, payload bytes and energy.
         local_work: mean share of the local training that was done.
-        worth: of working at it, over the mean of all ratios seen, in units of the score.
-        deviation: standard deviation of that.
     """
 
     ratio: float
@@ -340,8 +338,6 @@ class RatioSummary(Struct, frozen=True, kw_only=True):
     up: float | None = None
     joules: float | None = None
     local_work: float = 1.0
-    worth: float | None = None
-    deviation: float | None = None
 
 
 class EncodingSummary(Struct, frozen=True):

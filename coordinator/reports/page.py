@@ -87,9 +87,6 @@ _CAPTIONS = {
     "over-alone": "What each device serves against the model that it trained alone, on the same test "
     "samples, in percentage points; bars, and the band around the mean: 95 % each way. Grey: it serves that "
     "model itself.",
-    "worth-by-ratio": "What a device's accuracy gains by working at a ratio, over the mean of all ratios, as "
-    "rounds have shown in which several were tried; bars: one standard deviation. The larger a dot, the more "
-    "replies were made at its ratio.",
     "gain-by-device": "What each device's personal model does better, in percentage points.",
     "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
     "device expected when it chose its ratio, and what it took. In the band it was within a quarter. "

@@ -72,7 +72,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         summary = structs.replace(summary, ended=controller.finished)
     if run.settings.proposes_ratios:
         used = by_encoding(records) or UNSET
-        summary = structs.replace(summary, by_ratio=by_ratio(state, records), by_encoding=used)
+        summary = structs.replace(summary, by_ratio=by_ratio(records), by_encoding=used)
     return structs.replace(summary, provenance=provenance_of(run))
 
 

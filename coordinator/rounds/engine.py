@@ -372,7 +372,7 @@ class RoundEngine:
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
         if self._objective.proposes and self.state.stage == "training":
-            deal(self.state, asked, self._objective, self._run.seed, self._ways)
+            deal(self.state, asked, self._objective, self._ways)
         self.state.change(spending=self.state.spending.opened(now))
         span_s = self._span_s
         self.state.change(until=now + span_s, span_s=span_s, extended=0)

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, Self
 from msgspec import UNSET
 
 from fleetune.coordinator.rounds.member_groups import Groups
-from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
 from fleetune.coordinator.rounds.objective.left_out import LeftOut
 from fleetune.coordinator.rounds.objective.spending import Spending
 from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
@@ -74,10 +73,9 @@ class Member:
         asked_at, took_s, loss: where devices are drawn by worth: when it was asked last, how long its
             last reply took, and the loss that this told; None: not known.
         change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
-        dealt, score: with an objective: what its latest task was planned at, and the score that its last
-            reply told, more being better.
-        left_out: likewise, the share that this left for a later update (see `RoundCost`); None: not told.
-        shown: likewise, both as they were in the last round that closed with it.
+        dealt: with an objective: what its latest task was planned at.
+        left_out: likewise, the share of its last update that waits for a later one (see `RoundCost`); None:
+            not reported.
         agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
     """
 
@@ -100,9 +98,7 @@ class Member:
     loss: float | None = None
     change: float | None = None
     dealt: Budget | None = None
-    score: float | None = None
     left_out: float | None = None
-    shown: Shown | None = None
     agent: str = ""
 
     @property
@@ -164,8 +160,7 @@ class EngineState:
         ahead_s: by how much the time of day is ahead of `now`.
         paused: no round opens.
         ends: why none opens any more but the final evaluation; "": they do.
-        evidence: with an objective: what rounds have shown of ratios.
-        left_out: likewise, of encodings of updates.
+        left_out: with an objective: the measured compression errors of the run's encodings.
         spending: what the run has taken.
     """
 
@@ -190,7 +185,6 @@ class EngineState:
     ahead_s: float = 0.0
     paused: bool = False
     ends: str = ""
-    evidence: Evidence = Evidence()  # noqa: RUF009 - frozen
     left_out: LeftOut = LeftOut()  # noqa: RUF009 - frozen
     spending: Spending = Spending()  # noqa: RUF009 - frozen
 

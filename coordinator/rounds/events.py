@@ -40,8 +40,8 @@ class ReplyArrived:
 
     `objection`: what speaks against counting it, asked once by whoever takes it in (see
     `coordinator.rounds.rejections`); None: it counts. `leaving`: the device has nothing more to gain
-    and leaves the run (early stopping). `loss`: of its training. `score`: of its model after that, more being
-    better. None: not known. `num_bytes`: of its payload. `joules`: that its round took, or was to take.
+    and leaves the run (early stopping). `loss`: of its training; None: not known. `num_bytes`: of its
+    payload. `joules`: that its round took, or was to take.
     `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.
     `left_out`: what its encoding left for a later one, see `RoundCost`.
     """
@@ -52,7 +52,6 @@ class ReplyArrived:
     objection: Objection | None
     leaving: bool = False
     loss: float | None = None
-    score: float | None = None
     num_bytes: int = 0
     joules: float | None = None
     change: float | None = None

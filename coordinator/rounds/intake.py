@@ -96,8 +96,7 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
 def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]:
     """How long the reply took and what it tells, where that is asked for (`usefulness`, `pace`)."""
     member = state.members[event.device]
-    dealt = {"score": event.score, "left_out": event.left_out}
-    seen: dict[str, float | None] = {} if member.dealt is None else dealt
+    seen: dict[str, float | None] = {} if member.dealt is None else {"left_out": event.left_out}
     if member.asked_at is None or state.seen_at < member.asked_at:
         return seen
     seen["took_s"] = state.seen_at - member.asked_at

@@ -60,10 +60,9 @@ class RunController:
         self._method = method
         self._store = store
         self._engine_type = engine_type(settings.round)
-        self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
         uplinks = tuple(one.cost for one in enrolment.uplinks)
-        self._ways = Ways(uplinks, method.worth, method.score_tells)
+        self._ways = Ways(uplinks, method.worth)
         self._keeps_steps = True
         self._begin()
 
@@ -186,8 +185,7 @@ class RunController:
         return lambda data, told: ReadAhead(delivered, read_reply(data, device, turn, method, base, told))
 
     def _arrival(self, arriving: ArrivingReply, turn: Turn, objection: Objection | None) -> ReplyArrived:
-        reply, told = arriving.reply, arriving.reply.measures
-        score = None if told.after is None else self._upward * told.after
+        reply = arriving.reply
         member, looks = self.engine_state.member(reply.device), self._settings.round.prefer == "pyramid"
         change = arriving.change(member, self._method.spec) if looks else None
         joules = arriving.predicted.joules if arriving.actual.joules is None else arriving.actual.joules
@@ -195,13 +193,12 @@ class RunController:
             reply.device,
             *turn,
             objection,
-            reply.leaving,
-            told.train_loss,
-            score,
-            len(arriving.data),
-            joules,
-            change,
-            arriving.actual.left_out,
+            leaving=reply.leaving,
+            loss=reply.measures.train_loss,
+            num_bytes=len(arriving.data),
+            joules=joules,
+            change=change,
+            left_out=arriving.actual.left_out,
         )
 
     def note_refused_offer(

@@ -24,7 +24,6 @@ PICTURES = (
     "accuracy-by-device",
     "bytes-by-round",
     "predicted-by-actual",
-    "worth-by-ratio",
     "over-alone",
 )
 OURS = (

@@ -68,10 +68,6 @@ class Method(Protocol[S, D, T, U]):
     of the same entries. Where a lossy downlink brought less than was planned, they are moved by the
     difference before they are aggregated, or what was not sent would be lost."""
 
-    score_tells: ClassVar[bool] = True
-    """Whether a device's own score tells what its ratio is worth. Where what it exchanges serves the others
-    alone, that is nothing but noise: with an objective its ratio then goes by `worth`, and none is tried."""
-
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
     """What it tells of its inner workings, by `diagnose_update` and `diagnose_round`."""
 

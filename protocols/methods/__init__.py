@@ -140,14 +140,6 @@ def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
         return ()
 
 
-def score_tells_of(section: Mapping[str, Any]) -> bool:
-    """`Method.score_tells` of the method of a [method] section; True where that cannot be loaded."""
-    try:
-        return bool(_find(str(section.get("name"))).score_tells)
-    except SettingError:
-        return True
-
-
 def worth_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
     """`Method.worth` of the method of a [method] section; the usual one where that cannot be loaded."""
     try:

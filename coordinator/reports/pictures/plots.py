@@ -21,7 +21,6 @@ from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_picture
 from fleetune.coordinator.reports.pictures.over_alone import over_alone
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
-from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.scores import Score
@@ -258,7 +257,6 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
     "over-alone": lambda story, theme: over_alone(story.summary, theme),
     "accuracy-by-device": accuracy_by_device,
     "bytes-by-round": bytes_by_round,
-    "worth-by-ratio": lambda story, theme: worth_by_ratio(story.summary, theme),
     "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, DURATION), theme),
 }
 

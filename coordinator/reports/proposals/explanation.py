@@ -18,31 +18,28 @@ from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_
 from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.methods import score_tells_of, worth_of
+from fleetune.protocols.methods import worth_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.update.encodings import chosen, in_words
 
 LATEST = 8  # rounds that the words are about
 _WHY = {
-    "time": "time: rounds as short as it pays; each device works within that at a ratio that is worth most",
-    "bytes": "bytes: each device does no more than brings most a byte sent, at a ratio that is worth most",
-    "energy": "energy: each device does no more than brings most a joule, idling counted, at a ratio that is "
-    "worth most",
-    "money": "money: each device does no more than brings most for its price, at a ratio that is worth most",
+    "time": "time: rounds as short as it pays; each device does the most work within that",
+    "bytes": "bytes: each device does no more than brings most a byte sent",
+    "energy": "energy: each device does no more than brings most a joule, idling counted",
+    "money": "money: each device does no more than brings most for its price",
 }
 _NONE = "no [objective]: each device takes the largest ratio that fits its limits"
 _DEALT = "fleet.ratios deals each device its ratio"
 
 
-def by_ratio(state: EngineState, records: Sequence[RoundRecord]) -> list[RatioSummary]:
+def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
     """Every ratio that a reply was made at, ascending."""
     replies: dict[float, list[DeviceRound]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
             replies.setdefault(reply.ratio, []).append(reply)
-    worths = _worths(state)
-    return [_of_ratio(ratio, replies[ratio], *worths.get(ratio, (None, None))) for ratio in sorted(replies)]
+    return [_of_ratio(ratio, replies[ratio]) for ratio in sorted(replies)]
 
 
 def by_encoding(records: Sequence[RoundRecord]) -> list[EncodingSummary]:
@@ -56,9 +53,7 @@ def by_encoding(records: Sequence[RoundRecord]) -> list[EncodingSummary]:
     return sorted(rows, key=lambda row: row.up, reverse=True)
 
 
-def _of_ratio(
-    ratio: float, replies: Sequence[DeviceRound], worth: float | None, deviation: float | None
-) -> RatioSummary:
+def _of_ratio(ratio: float, replies: Sequence[DeviceRound]) -> RatioSummary:
     return RatioSummary(
         ratio=ratio,
         replies=len(replies),
@@ -66,19 +61,14 @@ def _of_ratio(
         up=_median([reply.bytes_up for reply in replies]),
         joules=_median([reply.actual.joules for reply in replies]),
         local_work=mean(reply.local_work for reply in replies),
-        worth=worth,
-        deviation=deviation,
     )
 
 
-def explanation(
-    settings: RunSettings, state: EngineState, records: Sequence[RoundRecord], score: Score
-) -> Group:
+def explanation(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Group:
     """A table of all ratios, and words on the pace, for a terminal."""
-    rows = by_ratio(state, records)
+    rows = by_ratio(records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
-    heads = "p", "replies", "local\ntraining", "a round\ntakes", "up", "energy", f"worth\n({_unit(score)})"
-    for head in heads:
+    for head in ("p", "replies", "local\ntraining", "a round\ntakes", "up", "energy"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -88,24 +78,9 @@ def explanation(
             readable.duration(row.seconds),
             readable.size(row.up),
             readable.energy(row.joules),
-            _shown(row, score),
         )
     lines = map(Text, _lines(settings, state, records))
     return Group(table if rows else Text("no reply yet"), *lines)
-
-
-def _worths(state: EngineState) -> dict[float, tuple[float, float]]:
-    evidence = state.evidence
-    if evidence.noise is None:
-        return {}
-    arms = [arm for arm in evidence.arms if arm.of == "ratio"]
-    means, covariance = evidence.worths(arms)
-    over = means - means.mean()
-    deviations = covariance.diagonal() ** 0.5
-    return {
-        arm.value: (float(mean), float(deviation))
-        for arm, mean, deviation in zip(arms, over, deviations, strict=True)
-    }
 
 
 def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
@@ -113,8 +88,6 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         yield _DEALT if settings.fleet.ratios else _NONE
         return
     yield f"minimise {_WHY[settings.objective.minimise]}"
-    if not score_tells_of(settings.method):
-        yield f"{settings.method['name']}: scores tell nothing of ratios, so the one of most work is taken"
     latest = [record for record in records if not record.final_evaluation][-LATEST:]
     if latest:
         took_s = median(record.closed_s - record.opened_s for record in latest)
@@ -187,15 +160,3 @@ def _most_work(choices: Choices) -> float:
 def _median(figures: Sequence[float | None]) -> float | None:
     known = [one for one in figures if one is not None]
     return median(known) if known else None
-
-
-def _unit(score: Score) -> str:
-    return "points" if score.share else score.title
-
-
-def _shown(row: RatioSummary, score: Score) -> str:
-    if row.worth is None or row.deviation is None:
-        return readable.UNKNOWN
-    if score.share:
-        return readable.points_spread(row.worth, row.deviation)
-    return f"{readable.number_gain(row.worth)} ±{row.deviation:.2g}"

@@ -1,7 +1,4 @@
-"""What a device may be proposed for a round, by what it says of itself, and how much that is worth and takes.
-
-Before anything is known of the run: what rounds have shown stands in `objective.evidence`.
-"""
+"""The options that a device has for a round, with the predicted cost and utility of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,12 +59,10 @@ class Ways:
     Attributes:
         uplinks: what its encodings of updates take and give (`Enrolment.uplinks`); (): it has but one.
         worth: of a round, see `Method.worth`.
-        score_tells: see `Method.score_tells`.
     """
 
     uplinks: tuple[EncodingCost, ...] = ()
     worth: Worth = usual_worth
-    score_tells: bool = True
 
     def known(self, left_out: LeftOut) -> "KnownWays":
         """With what rounds have shown of encodings."""

@@ -13,9 +13,7 @@ training (or more of it than once) and an encoding of the update, as much of thi
             Where most run on batteries, what waiting draws ends their part in the run: of what sends so
             little they do what keeps the pace
 
-and there what is worth most, by what rounds have shown (`objective.evidence`) and by its work for the others,
-drawn anew every `BLOCK` of a device's rounds; by its work alone where a device's score tells nothing of it
-(`Method.score_tells`).
+and of these the choice of most work (`Offer.work`).
 
 What a device says of its seconds moves the pace, but to no longer one than what fits the run's deadline, by
 which devices choose without an objective. Who says too little is waited for as ever.
@@ -26,27 +24,19 @@ from math import log
 
 import numpy as np
 
-from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.objective.evidence import Shown
+from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.proposals.idling import idling_of, waiting_no_longer_than_pays
-from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of, taken
+from fleetune.coordinator.rounds.proposals.offers import Choices, Offer, Ways, choices_of, taken
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import DeviceId
-from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.update.encodings.encoding import EncodingCost
-
-BLOCK = 4
-FOR_OTHERS = (
-    1.0  # what a whole model's work is worth to the others, in units of the noise; measured there, too
-)
 
 
 def deal(
     state: EngineState,
     participants: Sequence[DeviceId],
     objective: ObjectiveSection,
-    seed: int,
     ways: Ways,
 ) -> None:
     """Propose to each participant that says what it affords how much it does."""
@@ -54,24 +44,12 @@ def deal(
     asked = {device: choices_of(state.members[device], objective, known) for device in participants}
     choices = {device: some for device, some in asked.items() if some}
     paying = what_pays(state, choices, objective, _longest_fixed_s(state, asked))
-    for index, (device, some) in enumerate(sorted(paying.items())):
-        block = (state.turn.number + index) // BLOCK  # not all in the same round: each compares with others
-        key = Key.of("fleetune", seed).child("pace", block, device) if ways.score_tells else None
-        _propose(state, device, _worth_most(state, some, key))
+    for device, some in sorted(paying.items()):
+        _propose(state, device, most_work(some).budget)
 
 
 def note_shown(state: EngineState, uplinks: Sequence[EncodingCost] = ()) -> None:
     """Learn from the round that closes; `uplinks`: what the run's encodings of updates take and give."""
-    _note_left_out(state, uplinks)
-    now = {device: shown for device in state.replied if (shown := _shows(state.members[device]))}
-    then = {device: shown for device in now if (shown := state.members[device].shown)}
-    if then:
-        state.change(evidence=state.evidence.after({device: (then[device], now[device]) for device in then}))
-    for device, shown in now.items():
-        state.put(device, shown=shown)
-
-
-def _note_left_out(state: EngineState, uplinks: Sequence[EncodingCost]) -> None:
     told: dict[int, list[float]] = {}
     for device in state.replied:
         member = state.members[device]
@@ -164,24 +142,12 @@ def _longest_fixed_s(state: EngineState, asked: Mapping[DeviceId, Choices]) -> f
     return max((report.round_s or 0.0 for report in reports if report), default=0.0)
 
 
-def _worth_most(state: EngineState, choices: Choices, key: Key | None) -> Budget:
-    """What is worth most to its device and to the others, as far as is known; of equals the largest.
-
-    `key`: of the draw of what it is worth to its device; None: nothing can be known of that.
-    """
-    by_work = sorted(choices, key=lambda one: (one.work, -(one.bytes_up or 0)))
-    whole = {one.budget.ratio: one for one in by_work}  # the most work that pays at each ratio
-    budgets = [one.budget for one in whole.values()]
-    drawn = np.zeros(len(budgets)) if key is None else state.evidence.drawn(budgets, key)
-    worths = zip(drawn, whole.values(), strict=True)
-    return max(worths, key=lambda pair: (pair[0] + FOR_OTHERS * pair[1].work, pair[1].budget.ratio))[1].budget
+def most_work(choices: Choices) -> Offer:
+    """The choice of most work; of equals the one of the largest ratio, then of the fewest bytes."""
+    return max(reversed(choices), key=lambda one: (one.work, one.budget.ratio, -(one.bytes_up or 0)))
 
 
 def _propose(state: EngineState, device: DeviceId, budget: Budget) -> None:
     member = state.members[device]
     same = member.at_work is not None and member.at_work.ratio == budget.ratio
     state.put(device, dealt=budget, admitted=member.admitted and same)
-
-
-def _shows(member: Member) -> Shown | None:
-    return None if member.dealt is None or member.score is None else Shown(member.dealt, member.score)

@@ -114,7 +114,6 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_INTERNALS
-    score_tells = False  # measured: no tau gains a device over the others, a large one gains all of them
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from tests.tools.compare.test_compare import hand_made, side_by_side
 
 from fleetune.coordinator.metrics.adoption import adoption_of
 from fleetune.coordinator.metrics.readable import MOST_LETTERS, clip
-from fleetune.coordinator.metrics.summary import DeviceAdoption, RatioSummary
+from fleetune.coordinator.metrics.summary import DeviceAdoption
 from fleetune.coordinator.reports.pictures.plots import Story, draw
 from fleetune.coordinator.reports.pictures.text_fit import fit
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
@@ -77,11 +77,7 @@ def is_within(box, whole):
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])
-    ratios = [
-        RatioSummary(ratio=share / 10, replies=share, worth=share / 50, deviation=0.01)
-        for share in range(1, 11)
-    ]
-    summary = replace(with_adoption(told.summary), by_ratio=ratios)
+    summary = with_adoption(told.summary)
     figures = draw(Story(summary, told.records, told.rivals), LIGHT)
     assert set(figures) == set(PICTURES)
     assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -10,8 +9,6 @@ import rich.console
 from msgspec import UNSET, structs
 from tests.tools.simulator.test_simulate_budgets import play, settings
 
-from fleetune.coordinator.reports.pictures.theme import LIGHT
-from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of
@@ -19,7 +16,6 @@ from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedspu import FedSPU
-from fleetune.protocols.tasks.scores import ACCURACY
 from fleetune.protocols.update.encodings import chosen
 
 # a slow board among fast ones, all on links that count for less than its work
@@ -51,13 +47,12 @@ def choices(run, state):
     return {name: choices_of(member, run.settings.objective, ways) for name, member in state.members.items()}
 
 
-def test_rounds_are_shorter_and_devices_work_at_several_ratios(tmp_path):
+def test_rounds_are_shorter_and_a_slow_board_does_less(tmp_path):
     chosen, at_length = play(tmp_path, "a", fleet=FLEET, round=LONG)
     paced, in_time = play(tmp_path, "b", fleet=FLEET, round=LONG, objective={"minimise": "time"})
     assert {ratio for used in chosen.ratios.values() for ratio in used} == {1.0}
-    assert len({ratio for used in paced.ratios.values() for ratio in used}) > 2
+    assert len({ratio for used in paced.ratios.values() for ratio in used}) > 1
     assert in_time[-1].closed_s < 0.7 * at_length[-1].closed_s
-    assert any(before != after for used in paced.ratios.values() for before, after in pairwise(used))
 
 
 def test_what_a_round_took_is_what_was_expected_at_the_ratio_that_was_proposed(tmp_path):
@@ -100,25 +95,21 @@ def test_dealt_ratios_stay_as_they_are(tmp_path):
 def test_it_is_explained(tmp_path):
     without, _ = play(tmp_path, "none", fleet=FLEET)
     assert without.by_ratio is without.by_encoding is UNSET
-    assert worth_by_ratio(without, LIGHT) is None
     wanted = {"minimise": "time"}
     summary, _ = play(tmp_path, fleet=FLEET, round=LONG, objective=wanted)
     with look_at(tmp_path / "a") as run:
         state, records = run.controller.engine_state, run.controller.records()
-        said = shown(explanation(run.settings, state, records, ACCURACY))
-    rows = by_ratio(state, records)
+        said = shown(explanation(run.settings, state, records))
+    rows = by_ratio(records)
     assert sum(row.replies for row in rows) == sum(
         len(record.devices) for record in records if not record.final_evaluation
     )
     assert "minimise time: rounds as short as it pays" in said
     assert re.search(r"\d of 4 devices could do more than that allows", said)
     assert re.search(r"the pace is .* which device-\d needs", said)
-    assert any(row.worth is not None for row in rows)
     assert summary.by_ratio == rows
-    (axes,) = worth_by_ratio(summary, LIGHT).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{row.ratio:g}" for row in rows]
     with look_at(tmp_path / "a") as run:
-        none = shown(explanation(settings(), state, [], ACCURACY))
+        none = shown(explanation(settings(), state, []))
     assert "no reply yet" in none
     assert "no [objective]" in none
 
@@ -134,7 +125,7 @@ def test_fewer_bytes_by_thinner_updates(tmp_path):
     for name in "own", "thinner":
         with look_at(tmp_path / name) as run:
             state, records = run.controller.engine_state, run.controller.records()
-            words = shown(explanation(run.settings, state, records, ACCURACY))
+            words = shown(explanation(run.settings, state, records))
         seen[name] = sum(one.bytes_up for record in records[:-1] for one in record.devices.values()), words
     assert seen["thinner"][0] < 0.5 * seen["own"][0]
     assert "updates they are asked for: 4 by lowrank" in seen["thinner"][1]
@@ -188,11 +179,11 @@ def test_energy_counts_what_boards_draw_while_they_wait(tmp_path):
     _, records = play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "energy"})
     with look_at(tmp_path / "a") as run:
         state = run.controller.engine_state
-        said = shown(explanation(run.settings, state, run.controller.records(), ACCURACY))
+        said = shown(explanation(run.settings, state, run.controller.records()))
         silent = EngineState(members={})
         for name, member in state.members.items():
             silent.put(name, **retold(member, idle_w=UNSET))
-        unsaid = shown(explanation(run.settings, silent, [], ACCURACY))
+        unsaid = shown(explanation(run.settings, silent, []))
         waited, free = (what_pays(one, choices(run, one), run.settings.objective) for one in (state, silent))
     assert re.search(r"the pace is .* which device-\d needs", said)
     assert "do not say" not in said
@@ -213,17 +204,13 @@ def test_devices_that_do_not_know_what_they_draw_are_told_of(tmp_path):
             unknown = tuple(structs.replace(one, joules=None) for one in member.report.affords)
             report = dataclasses.replace(member.report, affords=unknown)
             state.put(name, report=report)
-        said = shown(explanation(run.settings, state, records, ACCURACY))
-        nobody = shown(explanation(run.settings, EngineState(), [], ACCURACY))
+        said = shown(explanation(run.settings, state, records))
+        nobody = shown(explanation(run.settings, EngineState(), []))
     assert "4 of 4 devices do not know what they draw" in said
-    assert "devices" not in nobody.split("is worth most")[1]
+    assert "devices" not in nobody.split("within that")[-1]
 
 
-def test_a_method_whose_scores_tell_nothing_of_ratios_is_asked_for_the_most_work_that_pays(tmp_path):
+def test_the_option_of_most_work_is_proposed_and_small_ratios_are_not_tried(tmp_path):
     asked = {"fleet": FLEET, "round": LONG, "objective": {"minimise": "time"}, "method": {"name": "fedpurin"}}
     summary, _ = play(tmp_path, **asked)
-    assert min(ratio for used in summary.ratios.values() for ratio in used) >= 0.3, "none is tried"
-    with look_at(tmp_path / "a") as run:
-        state, records = run.controller.engine_state, run.controller.records()
-        said = shown(explanation(run.settings, state, records, ACCURACY))
-    assert "fedpurin: scores tell nothing of ratios" in said
+    assert min(ratio for used in summary.ratios.values() for ratio in used) >= 0.3
