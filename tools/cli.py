@@ -11,11 +11,7 @@ from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
-from fleetune.tools.bench import coordinator
-from fleetune.tools.bench.growth.command import growth
-from fleetune.tools.bench.simulator.command import simulator
-from fleetune.tools.bench.wire.command import wire
-from fleetune.tools.compare.ratios.command import ratios
+from fleetune.tools.bench.command import app as bench_app
 from fleetune.tools.simulator.ray_engine.crew import Engine, crew
 from fleetune.tools.simulator.workers.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
@@ -27,11 +23,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(link_cli.app, name="link")
-coordinator.app.command()(wire)
-coordinator.app.command()(simulator)
-coordinator.app.command()(growth)
-coordinator.app.command()(ratios)
-app.add_typer(coordinator.app, name="bench")
+app.add_typer(bench_app, name="bench")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]

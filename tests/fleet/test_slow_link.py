@@ -9,10 +9,10 @@ OBSTACLE = obstacle()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
 
 
-@pytest.mark.parametrize(("way", "which"), [("up", "amqtt"), ("down", "auto")])
-def test_a_control_message_never_waits_behind_a_payload(way, which):
+@pytest.mark.parametrize(("direction", "which"), [("up", "amqtt"), ("down", "auto")])
+def test_a_control_message_never_waits_behind_a_payload(direction, which):
     """1.5 MB at 2 Mbit/s take three times the keepalive; unwindowed, the last Ping would wait 6 s."""
-    report = measure(Job(megabytes=1.5, mbps=2.0, way=way, keepalive_s=2, which=which))
+    report = measure(Job(megabytes=1.5, mbps=2.0, direction=direction, keepalive_s=2, which=which))
     assert report.exact
     assert report.losses == []
     assert report.pings >= 10

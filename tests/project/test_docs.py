@@ -22,7 +22,7 @@ from fleetune.protocols.wire.messages import (
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools")
-FOLDERS = (*FLOORS, "tests", "examples", "docs")
+FOLDERS = (*FLOORS, "benchmarks", "tests", "examples", "docs")
 USERS_OWN = {"mymethods.py", "mymodels.py"}  # made up, as a user's own would be called
 OF_OTHERS = {
     "tests/project/test_wheel.py",

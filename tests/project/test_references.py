@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.helpers.places import ROOT
 
-FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools", "tests")
+FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools", "benchmarks", "tests")
 _FLOOR = f"(?:{'|'.join(FLOORS)})"
 DOTTED = re.compile(rf"`(?:fleetune\.)?({_FLOOR}(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 PATH = re.compile(rf"`({_FLOOR}(?:/[\w.-]+)+/?)`")

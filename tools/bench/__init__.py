@@ -1,1 +1,1 @@
-"""Measurements of ourselves: coordinator, slow links, trainers, and how good forecasts are."""
+"""Measurements that users run: the load on a coordinator, and one transfer over a slow link."""

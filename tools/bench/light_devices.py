@@ -234,7 +234,7 @@ class Crowd:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="devices of a benchmark, see fleetune.tools.bench.coordinator"
+        description="devices of a load test, see fleetune.tools.bench.coordinator_load"
     )
     for name in ("port", "first", "count"):
         parser.add_argument(f"--{name}", type=int, required=True)

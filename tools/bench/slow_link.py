@@ -1,10 +1,8 @@
-"""Carry one payload over a slow MQTT link while asking the device for signs of life.
+"""One payload over a slow MQTT link, with control messages meanwhile.
 
-    python -m fleetune.tools.bench.slow_link --megabytes 45 --mbps 2
-
-makes an emulated link (`tools.links.network_namespaces`), runs broker and coordinator's end on one side and
-the device's end on the other, and prints what share of the link the payload got, how long a Ping waited for
-its Pong meanwhile, and how often the device had to connect.
+Broker and coordinator's end run on one side of an emulated link (`tools.links.network_namespaces`). The
+device's end runs on the other. The report has the share of the link that the payload got, the time that a
+Ping waited for its Pong, and the device's reconnects.
 """
 
 import statistics
@@ -13,10 +11,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-import typer
 from msgspec import Struct
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, Which
@@ -30,16 +27,16 @@ from fleetune.tools.bench.endpoint import Endpoint, Side, subscriptions
 from fleetune.tools.links.link import Constant
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 
-Way = Literal["up", "down"]
+Direction = Literal["up", "down"]
 PORT = 1883
 
 
 class Job(Struct, frozen=True):
-    """What to measure: `megabytes` (10^6 bytes) at `mbps` (10^6 bits of TCP payload a second)."""
+    """A transfer of `megabytes` (10^6 bytes) over a link of `mbps` (10^6 bits of TCP payload a second)."""
 
     megabytes: float
     mbps: float
-    way: Way = "up"
+    direction: Direction = "up"
     keepalive_s: int = 30
     which: Which = "auto"
 
@@ -49,15 +46,16 @@ class Job(Struct, frozen=True):
 
 
 class LinkReport(Struct, frozen=True):
-    """What one payload over the link showed.
+    """Result of one transfer over the link.
 
     Attributes:
         seconds: from the first offer to the last acknowledgement.
-        exact: it arrived as it was sent, once.
-        goodput_share: payload bits over what the link carries in that time.
-        control_median_s, control_max_s: from Ping to Pong while it was on its way.
-        pings: how many were answered; `unanswered` were under way at the end, or lost.
-        losses: the device's disconnections.
+        exact: whether the payload arrived unchanged, once.
+        goodput_share: payload bits over the bits that the link carries in that time.
+        control_median_s, control_max_s: from Ping to Pong during the transfer.
+        pings: answered pings.
+        unanswered: pings that were under way at the end, or lost.
+        losses: disconnections of the device, with their reasons.
     """
 
     broker: str
@@ -72,22 +70,22 @@ class LinkReport(Struct, frozen=True):
 
 
 def measure(job: Job) -> LinkReport:
-    """Make the link, carry the payload, remove the link.
+    """Make an emulated link, carry the payload, and remove the link.
 
     Raises:
-        SettingError: no namespaces here.
-        TransportError: one end failed; its words are on stderr.
+        SettingError: this machine has no network namespaces, or the user is not root.
+        TransportError: one end failed; its message is on stderr.
     """
     link = Constant(job.mbps * 1e6, job.mbps * 1e6)
     with Network([link]) as network, tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-P", "-m", "fleetune.tools.bench.slow_link", "--folder", folder]
-        program += ["--job", msgspec.json.encode(job).decode(), "--side"]
+        program = [sys.executable, "-P", "-m", "fleetune.tools.bench.slow_link"]
+        rest = [msgspec.json.encode(job).decode(), folder]
         with subprocess.Popen(
-            network.command(network.agents[0], *program, "device"), stdout=subprocess.PIPE
+            network.command(network.agents[0], *program, "device", *rest), stdout=subprocess.PIPE
         ) as device:
             try:
                 hub = subprocess.run(
-                    network.command(network.hub, *program, "hub"), stdout=subprocess.PIPE, check=False
+                    network.command(network.hub, *program, "hub", *rest), stdout=subprocess.PIPE, check=False
                 )
                 losses = device.communicate(timeout=10 if hub.returncode == 0 else 0)[0]
             except subprocess.TimeoutExpired:
@@ -115,7 +113,7 @@ def _run_device(job: Job, folder: Path) -> list[str]:
     end = _endpoint("device", HUB_ADDRESS, job, folder)
     end.run(lambda: end.pinged)
     unheard = len(end.losses)  # before the broker was up
-    if job.way == "up":
+    if job.direction == "up":
         end.post(TransferKey("update", "bench"), job.payload)
     end.run(lambda: end.finished)
     losses = end.losses[unheard:]
@@ -130,10 +128,10 @@ def _run_hub(job: Job, folder: Path) -> LinkReport:
         end.start_pinging()
         end.run(lambda: bool(end.pongs), timeout_s=30)
         started_at = time.monotonic()
-        if job.way == "down":
+        if job.direction == "down":
             end.post(TransferKey("task", "bench"), job.payload)
         patience_s = 30 + 10 * 8 * job.megabytes / job.mbps
-        end.run(lambda: bool(end.sent if job.way == "down" else end.arrived), patience_s)
+        end.run(lambda: bool(end.sent if job.direction == "down" else end.arrived), patience_s)
         ended_at = time.monotonic()
         end.send(Finish("bench", "done"))
         end.run(lambda: end.finished, timeout_s=10)  # the broker stops with us: not before the device knows
@@ -145,7 +143,7 @@ def _run_hub(job: Job, folder: Path) -> LinkReport:
 def _report(job: Job, end: Endpoint, which: str, started_at: float, ended_at: float) -> LinkReport:
     waits = [wait for asked_at, wait in end.pongs if asked_at >= started_at]
     seconds = ended_at - started_at
-    if job.way == "up":
+    if job.direction == "up":
         exact = end.arrived == [digest_of(job.payload)]
     else:
         exact = [sent.refused for sent in end.sent] == [None]
@@ -161,45 +159,29 @@ def _report(job: Job, end: Endpoint, which: str, started_at: float, ended_at: fl
     )
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help="Carry one payload over a slow MQTT link; needs root (network namespaces).")
-def main(
-    megabytes: Annotated[float, typer.Option(help="Payload, in 10^6 bytes.")] = 45.0,
-    mbps: Annotated[float, typer.Option(help="What the link carries, 10^6 bits a second.")] = 2.0,
-    way: Annotated[str, typer.Option(help="up: from the device; down: to it.")] = "up",
-    keepalive_s: Annotated[int, typer.Option(help="MQTT keepalive.")] = 30,
-    broker: Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")] = "auto",
-    job: Annotated[str, typer.Option(hidden=True)] = "",
-    side: Annotated[str, typer.Option(hidden=True)] = "",
-    folder: Annotated[Path, typer.Option(hidden=True)] = Path(),
-) -> None:
-    try:
-        if side:
-            given = msgspec.json.decode(job, type=Job)
-            outcome = _run_hub(given, folder) if side == "hub" else _run_device(given, folder)
-            print(msgspec.json.encode(outcome).decode())
-            return
-        wanted = {
-            "megabytes": megabytes,
-            "mbps": mbps,
-            "way": way,
-            "keepalive_s": keepalive_s,
-            "which": broker,
-        }
-        report = measure(msgspec.convert(wanted, Job))
-    except (FleetuneError, msgspec.ValidationError) as problem:
-        print(problem, file=sys.stderr)
-        raise typer.Exit(2) from None
-    print(f"{megabytes:g} MB {way} at {mbps:g} Mbit/s, keepalive {keepalive_s} s, {report.broker}:")
-    print(f"  {report.seconds:.1f} s, {report.goodput_share:.1%} of the link, exact: {report.exact}")
-    print(
-        f"  control message: median {report.control_median_s * 1e3:.0f} ms, max "
-        f"{report.control_max_s * 1e3:.0f} ms over {report.pings} pings, {report.unanswered} unanswered"
+def text_of(job: Job, report: LinkReport) -> str:
+    """The report in words, one fact a line."""
+    link = f"{job.megabytes:g} MB {job.direction} at {job.mbps:g} Mbit/s, keepalive {job.keepalive_s} s"
+    median, longest = 1e3 * report.control_median_s, 1e3 * report.control_max_s
+    pings = f"over {report.pings} pings, {report.unanswered} unanswered"
+    return (
+        f"{link}, {report.broker}:\n"
+        f"  {report.seconds:.1f} s, {report.goodput_share:.1%} of the link, exact: {report.exact}\n"
+        f"  control message: median {median:.0f} ms, max {longest:.0f} ms {pings}\n"
+        f"  disconnections of the device: {report.losses or 'none'}"
     )
-    print(f"  disconnections of the device: {report.losses or 'none'}")
+
+
+def _run_side(side: str, job: str, folder: str) -> None:
+    """Run one end inside its namespace and print its result as JSON."""
+    given = msgspec.json.decode(job, type=Job)
+    outcome = _run_hub(given, Path(folder)) if side == "hub" else _run_device(given, Path(folder))
+    print(msgspec.json.encode(outcome).decode())
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        _run_side(*sys.argv[1:])
+    except FleetuneError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(2)

@@ -4,7 +4,7 @@ A block is at most 64 neighbours of one tensor and one chunk. Its scale is its l
 largest integer, but at least `floor` times the root mean square of all differences: a block of small ones
 deserves no finer steps than the others, and its integers then compress. Measured on LeNet-5's and cnn-kapc's
 updates, the floor takes off 20 % (int8) and 30 % (int4) of the bytes for a tenth more error, and blocks of
-64 with it have fewer bytes and less error than blocks of 256 without (`tools/bench/encodings.py`).
+64 with it have fewer bytes and less error than blocks of 256 without (`benchmarks/encodings.py`).
 
 Integers are the nearest ones: what that loses is in the residual, and comes along the next time, which
 random rounding would achieve with more error each time.

@@ -64,7 +64,7 @@ class Encoded:
 class EncodingCost:
     """What an encoding takes and gives with its settings, for whoever chooses among several.
 
-    All but `held_bytes` was measured on FedAvg's updates of trained models (`tools/bench/encodings.py`);
+    All but `held_bytes` was measured on FedAvg's updates of trained models (`benchmarks/encodings.py`);
     a method that sends its largest entries alone has up to 1.6 times the bytes, and more error.
 
     Attributes:

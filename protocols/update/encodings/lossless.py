@@ -4,7 +4,7 @@ Float32 numbers of one sign are in the order of their bit patterns, so that a sm
 small difference of integers. Of a chunk, entries are sorted by how many bytes their difference takes; the
 leading bytes, which are not all as likely, are compressed, and the bytes behind them, which are noise, are
 stored. That is 3 to 10 % less than byte planes of the differences under zstd, whose tables would be shared
-by bytes of both kinds (measured by `tools/bench/encodings.py`). Knowing an entry's tensor and the base's
+by bytes of both kinds (measured by `benchmarks/encodings.py`). Knowing an entry's tensor and the base's
 exponent besides would gain another 1 % in an ideal coder (LeNet-5 and cnn-kapc, conditional entropies).
 """
 

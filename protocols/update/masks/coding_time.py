@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # Operations of training for each flag that is coded: ONNX Runtime trains LeNet-5 at 19 GFLOPS where 2.2 to
-# 3.3 million flags a second are written or read (one core; `fleetune.tools.bench.masks`). A board is taken to
+# 3.3 million flags a second are written or read (one core). A board is taken to
 # be as much slower at the one as at the other.
 FLOPS_PER_FLAG = 7_000
 

@@ -1,0 +1,161 @@
+"""What is varied, and one play of it: a simulation as a user starts it, looked at from outside."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks import environment
+from benchmarks.process_usage import rounds_of
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.files import write_atomically
+
+ROUNDS, WARM = 8, 2  # of a play; the first few are not counted
+DEVICES, PARTICIPANTS = 1000, 10  # where others are varied
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is varied in it.
+
+    Attributes:
+        name: of what is on the horizontal axis.
+        values: of it, ascending.
+    """
+
+    name: str
+    values: Sequence[int]
+
+    def settings(self, value: int) -> dict[str, Any]:
+        """Of `edge-sim run --set`, by `section.key`."""
+        devices = value if self.name == "devices" else DEVICES
+        asked = value if self.name == "participants" else PARTICIPANTS
+        model = "mlp"
+        if self.name == "parameters":
+            devices = asked = PARTICIPANTS
+            model = f"benchmarks.growth.networks:p{len(str(value)) - 1}"
+        return {
+            "model.name": model,
+            "fleet.devices": devices,
+            "fleet.boards": {"raspberry-pi-4b": devices},
+            "round.participants": asked,
+        }
+
+
+AXES = {
+    one.name: one
+    for one in (
+        Axis("devices", (100, 1_000, 10_000, 100_000)),
+        Axis("participants", (10, 30, 100, 300, 1_000)),
+        Axis("parameters", (10**4, 10**5, 10**6, 10**7, 10**8)),
+    )
+}
+
+RUN_TOML = f"""
+[run]
+name = "growth"
+rounds = {ROUNDS}
+final_evaluation = false
+[data]
+source = "digits"
+partition = {{ kind = "mix", samples = 20 }}
+[model]
+name = "mlp"
+input_shape = [1, 8, 8]
+num_classes = 10
+[method]
+name = "fedavg"
+[training]
+batch_size = 16
+[fleet]
+devices = {DEVICES}
+ratios = [1.0]
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one took.
+
+    Attributes:
+        axis, value: of what.
+        round_s: the median of the rounds that count.
+        round_processor_s: their mean, of all processes.
+        first_s: from the command until the first round was over.
+        memory_bytes: of all processes at its highest, shared pages counted once (PSS).
+    """
+
+    axis: str
+    value: int
+    round_s: float
+    round_processor_s: float
+    first_s: float
+    memory_bytes: int
+
+
+def run(axis: Axis, value: int, workers: int) -> Run:
+    """Run it.
+
+    Raises:
+        FleetuneError: it did not come to its end; the last thing it said.
+    """
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "run.toml").write_text(RUN_TOML)
+        sets = [f"{key}={_as_toml(one)}" for key, one in axis.settings(value).items()]
+        words = [one for said in sets for one in ("--set", said)]
+        command = [sys.executable, "-m", "fleetune.tools.cli", "run", "run.toml", "--follow"]
+        command += ["--workers", str(workers), *words]
+        began = time.perf_counter()
+        with (
+            (Path(folder) / "said").open("w") as said,
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**environment(), "PYTHONUNBUFFERED": "1"},
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            ) as process,
+        ):
+            found = rounds_of(process, began, ROUNDS)  # its report is no matter here
+        if len(found.ended_s) < ROUNDS:
+            lines = (Path(folder) / "said").read_text().splitlines() or ["it said nothing"]
+            raise FleetuneError(f"{axis.name} {value:,}: {lines[-1]}")
+    rounds, work = (np.diff(one[WARM - 1 :]) for one in (found.ended_s, found.processor_s))
+    figures = float(median(rounds)), float(work.mean()), found.ended_s[0], found.memory_bytes
+    return Run(axis.name, value, *figures)
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {one}" for key, one in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def save(one: Run, path: Path) -> None:
+    """Write a play down."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(asdict(one)).encode(), mode=None)
+
+
+def saved(path: Path) -> Run | None:
+    """A play of before."""
+    return Run(**json.loads(path.read_bytes())) if path.exists() else None
+
+
+def exponent(runs: Sequence[Run]) -> float | None:
+    """The power of what is varied with which a round's processor time grows: the slope of a straight line
+    through the logarithms; None: there are no two.
+    """
+    if len(runs) < 2:
+        return None
+    x, y = (np.log([getattr(one, name) for one in runs]) for name in ("value", "round_processor_s"))
+    return float(np.polyfit(x, y, 1)[0])

@@ -1,0 +1,279 @@
+"""Whether a fleet that is left on stays as large as it is: an open run over MQTT, with data that arrive.
+
+    python -m benchmarks.long_run FOLDER --rounds 10000
+
+A real broker, a coordinator with `rounds = "open"` and [adoption], and an agent with ONNX Runtime that
+publishes its model: short rounds back to back. Meanwhile a sensor sends handwritten digits under noise to the
+agent's socket, none twice: a tenth get their label later, one in fifty is no sample at all. Now and then is
+read how much memory, how many files and threads each process holds and what lies in its folder; from the
+second half of these readings follows how much each would grow in so many rounds again.
+"""
+
+import argparse
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.run.round_journal import ROUNDS
+from fleetune.edge_agent.datasets.sources import load
+from fleetune.protocols.errors import SettingError
+
+RUN_TOML = """
+[run]
+name = "left-on"
+rounds = "open"
+[model]
+name = "mlp"
+input_shape = [1, 8, 8]
+num_classes = 10
+[method]
+name = "fedavg"
+[training]
+epochs = 1
+batch_size = 32
+learning_rate = 0.05
+[round]
+deadline_s = 60
+[adoption]
+enabled = true
+"""
+FLEET, DEVICE = "left-on", "digits"
+KEEP_MB = 1  # some hundred digits: full within minutes
+LABEL_LATER, BAD = 10, 50  # one in so many
+GROWN = 0.02  # of its size, in as many rounds again: more is growth
+LEAST_MB = 1.0  # or by less than that
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How large a part of the fleet was.
+
+    Attributes:
+        round: that had closed.
+        at_s: since the beginning.
+        part: `coordinator`, `agent` or `broker`.
+        resident_mb: memory.
+        files: open ones, sockets too.
+        threads: of the process.
+        folder_mb: what it has on disk, the rounds that an open run has let go of apart.
+        folder_files: how many.
+        past_mb: those rounds, bounded by `coordinator.run.downsampling.MOST_BYTES` twice.
+    """
+
+    round: int
+    at_s: float
+    part: str
+    resident_mb: float
+    files: int
+    threads: int
+    folder_mb: float
+    folder_files: int
+    past_mb: float
+
+
+class Sensor(threading.Thread):
+    """Sends samples to an agent's socket until it is stopped.
+
+    Attributes:
+        sent: samples so far.
+    """
+
+    def __init__(self, path: Path, a_second: float) -> None:
+        super().__init__(daemon=True)
+        self._path, self._pause_s, self._stopped = path, 1 / a_second, threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(self._path))
+                self._feed(connection)
+            self._stopped.wait(1)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _feed(self, connection: socket.socket) -> None:
+        digits, draws = load("digits", None), np.random.default_rng(self.sent)
+        answers = connection.makefile("rb")
+        while not self._stopped.wait(self._pause_s):
+            row = int(draws.integers(len(digits.y)))
+            x = (digits.x[row].reshape(1, 8, 8) + draws.normal(scale=0.05, size=(1, 8, 8))).round(4)
+            for message in self._messages(x.tolist(), int(digits.y[row])):
+                connection.sendall(json.dumps(message).encode() + b"\n")
+                answers.readline()
+            self.sent += 1
+
+    def _messages(self, x: list[object], y: int) -> Iterator[dict[str, object]]:
+        """What is sent of one sample."""
+        name = f"s{self.sent}"
+        if self.sent % BAD == BAD - 1:
+            yield {"x": [0.0, 1.0], "y": y}
+        elif self.sent % LABEL_LATER:
+            yield {"x": x, "y": y, "id": name}
+        else:
+            yield {"x": x, "id": name}
+            yield {"id": name, "y": y}
+
+
+def read_part(part: str, pid: int, folder: Path, closed: int, at_s: float) -> Reading:
+    """How large a process and its folder are. Raises OSError: it has ended."""
+    words = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    sizes, past = [], 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.name.startswith("rounds-past"):
+                past += path.stat().st_size
+            elif path.is_file():
+                sizes.append(path.stat().st_size)
+    return Reading(
+        round=closed,
+        at_s=round(at_s, 1),
+        part=part,
+        resident_mb=int(words["VmRSS"].split()[0]) * 1024 / 1e6,
+        files=sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
+        threads=int(words["Threads"]),
+        folder_mb=sum(sizes) / 1e6,
+        folder_files=len(sizes),
+        past_mb=past / 1e6,
+    )
+
+
+def closed_rounds(journal: Path) -> int:
+    """Number of the latest round in rounds.jsonl; 0: there is none yet."""
+    if not journal.exists():
+        return 0
+    with journal.open("rb") as file:
+        file.seek(max(0, journal.stat().st_size - 65536))
+        lines = [line for line in file.read().splitlines() if line.endswith(b"}")]
+    with contextlib.suppress(ValueError, KeyError):
+        return int(json.loads(lines[-1])["number"]) if lines else 0
+    return 0
+
+
+def growth(readings: list[Reading], key: str) -> tuple[float, float]:
+    """Where a figure stands, and by how much it would rise in as many rounds again: a line through the second
+    half of the readings.
+    """
+    late = readings[len(readings) // 2 :]
+    rounds = np.asarray([one.round for one in late], float)
+    values = np.asarray([getattr(one, key) for one in late], float)
+    slope = np.polyfit(rounds, values, 1)[0] if len(set(rounds)) > 1 else 0.0
+    return float(values.mean()), float(slope * readings[-1].round)
+
+
+def is_flat(key: str, level: float, rises: float) -> bool:
+    """Whether a figure stays: files and threads to one, megabytes to GROWN or LEAST_MB."""
+    return rises < (max(LEAST_MB, GROWN * level) if key.endswith("mb") else 1.0)
+
+
+def start(command: list[str], log: Path, stack: ExitStack) -> "subprocess.Popen[bytes]":
+    """A program of ours, ended with the stack."""
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-P", "-m", *command], stdout=output, stderr=output)
+    stack.callback(process.wait, 60)
+    stack.callback(process.terminate)
+    return process
+
+
+def play(folder: Path, rounds: int, readings: int, samples_a_second: float) -> list[Reading]:
+    """Run the fleet until so many rounds have closed; what was read.
+
+    Raises:
+        SettingError: a process ended.
+    """
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(RUN_TOML)
+    socket_path = folder / "intake"
+    with ExitStack() as stack:
+        broker = EmbeddedBroker.start(folder / "broker", which="amqtt")
+        stack.callback(broker.kill)
+        where = ["--broker", f"127.0.0.1:{broker.port}"]
+        serve = [
+            "fleetune.coordinator.cli",
+            "serve",
+            str(folder / "run.toml"),
+            "--runs",
+            str(folder / "runs"),
+        ]
+        agent = ["fleetune.edge_agent.cli", "run", "--fleet", FLEET, "--device", DEVICE, "--trainer", "onnx"]
+        agent += ["--data", "intake:", "--intake", str(socket_path), "--state", str(folder / "state")]
+        agent += ["--keep-mb", str(KEEP_MB), "--publish", str(folder / "state" / "model.onnx")]
+        parts = {
+            "coordinator": (start([*serve, *where], folder / "coordinator.log", stack), folder / "runs"),
+            "agent": (start([*agent, *where], folder / "agent.log", stack), folder / "state"),
+        }
+        sensor = Sensor(socket_path, samples_a_second)
+        sensor.start()
+        stack.callback(sensor.stop)
+        found = _watch(parts, broker.pid, folder, rounds, readings)
+        print(f"{sensor.sent} samples were sent", flush=True)
+    return found
+
+
+def _watch(
+    parts: dict[str, tuple["subprocess.Popen[bytes]", Path]],
+    broker: int,
+    folder: Path,
+    rounds: int,
+    readings: int,
+) -> list[Reading]:
+    """Readings of all parts, in equal steps of rounds."""
+    journal = folder / "runs" / FLEET / ROUNDS
+    found: list[Reading] = []
+    began, next_at = time.monotonic(), 0
+    while next_at <= rounds:
+        for part, (process, _) in parts.items():
+            if process.poll() is not None:
+                raise SettingError(f"the {part} ended: {(folder / f'{part}.log').read_text()[-500:]}")
+        closed, at_s = closed_rounds(journal), time.monotonic() - began
+        if closed < max(1, next_at):
+            time.sleep(0.2)
+            continue
+        pids = {part: (process.pid, place) for part, (process, place) in parts.items()}
+        for part, (pid, place) in {**pids, "broker": (broker, folder / "broker")}.items():
+            found.append(read_part(part, pid, place, closed, at_s))
+            print(json.dumps(asdict(found[-1])), flush=True)
+        next_at += rounds // readings
+    return found
+
+
+def report(found: list[Reading]) -> Iterator[str]:
+    """A Markdown table of each part: as it was after some rounds, what it would grow by, and the verdict."""
+    keys = ("resident_mb", "files", "threads", "folder_mb", "folder_files")
+    yield "| part | figure | first | at a tenth | at half | last | in as many rounds again | |"
+    yield "|---|---|--:|--:|--:|--:|--:|---|"
+    for part in dict.fromkeys(one.part for one in found):
+        own = [one for one in found if one.part == part]
+        places = [own[0], own[len(own) // 10], own[len(own) // 2], own[-1]]
+        for key in keys:
+            level, rises = growth(own, key)
+            verdict = "flat" if is_flat(key, level, rises) else "grows"
+            cells = [f"{getattr(one, key):.5g}" for one in places]
+            yield f"| {part} | {key} | {' | '.join(cells)} | {rises:+.2g} | {verdict} |"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("folder", type=Path, help="a new one, for all that the fleet leaves")
+    options.add_argument("--rounds", type=int, default=10_000)
+    options.add_argument("--readings", type=int, default=100)
+    options.add_argument("--samples", type=float, default=20.0, help="a second")
+    asked = options.parse_args()
+    found = play(asked.folder, asked.rounds, min(asked.readings, asked.rounds), asked.samples)
+    print("\n".join(report(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A run.toml's fleet as real processes: each agent behind the link, and with the data, of its double."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.shaped_links.measured_boards import board_file
+from fleetune.coordinator.broker.credentials import credentials_of
+from fleetune.coordinator.metrics.summary import SUMMARY
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_journal import ROUNDS
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.wire.topics import JOIN_USER
+from fleetune.tools.links.link import Constant, Trace
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
+from fleetune.tools.simulator.simulated_fleet import simulated_devices
+from fleetune.tools.simulator.split import write_shares
+
+PORT = 1883
+PATIENCE_S = 4 * 3600.0
+LOOK_S = 0.1
+STOP_S = 20.0  # then it is killed
+BEGUN = "round 1: training"  # an agent's word, in its log
+
+
+def run_real_fleet(
+    run_file: Path, changes: Sequence[str], folder: Path, boards: Path | None = None
+) -> list[RoundRecord]:
+    """The rounds of a run of real agents, the final evaluation not among them.
+
+    Args:
+        run_file: its settings.
+        changes: `section.key=value` on top of it.
+        folder: a new one, for all that coordinator and agents leave.
+        boards: the folder of the boards that agents are told they are; None: they look themselves.
+
+    Raises:
+        SettingError: no namespaces here, or a process failed; with the end of its log.
+    """
+    settings = read_run(run_file, changes)
+    links = emulated_links(settings)
+    folder.mkdir(parents=True)
+    shares = list(write_shares(settings, folder / "data"))
+    network = Network(list(links.values()), traces_wait=True)
+    with network, closing(_Fleet(network, folder)) as fleet:
+        fleet.serve(run_file, changes)
+        password = credentials_of(settings.run.name, folder).join
+        for device, share, namespace in zip(links, shares, network.agents, strict=True):
+            board = [] if boards is None else ["--board", str(board_file(boards, device))]
+            fleet.join(settings.run.name, device, share, namespace, password, board)
+        fleet.watch(lambda: any(BEGUN in log.read_text() for log in fleet.logs))
+        network.start_traces()  # on the virtual clock, links begin with the first round too
+        fleet.watch((folder / settings.run.name / SUMMARY).exists)
+    return training_rounds(folder / settings.run.name)
+
+
+def emulated_links(settings: RunSettings) -> dict[str, Constant | Trace]:
+    """Each device's link, by name.
+
+    Raises:
+        SettingError: a link that network namespaces cannot emulate.
+    """
+    links = {one.name: one.link for one in simulated_devices(settings)}
+    emulated = {name: link for name, link in links.items() if isinstance(link, Constant | Trace)}
+    if strange := sorted(links.keys() - emulated.keys()):
+        raise SettingError(f"the link of {strange[0]} cannot be emulated; use a rate or a trace")
+    return emulated
+
+
+def training_rounds(folder: Path) -> list[RoundRecord]:
+    """Of a run's folder, without the final evaluation."""
+    lines = (folder / ROUNDS).read_bytes().splitlines()
+    records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
+    return [record for record in records if not record.final_evaluation]
+
+
+@dataclass
+class _Fleet:
+    """The processes of a fleet.
+
+    Attributes:
+        logs: of the agents.
+    """
+
+    network: Network
+    folder: Path
+    logs: list[Path] = field(default_factory=list)
+    _running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+
+    def serve(self, run_file: Path, changes: Sequence[str]) -> None:
+        """Start a coordinator with its own broker in the hub."""
+        words = ["serve", str(run_file), "--bind", HUB_ADDRESS, "--port", str(PORT)]
+        words += ["--runs", str(self.folder), *(word for one in changes for word in ("--set", one))]
+        self._start("coordinator", self.network.hub, ["fleetune.coordinator.cli", *words])
+
+    def join(
+        self, fleet: str, device: str, share: Path, namespace: str, password: str, more: Sequence[str]
+    ) -> None:
+        """Start an agent behind its link; `more`: options of it."""
+        words = ["run", "--fleet", fleet, "--device", device, "--data", f"npz:{share}", "--trainer", "onnx"]
+        words += ["--state", str(self.folder / "state"), "--leave-after-run", *more]
+        broker = f"mqtt://{JOIN_USER}:{password}@{HUB_ADDRESS}:{PORT}"
+        self._start(device, namespace, ["fleetune.edge_agent.cli", *words], FLEETUNE_BROKER=broker)
+        self.logs.append(self._log(device))
+
+    def watch(self, condition: Callable[[], bool]) -> None:
+        """Return when it holds.
+
+        Raises:
+            SettingError: a process failed before, or it took too long.
+        """
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not condition():
+            failed = [name for name, one in self._running.items() if one.poll() not in (None, 0)]
+            if failed or time.monotonic() > give_up_at:
+                name = failed[0] if failed else "coordinator"
+                raise SettingError(f"the {name} failed: {self._log(name).read_text()[-500:]}")
+            time.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """End them all."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name: str, namespace: str, module: list[str], **variables: str) -> None:
+        command = self.network.command(namespace, sys.executable, "-P", "-m", *module)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"

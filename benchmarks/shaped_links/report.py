@@ -1,0 +1,138 @@
+"""The simulation beside real processes: a table, and a picture of the score over seconds."""
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Self
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.table import Table
+
+from benchmarks.shaped_links.trajectories import Trajectory
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import titled, unit_of
+from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
+from fleetune.protocols.tasks.scores import Score
+
+
+class Configuration(Struct, frozen=True):
+    """One configuration to run the fleet.
+
+    Attributes:
+        changes: `section.key=value` on top of the run.toml.
+        predicted: by the simulation.
+        actual: of real processes, once for each repeat.
+    """
+
+    changes: list[str]
+    predicted: Trajectory
+    actual: list[Trajectory] = []
+
+
+class Shaped(Struct, frozen=True):
+    """All that was found; the JSON file is this.
+
+    Attributes:
+        run: its name.
+        target: score that `seconds_to_target` is about.
+        gflops: of each device's board, from the rehearsal.
+        jitter: of all, likewise.
+        links: of each device, in words.
+        configurations: by name.
+    """
+
+    run: str
+    target: float
+    gflops: dict[str, float]
+    jitter: float
+    links: dict[str, str]
+    configurations: dict[str, Configuration]
+    seconds_to_target: dict[str, list[float | None]] = {}
+
+    def reckoned(self) -> Self:
+        """With how long each configuration took to the target: simulated first, then for real."""
+        reached = {
+            name: [one.seconds_to(self.target) for one in (configuration.predicted, *configuration.actual)]
+            for name, configuration in self.configurations.items()
+        }
+        return replace(self, seconds_to_target=reached)
+
+
+Of = Callable[[Trajectory], float | None]
+
+
+def table(found: Shaped, score: Score) -> Table:
+    """Predicted / actual (the median repeat), and how many times as much the actual is."""
+    target = unit_of(score).text(found.target)
+    columns: dict[str, tuple[Of, Callable[[float | None], str]]] = {
+        f"seconds to {target}": (lambda one: one.seconds_to(found.target), _to(1)),
+        f"joules to {target}": (lambda one: one.joules_to(found.target), _to(0)),
+        "seconds a round": (lambda one: one.round_s, _to(2)),
+        "seconds in all": (lambda one: one.seconds, _to(1)),
+        "up": (lambda one: float(one.bytes_up), readable.size),
+        "late": (lambda one: float(one.late), readable.number),
+    }
+    shown = Table(title=f"{found.run}: simulated / real (times)", box=None, header_style="bold")
+    shown.add_column("configuration")
+    for title in columns:
+        shown.add_column(title, justify="right")
+    for name, configuration in found.configurations.items():
+        shown.add_row(name, *(_cell(configuration, of, text) for of, text in columns.values()))
+    return shown
+
+
+def parts_table(found: Shaped) -> Table:
+    """Where a round goes: of the device that takes longest in it, simulated / real, medians."""
+    shown = Table(title="a round of its slowest device, ms: simulated / real", box=None, header_style="bold")
+    for title in ("configuration", "task comes", "work", "reply goes", "beside it"):
+        shown.add_column(title, justify="left" if title == "configuration" else "right")
+    for name, configuration in found.configurations.items():
+        sides = configuration.predicted.parts, [one.parts for one in configuration.actual if one.parts]
+        if sides[0] is None or not sides[1]:
+            continue
+        cells = []
+        for key in ("download", "train", "upload", "rest"):
+            real = median(getattr(one, key) for one in sides[1])
+            cells.append(f"{1e3 * getattr(sides[0], key):.0f} / {1e3 * real:.0f}")
+        shown.add_row(name, *cells)
+    return shown
+
+
+def _cell(configuration: Configuration, of: Of, text: Callable[[float | None], str]) -> str:
+    predicted, actual = of(configuration.predicted), typical(of(one) for one in configuration.actual)
+    times = f" ({actual / predicted:.2f})" if actual is not None and predicted else ""
+    return f"{text(predicted)} / {text(actual)}{times}"
+
+
+def typical(values: Iterable[float | None]) -> float | None:
+    """The median of what is there; None: half of them, or more, are not."""
+    listed = list(values)
+    there = [value for value in listed if value is not None]
+    return median(there) if 2 * len(there) > len(listed) else None
+
+
+def _to(digits: int) -> Callable[[float | None], str]:
+    """How a number is written, with so many behind the point."""
+    return lambda number: readable.UNKNOWN if number is None else f"{number:.{digits}f}"
+
+
+def draw(found: Shaped, score: Score, theme: Theme) -> Figure:
+    """The score over seconds: simulated dashed, each real run a line."""
+    times = unit_of(score).on_axis
+    with rc_context(theme.settings):
+        label = f"{score.title}{', %' if score.share else ''}"
+        title = titled(score, "simulated (dashed) and real (solid)")
+        figure, axes = blank(title, "seconds since the first round opened", label)
+        ends = []
+        for (name, each), colour in zip(found.configurations.items(), theme.contenders, strict=False):
+            for one, dashes in [(each.predicted, (0, (4, 2))), *((real, "-") for real in each.actual)]:
+                at_s, scores = zip(*one.points, strict=True)
+                axes.plot(at_s, times * np.array(scores), color=colour, linestyle=dashes, linewidth=1.5)
+            last = each.actual[-1] if each.actual else each.predicted
+            ends.append((times * last.points[-1][1], name, colour))
+        axes.set_xlim(left=0)
+        label_ends(axes, ends)
+    return figure

@@ -1,0 +1,139 @@
+"""What a run came to in seconds, bytes and joules, the same of a simulated run and of a real one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from msgspec import Struct, structs
+
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.firmware_profiles import Board
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.tools.simulator.power.energy import drawn
+
+SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
+FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
+
+
+class Parts(Struct, frozen=True):
+    """Where a round goes, in seconds: of the device that took longest in it, and the rest of the round."""
+
+    download: float
+    train: float
+    upload: float
+    rest: float
+
+
+class Trajectory(Struct, frozen=True):
+    """A run.
+
+    Attributes:
+        rounds: that closed.
+        seconds: until the last one had.
+        round_s: of one, in the median.
+        bytes_up, bytes_down: of all replies that counted, and of their tasks.
+        late: replies that were asked for and did not count.
+        points: seconds since the first round opened, and the fleet's score then, smoothed.
+        joules: of all boards since the first round opened, idling included, at each of these points; reckoned
+            by the boards' watts and the seconds that devices told.
+        parts: medians over rounds; None: too few rounds, or no device told.
+    """
+
+    rounds: int
+    seconds: float
+    round_s: float
+    bytes_up: int
+    bytes_down: int
+    late: int
+    points: list[tuple[float, float]]
+    joules: list[float]
+    parts: Parts | None = None
+
+    def joules_to(self, target: float) -> float | None:
+        """Until the score was there; None: it never was."""
+        told = zip(self.joules, self.points, strict=True)
+        return next((joules for joules, (_, score) in told if score >= target), None)
+
+    def seconds_to(self, target: float) -> float | None:
+        """Until the score was there; None: it never was."""
+        return next((at_s for at_s, score in self.points if score >= target), None)
+
+
+def trajectory_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> Trajectory:
+    """The trajectory of a run's training rounds, ascending; `boards`: of all devices."""
+    began_s = rounds[0].opened_s
+    replies = [reply for one in rounds for reply in one.devices.values()]
+    lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
+    points = list(_smoothed([(at_s - began_s, score) for at_s, score in _scores(rounds)]))
+    return Trajectory(
+        rounds=len(rounds),
+        seconds=rounds[-1].closed_s - began_s,
+        round_s=median(lengths),
+        bytes_up=sum(reply.bytes_up for reply in replies),
+        bytes_down=sum(reply.bytes_down for reply in replies),
+        late=sum(len(one.participants) - len(one.devices) for one in rounds),
+        points=points,
+        parts=_parts(rounds[FIRST:] or rounds),
+        joules=_joules(rounds, boards)[len(rounds) - len(points) :],  # no score before there is a reply
+    )
+
+
+def _joules(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> list[float]:
+    """By watts, whatever a device told: no sensor is as precise in some runs as in others."""
+    began_s, idle_w = rounds[0].opened_s, {name: board.idle_w for name, board in boards.items()}
+    reckoned = [
+        structs.replace(
+            one,
+            opened_s=one.opened_s - began_s,
+            closed_s=one.closed_s - began_s,
+            devices={name: _by_watts(reply, boards[name]) for name, reply in one.devices.items()},
+        )
+        for one in rounds
+    ]
+    return list(drawn(reckoned, idle_w))
+
+
+def _by_watts(reply: DeviceRound, board: Board) -> DeviceRound:
+    took: RoundCost = reply.actual
+    joules = (
+        board.receive_w * (took.download_s or 0.0)
+        + board.train_w * (took.train_s or 0.0)
+        + board.transmit_w * (took.upload_s or 0.0)
+    )
+    return structs.replace(reply, actual=structs.replace(took, joules=joules))
+
+
+def _scores(rounds: Sequence[RoundRecord]) -> Iterable[tuple[float, float]]:
+    """When each round closed, and the fleet's score then: each device's latest, in the mean."""
+    latest: dict[str, float] = {}
+    for one in rounds:
+        told = {device: reply.measures.after for device, reply in one.devices.items()}
+        latest |= {device: score for device, score in told.items() if score is not None}
+        if latest:
+            yield one.closed_s, fmean(latest.values())
+
+
+def _smoothed(scores: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    for last, (at_s, _) in enumerate(scores, 1):
+        yield at_s, fmean(score for _, score in scores[max(0, last - SMOOTHED) : last])
+
+
+def _parts(rounds: Sequence[RoundRecord]) -> Parts | None:
+    told = [parts for one in rounds if (parts := _of_longest(one))]
+    if not told:
+        return None
+    return Parts(*(median(getattr(one, key) for one in told) for key in Parts.__struct_fields__))
+
+
+def _of_longest(record: RoundRecord) -> Parts | None:
+    told = [seconds for reply in record.devices.values() if (seconds := _seconds(reply))]
+    if not told:
+        return None
+    longest = max(told, key=sum)
+    return Parts(*longest, rest=record.closed_s - record.opened_s - sum(longest))
+
+
+def _seconds(reply: DeviceRound) -> tuple[float, float, float] | None:
+    actual = reply.actual
+    if actual.download_s is None or actual.train_s is None or actual.upload_s is None:
+        return None
+    return actual.download_s, actual.train_s, actual.upload_s
