@@ -26,7 +26,7 @@ from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.patch import Patch, patches_in
 from fleetune.protocols.wire.payloads import Enrolment, run_key, work_key
 from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
 
 RUN_TOML = """
 [run]
@@ -108,7 +108,7 @@ def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
         _overlay(base, patches_in(one.update), spec)
 
 
-def _device_rounds(enrolment: Enrolment, shares: Shares, fleet: Fleet) -> Iterator[DeviceRound]:
+def _device_rounds(enrolment: Enrolment, shares: PartitionedData, fleet: Fleet) -> Iterator[DeviceRound]:
     spec, method = enrolment.spec, method_of(enrolment)
     names = tuple(f"device-{index}" for index in range(fleet.devices))
     backend = make_backend("torch", spec, None, 1, task=enrolment.learns)
@@ -149,11 +149,11 @@ def _overlay(held: FlatArray, patches: Iterator[Patch], spec: ModelSpec) -> None
         held[patch.selection.mask(spec)] = patch.values
 
 
-def _settings(method: str, fleet: Fleet) -> tuple[RunSettings, Shares]:
+def _settings(method: str, fleet: Fleet) -> tuple[RunSettings, PartitionedData]:
     words = dict(fleet.__dict__, method=method)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         path.write_text(RUN_TOML.format(**words))
         settings = read_run(path)
-    shares = Shares(settings)
+    shares = PartitionedData(settings)
     return with_model_shape(settings, shares), shares

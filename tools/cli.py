@@ -12,7 +12,7 @@ from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench.command import app as bench_app
-from fleetune.tools.simulator.ray_engine.crew import Engine, crew
+from fleetune.tools.simulator.engine import Engine, open_workers
 from fleetune.tools.simulator.workers.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
 
@@ -98,7 +98,7 @@ def run(
 
         settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         folder = runs / settings.run.name
-        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
+        with open_workers(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             show_run(
                 settings,
                 folder,
@@ -148,7 +148,7 @@ def compare(
 
         settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         folder = runs / f"{settings.run.name}.compare"
-        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
+        with open_workers(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             side_by_side(
                 settings,
                 labels_of(settings, methods),
@@ -203,7 +203,7 @@ def sweep(
 
         settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
-        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
+        with open_workers(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)
             all_combinations(settings, axes, work, seeds=seeds, target=target, search=search)
 
@@ -244,7 +244,7 @@ def paper(
         if several and (changes or data):
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
         changes = _with_cards(changes, device)
-        with crew(engine, address, workers, _num_cards(device)) as (most, cluster):
+        with open_workers(engine, address, workers, _num_cards(device)) as (most, cluster):
             how = {"seeds": seeds, "runs": runs, "workers": most, "fresh": fresh, "cluster": cluster}
             if several:
                 play_cells(cell, changes=changes, console=console, **how)  # type: ignore[arg-type]
@@ -281,7 +281,7 @@ def table(
             list_tables(console)
             return
         changes = _with_cards(changes, device)
-        with crew(engine, address, workers, _num_cards(device)) as (most, cluster):
+        with open_workers(engine, address, workers, _num_cards(device)) as (most, cluster):
             fill_table(name, Asked(seeds, changes, runs, most, fresh, show, cluster), console)
 
 
@@ -293,9 +293,9 @@ def split(
 ) -> None:
     """Write each simulated device's share of the data as a file for `edge-agent run --data npz:FILE`."""
     with in_one_line("edge-sim"):
-        from fleetune.tools.simulator.split import write_shares
+        from fleetune.tools.simulator.write_device_files import write_device_files
 
-        for path in write_shares(read_run(run_file, changes), out):
+        for path in write_device_files(read_run(run_file, changes), out):
             print(path)
 
 

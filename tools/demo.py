@@ -21,8 +21,8 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, simulated_devices
-from fleetune.tools.simulator.split import write_shares
+from fleetune.tools.simulator.simulated_fleet import DeviceSpec, device_specs
+from fleetune.tools.simulator.write_device_files import write_device_files
 
 RUN_FILE = Path(__file__).with_name("demo.toml")
 FOLDER = Path("runs") / "demo"
@@ -33,10 +33,10 @@ console = Console()
 
 def main() -> None:
     settings = read_run(RUN_FILE)
-    devices = simulated_devices(settings)
+    devices = device_specs(settings)
     console.rule("[bold]Fleetune demo")
     console.print(f"dealing {settings.data.source} to {len(devices)} devices ...")
-    list(write_shares(settings, FOLDER / "shares"))
+    list(write_device_files(settings, FOLDER / "shares"))
     with EmbeddedBroker.start(FOLDER / "broker") as broker:
         address = f"{broker.host}:{broker.port}"
         console.print(f"broker      {broker.which} at {address}, process {broker.pid}; logs in {FOLDER}")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 @contextmanager
-def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
+def _agents(devices: list[DeviceSpec], broker: str) -> Iterator[None]:
     """Agents as processes of their own, each with its share of the data and its board's profile."""
     processes = []
     for device in devices:
@@ -89,7 +89,7 @@ def _coordinate(method: str, broker: str) -> None:
         raise SystemExit(f"the coordinator failed; the agents' logs are in {FOLDER}")
 
 
-def _show(settings: RunSettings, devices: list[SimulatedDevice]) -> None:
+def _show(settings: RunSettings, devices: list[DeviceSpec]) -> None:
     method = settings.method["name"]
     summary, rivals = read_summary(FOLDER / method), {name: read_summary(FOLDER / name) for name in RIVALS}
     store = RunStore.read(FOLDER / method / "state.sqlite")

@@ -23,7 +23,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.first_choices import ratio_controller_of
 from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import Shares, Sizes, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import PartitionedData, SampleCounts, device_specs
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
     Raises:
         SettingError: a device replied in none after the first.
     """
-    shares = Shares(settings)
+    shares = PartitionedData(settings)
     enrolment = prepare(with_model_shape(settings, shares))
     method, gflops, variances = method_of(enrolment), {}, []
-    for device in simulated_devices(settings):
+    for device in device_specs(settings):
         data = shares.of(device.index, enrolment.spec)
-        controller = ratio_controller_of(device, enrolment, method, Sizes.of(data), Policy())
+        controller = ratio_controller_of(device, enrolment, method, SampleCounts.of(data), Policy())
         choices = {one.ratio: one for one in controller.choices}
         seen = [
             demand(choices[reply.ratio], controller.capability, reply.local_work).samples

@@ -22,8 +22,8 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.topics import JOIN_USER
 from fleetune.tools.links.link import Constant, Trace
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
-from fleetune.tools.simulator.simulated_fleet import simulated_devices
-from fleetune.tools.simulator.split import write_shares
+from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.write_device_files import write_device_files
 
 PORT = 1883
 PATIENCE_S = 4 * 3600.0
@@ -49,7 +49,7 @@ def run_real_fleet(
     settings = read_run(run_file, changes)
     links = emulated_links(settings)
     folder.mkdir(parents=True)
-    shares = list(write_shares(settings, folder / "data"))
+    shares = list(write_device_files(settings, folder / "data"))
     network = Network(list(links.values()), traces_wait=True)
     with network, closing(_Fleet(network, folder)) as fleet:
         fleet.serve(run_file, changes)
@@ -69,7 +69,7 @@ def emulated_links(settings: RunSettings) -> dict[str, Constant | Trace]:
     Raises:
         SettingError: a link that network namespaces cannot emulate.
     """
-    links = {one.name: one.link for one in simulated_devices(settings)}
+    links = {one.name: one.link for one in device_specs(settings)}
     emulated = {name: link for name, link in links.items() if isinstance(link, Constant | Trace)}
     if strange := sorted(links.keys() - emulated.keys()):
         raise SettingError(f"the link of {strange[0]} cannot be emulated; use a rate or a trace")

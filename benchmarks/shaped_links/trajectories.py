@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.tools.simulator.power.energy import drawn
+from fleetune.tools.simulator.energy import joules_by_round
 
 SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
 FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
@@ -89,7 +89,7 @@ def _joules(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> list[
         )
         for one in rounds
     ]
-    return list(drawn(reckoned, idle_w))
+    return list(joules_by_round(reckoned, idle_w))
 
 
 def _by_watts(reply: DeviceRound, board: Board) -> DeviceRound:

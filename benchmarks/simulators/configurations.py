@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rival_environments import python_in
-from fleetune.tools.simulator.ray_engine.crew import WORKERS_A_CARD
+from fleetune.tools.simulator.engine import WORKERS_A_CARD
 
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
 # Of what APPFL requires, what its simulator imports: with all of it, clouds included, pip does not end.

@@ -15,7 +15,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
 
 _RUN_TOML = """
 [run]
@@ -99,7 +99,7 @@ class Fleet:
             path = Path(folder) / "run.toml"
             path.write_text(_RUN_TOML.format(**setting.__dict__, seed=seed))
             settings = read_run(path)
-        self._shares = Shares(settings)
+        self._shares = PartitionedData(settings)
         enrolment = prepare(with_model_shape(settings, self._shares))
         self.setting, self.seed = setting, seed
         self.spec: ModelSpec = enrolment.spec

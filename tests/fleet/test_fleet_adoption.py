@@ -7,7 +7,7 @@ from tests.helpers.fleet_processes import Fleet, assert_equal, read_outcome, run
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.simulator import starting_models
-from fleetune.tools.simulator.runner import leave, simulate
+from fleetune.tools.simulator.runner import simulate, write_results
 
 pytestmark = pytest.mark.fleet
 
@@ -73,5 +73,5 @@ def test_a_roll_out_goes_on_when_its_coordinator_is_killed_and_is_that_of_the_si
 
 def leave_simulated(fleet, folder):
     run, summary = simulate(read_run(fleet.run_file), folder, workers=0, fresh=True)
-    leave(run, summary)
+    write_results(run, summary)
     return run, summary

@@ -16,7 +16,7 @@ from fleetune.coordinator.service.service import OWN, RUNS, notes_of
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.simulator.split import write_shares
+from fleetune.tools.simulator.write_device_files import write_device_files
 
 NAMES = ("one", "two")
 
@@ -39,7 +39,7 @@ class Served:
         wait_until(self._has_ports, "each fleet has a port")
         for name, port in self._ports().items():
             settings = read_run(folder / f"{name}.toml")
-            (share,) = write_shares(settings, folder / f"data-{name}")
+            (share,) = write_device_files(settings, folder / f"data-{name}")
             command = ["run", "--fleet", name, "--device", share.stem, "--trainer", "onnx"]
             command += [
                 "--broker",

@@ -34,7 +34,7 @@ from fleetune.protocols.settings.run_toml import parse_run, read_run
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.split import write_shares
+from fleetune.tools.simulator.write_device_files import write_device_files
 
 PATIENCE_S = 90
 BOARDS = ("raspberry-pi-zero-2w", "raspberry-pi-4b", "n100-gateway")  # in the order of run.toml
@@ -178,7 +178,7 @@ class Fleet:
         self.run_file.write_text(toml)
         self.settings = read_run(self.run_file)
         self.name = self.settings.run.name
-        self.shares = {path.stem: path for path in write_shares(self.settings, folder / "data")}
+        self.shares = {path.stem: path for path in write_device_files(self.settings, folder / "data")}
         self.agents = {}
         self._children = []
 

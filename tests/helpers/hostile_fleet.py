@@ -62,8 +62,8 @@ class HostileFleet:
     def __init__(self, monkeypatch, kind_of):
         self.tasks = Counter()
         self.forged = Counter()
-        self._kind_of, self._reply, self._states = kind_of, worker.reply, {}
-        monkeypatch.setattr(worker, "reply", self.reply)
+        self._kind_of, self._reply, self._states = kind_of, worker.train, {}
+        monkeypatch.setattr(worker, "train", self.reply)
 
     @property
     def most_of_a_task(self):

@@ -16,7 +16,7 @@ from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.outbox import Outbox
-from fleetune.tools.simulator.simulated_fleet import simulated_devices
+from fleetune.tools.simulator.simulated_fleet import device_specs
 
 SECTIONS = {
     "run": {"name": "r"},
@@ -32,9 +32,9 @@ def settings_of(**sections):
 @pytest.mark.parametrize("devices", [1, 3, 10, 11, 101])
 def test_a_simulated_device_is_dealt_the_ratio_of_its_name(devices):
     fleet = settings_of(fleet={"devices": devices, "ratios": [0.2, 0.6, 1.0]})
-    dealt = [device.ratio for device in simulated_devices(fleet)]
+    dealt = [device.ratio for device in device_specs(fleet)]
     assert dealt == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
-    assert [fleet.fleet.dealt(device.name) for device in simulated_devices(fleet)] == dealt
+    assert [fleet.fleet.dealt(device.name) for device in device_specs(fleet)] == dealt
 
 
 def test_any_name_is_dealt_the_same_ratio_at_every_start():

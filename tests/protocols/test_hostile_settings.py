@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-import fleetune.tools.simulator.presence
+import fleetune.tools.simulator.availability
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.training.device_data import load
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -15,9 +15,9 @@ from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, Partition, WirelessSection
-from fleetune.tools.simulator.given import Given
+from fleetune.tools.simulator.caller_samples import CallerSamples
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.simulated_fleet import Shares, check_counts, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import PartitionedData, check_counts, device_specs
 
 BASE = {
     "run": {"name": "h", "rounds": 1},
@@ -74,8 +74,8 @@ def refusal(content, digits):
         settings = parse_run(content)
         convert(settings.fleet.policy, Policy, "fleet.policy")
         assert finite(msgspec.to_builtins(without_policy(settings)))
-        simulated_devices(settings)
-        Shares(settings, Given(digits))._rows  # noqa: B018 - deals them
+        device_specs(settings)
+        PartitionedData(settings, CallerSamples(digits))._rows  # noqa: B018 - deals them
     except FleetuneError as problem:
         return str(problem)
     return ""
@@ -97,15 +97,16 @@ def test_any_concentration_deals(kind, digits):
     for alpha in (5e-324, 1e-12, 1e-3, 1e3, 1e15):
         content = with_value("data.partition", {"kind": kind, "alpha": alpha, "samples": 20})
         settings = parse_run(content)
-        assert all(len(train) + len(test) >= 2 for train, test in Shares(settings, Given(digits))._rows), (
-            alpha
-        )
+        assert all(
+            len(train) + len(test) >= 2
+            for train, test in PartitionedData(settings, CallerSamples(digits))._rows
+        ), alpha
 
 
 def simulated(content):
     settings = parse_run(content)
     check_counts(settings)
-    return simulated_devices(settings)
+    return device_specs(settings)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +133,11 @@ def test_what_cannot_be_is_named(key, value, message):
 def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind, digits):
     content = with_value("data.partition", {"kind": kind, "samples": 5000})
     with pytest.raises(SettingError, match=r"data.partition.samples = 5000 .*has 1797 to deal"):
-        Shares(parse_run(content), Given(digits))._rows  # noqa: B018
+        PartitionedData(parse_run(content), CallerSamples(digits))._rows  # noqa: B018
     few = replace(digits, x=digits.x[:50], y=digits.y[:50])
+    asked = parse_run(with_value("data.partition", {"kind": kind, "samples": 51}))
     with pytest.raises(SettingError, match="has 50 to deal"):
-        Shares(parse_run(with_value("data.partition", {"kind": kind, "samples": 51})), Given(few))._rows  # noqa: B018
+        PartitionedData(asked, CallerSamples(few))._rows  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind
     ],
 )
 def test_a_simulation_that_can_never_end_says_so(tmp_path, monkeypatch, section, content, message):
-    monkeypatch.setattr(fleetune.tools.simulator.presence, "MOST_STRETCHES", 50)
+    monkeypatch.setattr(fleetune.tools.simulator.availability, "MAX_IDLE_PERIODS", 50)
     settings = parse_run({**BASE, section: content})
     with pytest.raises(FleetuneError, match=message):
         simulate(settings, tmp_path / "run", workers=0, fresh=True)

@@ -31,11 +31,11 @@ from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import Sources, changed
 from fleetune.tools.compare.played import Played
-from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.power.energy import idle_watts
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
+from fleetune.tools.simulator.checkpoint.existing_run import find_existing_run
+from fleetune.tools.simulator.checkpoint.snapshot import STOPPED
+from fleetune.tools.simulator.energy import idle_watts
 from fleetune.tools.simulator.simulated_fleet import with_start
-from fleetune.tools.simulator.stopping.snapshot import STOPPED
-from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
@@ -58,7 +58,7 @@ class Cell:
     settings: RunSettings
     folder: Path
     runs: Path
-    given: Given = NOTHING_GIVEN
+    given: CallerSamples = NO_CALLER_SAMPLES
     trackers: tuple[str | Make, ...] = ()
     within: "tuple[Cell, ...]" = ()
     sources: Sources = field(default_factory=dict)
@@ -169,7 +169,7 @@ def play(
             fresh=_is_other(cell),
             observers=[ClosedRounds(on_closed), following],
             runs=cell.runs,
-            given=cell.given,
+            caller_samples=cell.given,
             cluster=cluster,
             on_round=_over(cell),
         )
@@ -185,7 +185,7 @@ def play(
 def _is_other(cell: Cell) -> bool:
     """Whether what was begun in the run's folder cannot be gone on with."""
     try:
-        there = standing(cell.settings, cell.folder)
+        there = find_existing_run(cell.settings, cell.folder)
     except (SettingError, StoreError):  # what it must not remove it does not
         return True
     return there is not None and there.finished

@@ -21,7 +21,7 @@ from fleetune.protocols.settings.user_sources import Sources, user_sources
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.cells import Cell
 from fleetune.tools.compare.comparison import Contender
-from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
 from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
 YARDSTICKS = ("local-only", "fedavg")
@@ -33,12 +33,12 @@ OF_OTHER_SECTIONS = {
 }
 """Keys that a [compare.LABEL] may have beside its method's, and whose they are."""
 LONGEST_NAME = 80  # of a contender's folder
-Give = Callable[[RunSettings], Given]  # of the run's settings, its seed among them
+Give = Callable[[RunSettings], CallerSamples]  # of the run's settings, its seed among them
 
 
-def nothing_given(_: RunSettings) -> Given:
+def nothing_given(_: RunSettings) -> CallerSamples:
     """All is as [data] says."""
-    return NOTHING_GIVEN
+    return NO_CALLER_SAMPLES
 
 
 def contenders_of(settings: RunSettings, labels: Sequence[str]) -> list[Contender]:
@@ -201,7 +201,7 @@ def check_methods(cells: Sequence[Cell]) -> None:
     """
     from fleetune.coordinator.run.enrolment import prepare
     from fleetune.tools.simulator.runner import with_model_shape
-    from fleetune.tools.simulator.simulated_fleet import Shares
+    from fleetune.tools.simulator.simulated_fleet import PartitionedData
 
     specs: dict[bytes, ModelSpec] = {}
     first: dict[str, Cell] = {}
@@ -212,7 +212,7 @@ def check_methods(cells: Sequence[Cell]) -> None:
         shaped_by = msgspec.json.encode((settings.model, settings.data, settings.task))
         try:
             if shaped_by not in specs:
-                shaped = with_model_shape(settings, Shares(settings, cell.given))
+                shaped = with_model_shape(settings, PartitionedData(settings, cell.given))
                 specs[shaped_by] = prepare(shaped, cell.runs).spec
             from_section(settings.method, specs[shaped_by], settings.task.kind)
         except SettingError as problem:

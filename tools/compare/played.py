@@ -14,7 +14,7 @@ from fleetune.coordinator.metrics.averages import mean
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.wire.payloads import Measures
-from fleetune.tools.simulator.power.energy import drawn
+from fleetune.tools.simulator.energy import joules_by_round
 
 Side = Literal["before", "after"]
 
@@ -66,7 +66,7 @@ class Played:
         """One a round, ascending."""
         if not self.idle_w:
             return tuple(_development(self.records))
-        pairs = zip(_development(self.records), drawn(self.records, self.idle_w), strict=True)
+        pairs = zip(_development(self.records), joules_by_round(self.records, self.idle_w), strict=True)
         return tuple(replace(point, joules=joules) for point, joules in pairs)
 
     @property

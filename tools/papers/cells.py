@@ -221,10 +221,10 @@ def _check(settings: RunSettings) -> int:
     """Make model and method and deal the data once, so that a mistake is found at once; number of samples."""
     from fleetune.coordinator.run.models import find_model
     from fleetune.tools.simulator.runner import with_model_shape
-    from fleetune.tools.simulator.simulated_fleet import Shares
+    from fleetune.tools.simulator.simulated_fleet import PartitionedData
 
     try:
-        shares = Shares(settings)
+        shares = PartitionedData(settings)
     except DataError as problem:
         raise DataError(f"{problem}; or name the original files' folder with --data FOLDER") from None
     spec = find_model(with_model_shape(settings, shares)).spec

@@ -9,8 +9,8 @@ from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
-from fleetune.tools.simulator.given import Data, given_data
-from fleetune.tools.simulator.ray_engine.crew import Crew, Engine, crew
+from fleetune.tools.simulator.caller_samples import Data, caller_dataset
+from fleetune.tools.simulator.engine import Engine, Workers, open_workers
 from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
 
@@ -23,21 +23,23 @@ def asked_for(
     Raises:
         SettingError: a setting is wrong, or these are no data.
     """
-    dataset = given_data(data)
+    dataset = caller_dataset(data)
     if isinstance(dataset, str):
         return with_group_devices(settings_of(settings, {**changes, "data.source": dataset})), None
     return with_group_devices(settings_of(settings, changes), dataset), dataset
 
 
 @contextmanager
-def crew_of(engine: str, address: str | None, workers: int) -> Iterator[Crew]:
+def crew_of(engine: str, address: str | None, workers: int) -> Iterator[Workers]:
     """Who trains; 0 workers: none but this process, and on a Ray cluster as many as it has processors.
 
     Raises:
-        SettingError: as `crew`, in the words of an argument.
+        SettingError: as `open_workers`, in the words of an argument.
     """
     try:
-        with crew(engine, address, None if engine == Engine.RAY and workers == 0 else workers) as found:
+        with open_workers(
+            engine, address, None if engine == Engine.RAY and workers == 0 else workers
+        ) as found:
             yield found
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None

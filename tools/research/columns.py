@@ -30,7 +30,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import diagnostic_rows
-from fleetune.tools.simulator.simulated_fleet import simulated_devices
+from fleetune.tools.simulator.simulated_fleet import device_specs
 
 OF_DEVICES = tuple(metric for metric in METRICS if metric.device)
 ALWAYS = frozenset(
@@ -138,7 +138,7 @@ def _scores(row: DeviceSummary) -> Mapping[str, float]:
 def _fleet(settings: RunSettings) -> dict[str, Row]:
     """Boards and links of a simulated fleet; empty: a file that it was made of is not here any more."""
     try:
-        devices = simulated_devices(settings)
+        devices = device_specs(settings)
     except FleetuneError:
         return {}
     return {

@@ -24,7 +24,7 @@ from fleetune.tools.compare.figures import inside, metrics
 from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.columns import device_rows, round_rows
 from fleetune.tools.research.frames import frame_of
-from fleetune.tools.simulator.given import Data, Deal, given
+from fleetune.tools.simulator.caller_samples import Assignment, Data, caller_samples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def compare(
     runs: Path | str = "runs",
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as `edge-sim compare --set`
     data: Data | None = None,
-    partition: Deal | None = None,
+    partition: Assignment | None = None,
     target: float | None = None,
     on_round: OnRound | None = None,
     workers: int = 0,
@@ -207,7 +207,7 @@ def compare(
                 workers=most,
                 fresh=fresh,
                 console=Console(quiet=True),
-                give=lambda seeded: given(seeded, dataset, partition),
+                give=lambda seeded: caller_samples(seeded, dataset, partition),
                 hear=lambda news: _tell(news, on_round, column),
                 trackers=trackers,
                 cluster=cluster,

@@ -19,8 +19,8 @@ from fleetune.protocols.tasks import task_of
 from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.result import Result, read_result
 from fleetune.tools.simulator import runner
-from fleetune.tools.simulator.given import Data, Deal, given
-from fleetune.tools.simulator.stopping.standing import OtherRunError, Standing, standing
+from fleetune.tools.simulator.caller_samples import Assignment, Data, caller_samples
+from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, OtherRunError, find_existing_run
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def simulate(
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as `edge-sim run --set`
     data: Data | None = None,
-    partition: Deal | None = None,
+    partition: Assignment | None = None,
     on_round: OnRound | None = None,
     workers: int = 0,
     fresh: bool = False,
@@ -73,7 +73,7 @@ def simulate(
         StoreError: the disk is full.
     """
     asked, dataset = asked_for(settings, set or {}, data)
-    brought = given(asked, dataset, partition)
+    brought = caller_samples(asked, dataset, partition)
     asked = brought.named_in(asked)
     folder, makers = Path(runs) / asked.run.name, makers_of(trackers)
     there = None if fresh else _standing(asked, folder)
@@ -91,11 +91,11 @@ def simulate(
             cluster=cluster,
             fresh=fresh,
             observers=[_Logged(), following],
-            given=brought,
+            caller_samples=brought,
             on_round=None if on_round is None else stopped.hears,
         )
         records = tuple(run.controller.records())
-        files = runner.leave(run, summary, finished=not stopped.early, report=report)
+        files = runner.write_results(run, summary, finished=not stopped.early, report=report)
         following.finish(summary, records, files)
     return Result(folder, run.settings, summary, records, finished=not stopped.early)
 
@@ -125,9 +125,9 @@ class _Logged:
             log.warning("%s", event.line)
 
 
-def _standing(asked: RunSettings, folder: Path) -> Standing | None:
+def _standing(asked: RunSettings, folder: Path) -> ExistingRun | None:
     try:
-        return standing(asked, folder)
+        return find_existing_run(asked, folder)
     except OtherRunError as problem:
         raise SettingError(
             f'{problem}, e.g. set={{"run.name": "{folder.name}-2"}} (fresh=True deletes the run)'

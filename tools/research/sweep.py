@@ -22,7 +22,7 @@ from fleetune.tools.compare.sweep_tables import in_words, value_of
 from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.columns import round_rows
 from fleetune.tools.research.frames import frame_of
-from fleetune.tools.simulator.given import Data, Deal, given
+from fleetune.tools.simulator.caller_samples import Assignment, Data, caller_samples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ def sweep(
     runs: Path | str = "runs",
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as `edge-sim sweep --set`
     data: Data | None = None,
-    partition: Deal | None = None,
+    partition: Assignment | None = None,
     target: float | None = None,
     search: int | None = None,
     workers: int = 0,
@@ -165,7 +165,7 @@ def sweep(
                 most,
                 fresh=fresh,
                 console=console,
-                give=lambda seeded: given(seeded, dataset, partition),
+                give=lambda seeded: caller_samples(seeded, dataset, partition),
                 trackers=tuple(trackers),
                 cluster=cluster,
             )

@@ -17,7 +17,7 @@ from fleetune.protocols.method import steps
 from fleetune.protocols.method.choice import as_encoded, values_of
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, Sizes
+from fleetune.tools.simulator.simulated_fleet import DeviceSpec, SampleCounts
 
 # What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
 # (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
@@ -43,11 +43,11 @@ class FirstChoices:
     policy: Policy
     _made: dict[tuple[Any, ...], RatioController] = field(default_factory=dict)
 
-    def of(self, device: SimulatedDevice, sizes: Sizes) -> FirstChoice:
+    def of(self, device: DeviceSpec, sizes: SampleCounts) -> FirstChoice:
         """What a device that holds so many samples chooses, once it knows how its board is."""
         return partial(self._chosen, device, sizes)
 
-    def _chosen(self, device: SimulatedDevice, sizes: Sizes, conditions: Conditions) -> RatioController:
+    def _chosen(self, device: DeviceSpec, sizes: SampleCounts, conditions: Conditions) -> RatioController:
         link = device.link
         rates = link.rate_bps(0, "up"), link.rate_bps(0, "down"), link.delay_s
         alike = device.board, device.ratio, rates, sizes, conditions
@@ -59,10 +59,10 @@ class FirstChoices:
 
 
 def ratio_controller_of(
-    device: SimulatedDevice,
+    device: DeviceSpec,
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
-    sizes: Sizes,
+    sizes: SampleCounts,
     policy: Policy,
 ) -> RatioController:
     """What the device can afford by its board and its link as they are at the start; nothing is chosen."""

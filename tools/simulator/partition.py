@@ -24,12 +24,12 @@ _DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
 def partition(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Split]:
-    """Each device's training and test rows, where nothing is marked: see `deal` and `parted`."""
-    dealt = deal(y, group, settings, num_devices, key)
-    return [parted(rows, y, settings, device, key) for device, rows in enumerate(dealt)]
+    """Each device's training and test rows, where nothing is marked: see `assign_rows` and `split_rows`."""
+    dealt = assign_rows(y, group, settings, num_devices, key)
+    return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(dealt)]
 
 
-def deal(
+def assign_rows(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Rows]:
     """Each device's rows.
@@ -65,14 +65,14 @@ def deal(
     return dealt
 
 
-def parted(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
+def split_rows(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
     """A device's rows as training and test rows, by class."""
     test = stratified(y[rows], settings.test_fraction, key.child("test", device))
     return rows[~test], rows[test]
 
 
 def num_test_rows(num_rows: int, settings: Partition) -> int:
-    """How many of a device's rows `parted` makes test rows."""
+    """How many of a device's rows `split_rows` makes test rows."""
     return num_stratified(num_rows, settings.test_fraction)
 
 
@@ -101,8 +101,8 @@ def _shares(
     _check_enough(classes.size, _MIN_SAMPLES, num_devices)
     if settings.kind == "iid":
         return _iid(classes, settings, num_devices, rng)
-    deal = _dirichlet if settings.kind == "dirichlet" else _alpha_rho
-    owner = deal(classes, settings, num_devices, rng)
+    assign_rows = _dirichlet if settings.kind == "dirichlet" else _alpha_rho
+    owner = assign_rows(classes, settings, num_devices, rng)
     return _topped_up([np.flatnonzero(owner == device) for device in range(num_devices)], rng)
 
 

@@ -44,27 +44,31 @@ from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
+from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, find_existing_run
 from fleetune.tools.simulator.first_choices import FirstChoices
-from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.growing.arrivals import Deliveries
-from fleetune.tools.simulator.growing.days import Days, Growing
-from fleetune.tools.simulator.growing.growing_devices import growing_devices
-from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.pending_work import PendingWork
+from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.simulated_fleet import (
-    Shares,
-    Sizes,
+    PartitionedData,
+    SampleCounts,
     check_counts,
     check_ends,
-    simulated_devices,
+    device_specs,
     with_group_devices,
 )
 from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
-from fleetune.tools.simulator.stopping.standing import Standing, standing
-from fleetune.tools.simulator.work_at_hand import WorkAtHand
+from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
+from fleetune.tools.simulator.streams.daily_scores import DailyScores, Growing
+from fleetune.tools.simulator.streams.stream_devices import stream_devices
 from fleetune.tools.simulator.workers import worker
-from fleetune.tools.simulator.workers.gathering import Gathering
-from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose, norms_on_single_samples
+from fleetune.tools.simulator.workers.job_batches import BatchingExecutor
+from fleetune.tools.simulator.workers.trainer_choice import (
+    TrainerChoice,
+    choose_trainer,
+    norms_on_single_samples,
+)
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
 
@@ -80,7 +84,7 @@ class Inline(Executor):
         return done
 
 
-def with_model_shape(settings: RunSettings, shares: Shares) -> RunSettings:
+def with_model_shape(settings: RunSettings, shares: PartitionedData) -> RunSettings:
     """Fill in the model's input shape and number of classes from the data where run.toml is silent."""
     x, y = shares.dataset.x, shares.dataset.y
     shape = x.shape[1:] if x.ndim > 3 or x.dtype != "uint8" else (1, *x.shape[1:])
@@ -103,7 +107,7 @@ def simulate(
     fresh: bool,
     observers: Iterable[Observer] = (),
     runs: Path | None = None,
-    given: Given = NOTHING_GIVEN,
+    caller_samples: CallerSamples = NO_CALLER_SAMPLES,
     on_round: OnRound | None = None,
     cluster: str | None = None,
 ) -> tuple[Run, Summary]:
@@ -117,7 +121,7 @@ def simulate(
         observers: told of what happens, that the run goes on, and, where it continues another run, what its
             devices begin with.
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
-        given: what the caller gives instead of what [data] names; `settings` say so already.
+        caller_samples: what the caller gives instead of what [data] names; `settings` say so already.
         on_round: see `Simulation`.
         cluster: address of a Ray cluster on whose nodes the workers are; None: they are processes of this
             machine.
@@ -129,20 +133,20 @@ def simulate(
     if workers:
         warm_up()
     if not settings.fleet.devices:
-        settings = with_group_devices(settings, given.samples(settings))
+        settings = with_group_devices(settings, caller_samples.samples(settings))
     if cluster is not None and settings.fleet.cards:
         asked = settings.fleet.train_on
         raise SettingError(f"fleet.train_on {asked}: on a Ray cluster only processors train")
     if cluster is not None and settings.fleet.at_once > 1:
         raise SettingError("fleet.at_once: on a Ray cluster a worker trains one device after the other")
     runs = runs or folder.parent
-    there = None if fresh else standing(settings, folder)
+    there = None if fresh else find_existing_run(settings, folder)
     if there is not None and there.finished:
         raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
     if there is None or there.why_anew:
-        opened = _begin(settings, folder, runs, given, workers, fresh=fresh or there is not None)
+        opened = _begin(settings, folder, runs, caller_samples, workers, fresh=fresh or there is not None)
     else:
-        opened = _go_on(there, folder, given)
+        opened = _go_on(there, folder, caller_samples)
     run = opened.run
     journal = RoundJournal(folder, run.controller.records)
     watching = Observers([journal, *observers])
@@ -151,7 +155,7 @@ def simulate(
         if line:
             watching.tell(Notice(line))
     try:
-        with _executor(run, workers, given, cluster, watching) as executor:
+        with _executor(run, workers, caller_samples, cluster, watching) as executor:
             _play(opened, executor, workers, watching, on_round)
     except BaseException:
         run.processor.note()
@@ -171,7 +175,7 @@ class _Opened:
     """
 
     run: Run
-    players: list[Player]
+    players: list[SimulatedDevice]
     sent_bytes: int = 0
     growing: Growing | None = None
     begins: str = ""
@@ -193,30 +197,32 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
     return found
 
 
-def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
+def _chosen_aside(
+    settings: RunSettings, beginning: Beginning, shares: PartitionedData, workers: int
+) -> TrainerChoice:
     """What trains in a run; a worker finds out, where there is something to find out."""
     fleet = settings.fleet
     plain = not fleet.cards and fleet.at_once == 1 and fleet.precision == "float32"
     if plain and fleet.trainer == "torch" and "torch" in installed():
-        return Chosen()
+        return TrainerChoice()
     enrolment = beginning.enrolment
     arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)
     if not workers:
-        return choose(*arguments)
+        return choose_trainer(*arguments)
     with WorkerProcesses(1) as aside:
-        chosen: Chosen = aside.submit(choose, *arguments).result()
+        chosen: TrainerChoice = aside.submit(choose_trainer, *arguments).result()
     return chosen
 
 
 def _single_samples(
-    settings: RunSettings, beginning: Beginning, shares: Shares, trains: Chosen, workers: int
+    settings: RunSettings, beginning: Beginning, shares: PartitionedData, trains: TrainerChoice, workers: int
 ) -> str:
     """Which devices train on one sample a batch, and what norms do there; "": none, or nothing special."""
     enrolment = beginning.enrolment
     spec, batch_size = enrolment.spec, settings.training.batch_size
     if settings.data.arrivals is not None:
         return ""
-    sizes = zip(simulated_devices(settings), shares.sizes(spec), strict=True)
+    sizes = zip(device_specs(settings), shares.sizes(spec), strict=True)
     names = [device.name for device, own in sizes if has_single_batches(spec, own.train, batch_size)]
     if not names:
         return ""
@@ -235,7 +241,7 @@ def _begin(
     settings: RunSettings,
     folder: Path,
     runs: Path,
-    given: Given,
+    caller_samples: CallerSamples,
     workers: int,
     *,
     fresh: bool,
@@ -243,7 +249,7 @@ def _begin(
     """A new run; whatever can fail is tried before an earlier one is removed."""
     check_counts(settings)
     check_ends(settings)
-    shares = Shares(settings, given)
+    shares = PartitionedData(settings, caller_samples)
     settings = with_model_shape(settings, shares)
     beginning = begin(settings, runs, partial(_found_aside, workers=workers))
     enrolment = beginning.enrolment
@@ -276,9 +282,9 @@ def _begin(
         raise
 
 
-def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
+def _go_on(there: ExistingRun, folder: Path, caller_samples: CallerSamples) -> _Opened:
     """A run that was stopped."""
-    shares = Shares(there.settings, given)
+    shares = PartitionedData(there.settings, caller_samples)
     players = _players(there.settings, there.enrolment, shares)
     run = open_run(there.settings, folder, durable=False)
     run.controller.recall()
@@ -286,14 +292,14 @@ def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
     return _Opened(run, players, growing=growing, groups=groups)
 
 
-def _groups(settings: RunSettings, shares: Shares) -> dict[str, str]:
+def _groups(settings: RunSettings, shares: PartitionedData) -> dict[str, str]:
     """Names of the groups of data of each device; {}: the data are not split by group."""
     if settings.data.partition.kind != "group":
         return {}
-    return {device.name: shares.group(device.index) for device in simulated_devices(settings)}
+    return {device.name: shares.group(device.index) for device in device_specs(settings)}
 
 
-def _words(there: Standing | None, folder: Path) -> str:
+def _words(there: ExistingRun | None, folder: Path) -> str:
     """What is done with a run that was there."""
     if there is None:
         return ""
@@ -304,7 +310,7 @@ def _words(there: Standing | None, folder: Path) -> str:
     return f"{folder} was stopped: it goes on after round {there.rounds}"
 
 
-def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = True) -> list[Path]:
+def write_results(run: Run, summary: Summary, *, finished: bool = True, report: bool = True) -> list[Path]:
     """Write what a simulated run leaves in its folder, its shared model too, and close it; the files.
 
     The report takes longest and comes last: whoever interrupts it has a finished run.
@@ -325,7 +331,7 @@ def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = T
         if finished:
             mark_finished(run)
         if report:
-            boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
+            boards = {device.name: device.board.name for device in device_specs(run.settings)}
             files = write_report(run.folder, run.settings, summary, records, boards=boards, durable=False)
     return [*files, model]
 
@@ -343,7 +349,7 @@ def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
     return len(run.payload) + len(beginning.backbone)
 
 
-def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
+def _growing(settings: RunSettings, shares: PartitionedData) -> Growing | None:
     """What comes to the devices; None: their data do not grow.
 
     Raises:
@@ -352,9 +358,9 @@ def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
     if settings.data.arrivals is None:
         return None
     convert(settings.data.arrivals.keep, Bounds, "data.arrivals.keep")
-    deliveries = Deliveries(settings, shares)
+    deliveries = ArrivalSchedule(settings, shares)
     deliveries.check()
-    return Growing(deliveries, Days(task_of(settings.task)))
+    return Growing(deliveries, DailyScores(task_of(settings.task)))
 
 
 def _play(
@@ -366,8 +372,8 @@ def _play(
 ) -> None:
     size, at_once = opened.run.enrolment.spec.size, opened.run.settings.fleet.at_once
     if at_once > 1:
-        executor = Gathering(executor, at_once)
-    at_hand = WorkAtHand(executor, max(2, 2 * workers) * at_once, size)
+        executor = BatchingExecutor(executor, at_once)
+    at_hand = PendingWork(executor, max(2, 2 * workers) * at_once, size)
     Simulation(
         opened.run,
         opened.sent_bytes,
@@ -380,25 +386,25 @@ def _play(
     ).run()
 
 
-def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
+def _players(settings: RunSettings, enrolment: Enrolment, shares: PartitionedData) -> list[SimulatedDevice]:
     method, policy = method_of(enrolment), convert(settings.fleet.policy, Policy, "fleet.policy")
-    growing = growing_devices(settings, enrolment, shares, Path(), None)
+    growing = stream_devices(settings, enrolment, shares, Path(), None)
     players, base = [], None
     if enrolment.downlink.name != RAW:
         base = Base.whole(enrolment.weights).digest
     if growing is None:
         sizes = shares.sizes(enrolment.spec)
     else:
-        sizes = [Sizes.of(growing.first_data(index)) for index in range(settings.fleet.devices)]
+        sizes = [SampleCounts.of(growing.first_data(index)) for index in range(settings.fleet.devices)]
     first_choices = FirstChoices(enrolment, method, policy)
-    for device, own in zip(simulated_devices(settings), sizes, strict=True):
+    for device, own in zip(device_specs(settings), sizes, strict=True):
         flops, brief = enrolment.flops_per_sample, enrolment.brief is True
-        players.append(Player.of(device, first_choices.of(device, own), policy, flops, brief=brief))
+        players.append(SimulatedDevice.of(device, first_choices.of(device, own), policy, flops, brief=brief))
         players[-1].base = base
     return players
 
 
-def _start_with(settings: RunSettings, players: list[Player]) -> int:
+def _start_with(settings: RunSettings, players: list[SimulatedDevice]) -> int:
     """Everybody has said whether it takes part before the first round, unless devices come and go."""
     refusals = [player.refusal for player in players]
     if None not in refusals:
@@ -408,23 +414,23 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
 
 @contextmanager
 def _executor(
-    run: Run, workers: int, given: Given, cluster: str | None, observers: Observers
+    run: Run, workers: int, caller_samples: CallerSamples, cluster: str | None, observers: Observers
 ) -> Iterator[Executor]:
     bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
-    arguments = run.settings, run.payload, run.folder / DEVICES, given, bundle
+    arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle
     if cluster is not None:
         from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
-        from fleetune.tools.simulator.ray_engine.shipment import shipment
+        from fleetune.tools.simulator.ray_engine.run_package import pack_run
 
         def tell(line: str) -> None:
             observers.tell(Notice(line))
 
-        with RayWorkers(cluster, max(1, workers), shipment(*arguments), arguments[2], tell) as nodes:
+        with RayWorkers(cluster, max(1, workers), pack_run(*arguments), arguments[2], tell) as nodes:
             yield nodes
         return
     if not workers:
-        worker.start(*arguments)
+        worker.set_up(*arguments)
         yield Inline()
         return
-    with WorkerProcesses(workers, worker.start, arguments) as pool:
+    with WorkerProcesses(workers, worker.set_up, arguments) as pool:
         yield pool

@@ -39,9 +39,9 @@ from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
-from fleetune.tools.simulator.runner import leave, simulate
-from fleetune.tools.simulator.simulated_fleet import simulated_devices
-from fleetune.tools.simulator.stopping.standing import Standing, standing
+from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, find_existing_run
+from fleetune.tools.simulator.runner import simulate, write_results
+from fleetune.tools.simulator.simulated_fleet import device_specs
 from fleetune.tools.stop_signals import ToldInterrupt
 
 PLAIN_WIDTH = 100  # of a file or pipe
@@ -77,7 +77,7 @@ def show_run(
         KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
     """
     makers = makers_of(trackers)
-    there = None if fresh else standing(settings, folder)
+    there = None if fresh else find_existing_run(settings, folder)
     if there is not None and there.finished:
         return _show_finished(there, folder, makers)
     with Following(makers, folder, folder.name) as following:
@@ -122,7 +122,7 @@ def _play(
         raise ToldInterrupt from None
     records = run.controller.records()
     try:
-        files = leave(run, summary)
+        files = write_results(run, summary)
     except KeyboardInterrupt:
         line = f"stopped in its report; all rounds are kept, and edge-coordinator report {folder} writes it"
         console.print(line, **PLAINLY)
@@ -133,7 +133,7 @@ def _play(
     return summary
 
 
-def _show_finished(there: Standing, folder: Path, makers: Mapping[str, Make]) -> Summary:
+def _show_finished(there: ExistingRun, folder: Path, makers: Mapping[str, Make]) -> Summary:
     """A run that was played before; trackers are told what they do not have of it."""
     summary = read_summary(folder)
     with stored_run(folder) as kept:
@@ -150,7 +150,7 @@ def _show_finished(there: Standing, folder: Path, makers: Mapping[str, Make]) ->
 
 def _show(settings: RunSettings, summary: Summary, records: Sequence[RoundRecord]) -> None:
     """What a run came to, as tables."""
-    boards = {device.name: device.board.name for device in simulated_devices(settings)}
+    boards = {device.name: device.board.name for device in device_specs(settings)}
     shown = with_personal(summary, records)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))

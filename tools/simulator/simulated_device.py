@@ -15,15 +15,15 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.simulator.first_choices import FirstChoice
-from fleetune.tools.simulator.job import Worked
+from fleetune.tools.simulator.jobs import TrainingResult
 from fleetune.tools.simulator.power.battery import Battery
-from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
+from fleetune.tools.simulator.simulated_fleet import DeviceSpec
 
 Turn = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class MadeReply:
+class FinishedReply:
     """An encoded `Reply`, and the work that it took."""
 
     reply: bytes
@@ -31,14 +31,14 @@ class MadeReply:
 
 
 @dataclass(frozen=True)
-class PlayerState:
-    """What changes of a `Player`, to be written down."""
+class DeviceSnapshot:
+    """What changes of a `SimulatedDevice`, to be written down."""
 
     membership: RoundPlanner
     battery: Battery | None
     there: bool
     working: Turn | None
-    replies: list[tuple[Turn, MadeReply]]
+    replies: list[tuple[Turn, FinishedReply]]
     base: str | None
     sends_until: float
     figures: Figures | None = None
@@ -46,7 +46,7 @@ class PlayerState:
 
 
 @dataclass
-class Player:
+class SimulatedDevice:
     """A device on the virtual clock.
 
     Attributes:
@@ -65,15 +65,15 @@ class Player:
         sends_until: its latest reply is on its way until then, on the virtual clock.
     """
 
-    device: SimulatedDevice
+    device: DeviceSpec
     membership: RoundPlanner
     policy: Policy
     flops_per_sample: float
     battery: Battery | None = None
     there: bool = True
-    job: Future[Worked] | None = None
+    job: Future[TrainingResult] | None = None
     working: Turn | None = None
-    replies: dict[Turn, MadeReply] = field(default_factory=dict)
+    replies: dict[Turn, FinishedReply] = field(default_factory=dict)
     figures: Figures | None = None
     turns: int = 0
     base: str | None = None
@@ -82,7 +82,7 @@ class Player:
     @classmethod
     def of(
         cls,
-        device: SimulatedDevice,
+        device: DeviceSpec,
         first_choice: FirstChoice,
         policy: Policy,
         flops_per_sample: float,
@@ -101,9 +101,9 @@ class Player:
         return self.device.name
 
     @property
-    def state(self) -> PlayerState:
+    def state(self) -> DeviceSnapshot:
         """As it stands, its job aside."""
-        return PlayerState(
+        return DeviceSnapshot(
             membership=self.membership,
             battery=self.battery,
             there=self.there,
@@ -115,7 +115,7 @@ class Player:
             turns=self.turns,
         )
 
-    def restore(self, state: PlayerState) -> None:
+    def restore(self, state: DeviceSnapshot) -> None:
         """Take over what it was."""
         self.membership, self.battery = state.membership, state.battery
         self.there, self.working, self.replies = state.there, state.working, dict(state.replies)
@@ -190,19 +190,19 @@ def _conditions(board: Board, battery: Battery | None) -> Conditions:
     )
 
 
-class Answered:
+class RepeatableReplies:
     """The devices of a fleet that have replies which may be asked for again."""
 
-    def __init__(self, fleet: Mapping[str, Player]) -> None:
+    def __init__(self, fleet: Mapping[str, SimulatedDevice]) -> None:
         self._fleet = fleet
         self._names = {name for name, player in fleet.items() if player.replies}
 
-    def add(self, player: Player) -> None:
+    def add(self, player: SimulatedDevice) -> None:
         """It has one now."""
         self._names.add(player.name)
 
     @property
-    def players(self) -> list[Player]:
+    def players(self) -> list[SimulatedDevice]:
         """Themselves, ascending."""
         return [self._fleet[name] for name in sorted(self._names)]
 

@@ -30,7 +30,7 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
-from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
 from fleetune.tools.simulator.marked_samples import Splits, splits_of
 from fleetune.tools.simulator.partition import Rows
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SimulatedDevice:
+class DeviceSpec:
     """One device of the fleet.
 
     Attributes:
@@ -98,7 +98,7 @@ def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) ->
     return settings if devices else replace(settings, fleet=replace(settings.fleet, devices=count))
 
 
-def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
+def device_specs(settings: RunSettings) -> list[DeviceSpec]:
     """The devices of [fleet], boards in the order they are listed.
 
     Raises:
@@ -145,7 +145,7 @@ def check_ends(settings: RunSettings) -> None:
 
 def _device(
     name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
-) -> SimulatedDevice:
+) -> DeviceSpec:
     key, speed, charge = run_key(seed).child("board", index), 1.0, None
     if fleet.spread or fleet.batteries is not None:
         draws = key.generator()
@@ -155,11 +155,11 @@ def _device(
     up, down = fleet.uplink_mbps, fleet.downlink_mbps
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
     ratio, jitter = fleet.dealt(name), fleet.jitter
-    return SimulatedDevice(name, index, board, link or own, ratio, speed, charge, jitter, key)
+    return DeviceSpec(name, index, board, link or own, ratio, speed, charge, jitter, key)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SampleCounts:
     """How many samples a device has."""
 
     train: int
@@ -172,19 +172,19 @@ class Sizes:
         return cls(data.size("train"), data.size("validation"), data.size("test"))
 
 
-class Shares:
-    """Each device's part of the run's data set, dealt by [data] partition, or as the caller gives it."""
+class PartitionedData:
+    """Each device's part of the run's data set, assigned by [data] partition, or as the caller gives it."""
 
-    def __init__(self, settings: RunSettings, given: Given = NOTHING_GIVEN) -> None:
-        self.dataset = given.samples(settings)
-        given.check(settings)
-        self._settings, self._dealt = settings, given.dealt
+    def __init__(self, settings: RunSettings, caller_samples: CallerSamples = NO_CALLER_SAMPLES) -> None:
+        self.dataset = caller_samples.samples(settings)
+        caller_samples.check(settings)
+        self._settings, self._assigned = settings, caller_samples.assigned
         self._held_out = settings.adoption.validation_fraction(settings.data.validation_fraction)
 
     @cached_property
     def _rows(self) -> Splits:
         settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
-        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key, self._dealt)
+        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key, self._assigned)
 
     def rows(self, index: int) -> Rows:
         """Which samples of the data set are those of device `index`, ascending."""
@@ -205,7 +205,7 @@ class Shares:
             return ""
         return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))
 
-    def sizes(self, spec: ModelSpec) -> list[Sizes]:
+    def sizes(self, spec: ModelSpec) -> list[SampleCounts]:
         """How many samples each device has; none is looked for where that can be told without.
 
         Raises:
@@ -214,10 +214,10 @@ class Shares:
         devices = range(self._settings.fleet.devices)
         dataset, marked = self.dataset, self.dataset.validation is not None and not self.dataset.benchmark
         if marked or dataset.block is not None or not all_fit(dataset, spec, task_of(self._settings.task)):
-            return [Sizes.of(self.of(index, spec)) for index in devices]
+            return [SampleCounts.of(self.of(index, spec)) for index in devices]
         self.of(0, spec)  # what is wrong with all of them
         found = []
         for num_train, num_test in map(self._rows.sizes, devices):
             held_out = num_stratified(num_train, self._held_out)
-            found.append(Sizes(num_train - held_out, held_out, num_test))
+            found.append(SampleCounts(num_train - held_out, held_out, num_test))
         return found

@@ -20,19 +20,19 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.task_preview import preview_task
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
-from fleetune.tools.simulator import agenda
-from fleetune.tools.simulator.agenda import Agenda
+from fleetune.tools.simulator import event_queue
 from fleetune.tools.simulator.attempts import Attempts
-from fleetune.tools.simulator.growing.days import Growing
-from fleetune.tools.simulator.intake import Intake
-from fleetune.tools.simulator.job import Job, Worked
-from fleetune.tools.simulator.presence import Presence
-from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
-from fleetune.tools.simulator.standstill import Standstill
-from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept
-from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
+from fleetune.tools.simulator.availability import Availability
+from fleetune.tools.simulator.checkpoint.checkpoints import Checkpoints
+from fleetune.tools.simulator.checkpoint.snapshot import FORMAT, STOPPED, Snapshot
+from fleetune.tools.simulator.event_queue import EventQueue
+from fleetune.tools.simulator.fleet_streams import FleetStreams
+from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
+from fleetune.tools.simulator.pending_work import PendingWork
+from fleetune.tools.simulator.progress_guard import ProgressGuard
+from fleetune.tools.simulator.simulated_device import FinishedReply, RepeatableReplies, SimulatedDevice
+from fleetune.tools.simulator.streams.daily_scores import Growing
 from fleetune.tools.simulator.transfers import downloaded, uploaded
-from fleetune.tools.simulator.work_at_hand import WorkAtHand
 from fleetune.tools.simulator.world import World
 
 OnRound = Callable[[RoundRecord], bool]  # told of a training round that closed: whether it was the last
@@ -57,8 +57,8 @@ class Simulation:
         self,
         run: Run,
         num_enrolment_bytes: int,
-        players: list[Player],
-        at_hand: WorkAtHand,
+        players: list[SimulatedDevice],
+        at_hand: PendingWork,
         *,
         world: World,
         growing: Growing | None = None,
@@ -71,19 +71,19 @@ class Simulation:
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
         self._at_hand = at_hand
-        self._presence = Presence(run.settings, run.enrolment.seed)
+        self._presence = Availability(run.settings, run.enrolment.seed)
         self._world = world
-        self._intake = None if growing is None else Intake(growing, at_hand.executor, players)
+        self._intake = None if growing is None else FleetStreams(growing, at_hand.executor, players)
         self._observers = observers
         self._on_round = on_round
         self._overlapping = run.settings.round.mode != "synchronous"
-        self._kept = RoundsKept(run)
-        self._agenda = Agenda()
+        self._kept = Checkpoints(run)
+        self._agenda = EventQueue()
         self._changed: set[str] = set()  # devices, since they were written down
-        self._answered = Answered(self._fleet)
+        self._answered = RepeatableReplies(self._fleet)
         self._happened: list[Happening] = []  # and is not written down
         self._attempts = Attempts(all_are_there=self._presence.is_whole)
-        self._standstill = Standstill(len(players))
+        self._standstill = ProgressGuard(len(players))
         self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None
         self._finished, self.now = False, 0.0
@@ -94,7 +94,7 @@ class Simulation:
         Raises:
             SettingError: it cannot be, because devices that are needed decline or stay away, or a round
                 never has enough updates: a virtual clock would go on for ever.
-            FleetuneError: it makes no progress (see `Standstill`).
+            FleetuneError: it makes no progress (see `ProgressGuard`).
         """
         if not self._went_on():
             self._begin()
@@ -153,7 +153,7 @@ class Simulation:
         self._controller.tasks_made = snapshot.tasks_made
         if self._intake is not None and snapshot.intake is not None:
             self._intake.restore(snapshot.intake)
-        self._answered = Answered(self._fleet)
+        self._answered = RepeatableReplies(self._fleet)
         self._finished = self._controller.finished is not None
         if self._controller.engine_state.stage == "training":
             self._controller.replan()
@@ -162,7 +162,7 @@ class Simulation:
 
     def _snapshot(self, closed: int) -> Snapshot:
         return Snapshot(
-            layout=LAYOUT,
+            layout=FORMAT,
             closed=closed,
             now=self.now,
             agenda=self._agenda.entries,
@@ -177,41 +177,41 @@ class Simulation:
         if self._intake is not None:
             self._changed.update(self._fleet)
             for turn, time_s in enumerate(self._intake.begin(self.now, self._wall_s)):
-                self._agenda.add(time_s, agenda.SamplesCome(turn))
+                self._agenda.add(time_s, event_queue.SamplesArrive(turn))
         self._tell(ClockSet(self._world.ahead_s))
         if self._world.ends_s is not None:
-            self._agenda.add(self._world.ends_s, agenda.DaysOver())
+            self._agenda.add(self._world.ends_s, event_queue.DaysEnd())
         self._enrol()
 
-    def _happen(self, happening: agenda.Happening, number: int) -> None:
+    def _happen(self, happening: event_queue.SimulationEvent, number: int) -> None:
         match happening:
-            case agenda.PresenceDrawn(stretch):
+            case event_queue.AvailabilityDrawn(stretch):
                 self._draw_presence(stretch)
-            case agenda.SamplesCome(turn):
+            case event_queue.SamplesArrive(turn):
                 self._samples_come(turn)
-            case agenda.DaysOver():
+            case event_queue.DaysEnd():
                 self._tell(RoundsEnded("the simulated days are over"))
-            case agenda.Wakes(due):
+            case event_queue.EngineWakes(due):
                 self._tick(due)
             case _:
                 self._happen_to(self._player(happening.device), happening, number)
 
-    def _happen_to(self, player: Player, happening: agenda.OfDevice, number: int) -> None:
+    def _happen_to(self, player: SimulatedDevice, happening: event_queue.DeviceEvent, number: int) -> None:
         match happening:
-            case agenda.TaskArrives(device, key, num_bytes):
+            case event_queue.TaskArrives(device, key, num_bytes):
                 self._controller.note_delivered(device, key, num_bytes)
-            case agenda.Uploads(_, made):
+            case event_queue.Uploads(_, made):
                 self._upload(player, made)
-            case agenda.WorkDone():
+            case event_queue.TrainingDone():
                 self._worked(player, happening, self._at_hand.take(number))
-            case agenda.ReplyArrives():
+            case event_queue.ReplyArrives():
                 self._arrive(player, happening)
-            case agenda.RoundLearned():
+            case event_queue.ReplyAcknowledged():
                 self._after_round(player)
-            case agenda.TriesAgain():
+            case event_queue.DeviceRetries():
                 self._try_again(player)
 
-    def _player(self, name: str) -> Player:
+    def _player(self, name: str) -> SimulatedDevice:
         """A device that changes."""
         self._changed.add(name)
         return self._fleet[name]
@@ -238,7 +238,7 @@ class Simulation:
             if player.there:
                 self._report(player)
 
-    def _report(self, player: Player) -> None:
+    def _report(self, player: SimulatedDevice) -> None:
         """It says that it is ready, or why it takes no part for the time being."""
         self._changed.add(player.name)
         refusal = player.refusal
@@ -248,9 +248,9 @@ class Simulation:
         self._tell(Declined(player.name, 0, 0, refusal))
         controller = player.membership.ratio_controller
         if not controller.fits and controller.cost_history.past_rounds:
-            self._agenda.add(self.now + self._enrolment.deadline_s, agenda.TriesAgain(player.name))
+            self._agenda.add(self.now + self._enrolment.deadline_s, event_queue.DeviceRetries(player.name))
 
-    def _try_again(self, player: Player) -> None:
+    def _try_again(self, player: SimulatedDevice) -> None:
         if player.there and player.membership.refusal is not None:
             player.membership.try_again(player.conditions)
             self._report(player)
@@ -264,9 +264,11 @@ class Simulation:
                 self._player(player.name).there = there
             elif there != player.there and not player.is_flat:
                 self._come_or_go(player, there=there)
-        self._agenda.add(self._enrolment.deadline_s * (stretch + 1), agenda.PresenceDrawn(stretch + 1))
+        self._agenda.add(
+            self._enrolment.deadline_s * (stretch + 1), event_queue.AvailabilityDrawn(stretch + 1)
+        )
 
-    def _come_or_go(self, player: Player, *, there: bool) -> None:
+    def _come_or_go(self, player: SimulatedDevice, *, there: bool) -> None:
         self._changed.add(player.name)
         player.there = there
         player.membership.interrupt()
@@ -299,7 +301,7 @@ class Simulation:
         wake_at = self._controller.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
-            self._agenda.add(max(wake_at, self.now), agenda.Wakes(wake_at))
+            self._agenda.add(max(wake_at, self.now), event_queue.EngineWakes(wake_at))
 
     def _hold_next(self) -> None:
         """While a round is open none shall follow at once, see `_open_next`; one that is asked again may."""
@@ -334,9 +336,9 @@ class Simulation:
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)
         arrives_at = transfer.arrives_at
-        self._agenda.add(arrives_at, agenda.TaskArrives(player.name, key, num_bytes))
+        self._agenda.add(arrives_at, event_queue.TaskArrives(player.name, key, num_bytes))
         if turn in player.replies:
-            self._agenda.add(arrives_at, agenda.Uploads(player.name, player.replies[turn]))
+            self._agenda.add(arrives_at, event_queue.Uploads(player.name, player.replies[turn]))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
@@ -346,12 +348,16 @@ class Simulation:
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         where = player.name, player.device.index, work.budget, key, payload, self._wall_s, self._kept.closed
-        job = Job(*where, told=told, mask_time=self._enrolment.mask_time(player.membership.report, "up"))
-        done = agenda.WorkDone(player.name, work, train_s, turns)
+        job = TrainingJob(
+            *where, told=told, mask_time=self._enrolment.mask_time(player.membership.report, "up")
+        )
+        done = event_queue.TrainingDone(player.name, work, train_s, turns)
         worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(player.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
-    def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:
+    def _worked(
+        self, player: SimulatedDevice, done: event_queue.TrainingDone, worked: TrainingResult
+    ) -> None:
         """A device is done with a task."""
         work, reply, left_out = done.work, worked.reply, worked.left_out
         if worked.figures is not None and player.turns == done.turns:
@@ -368,17 +374,17 @@ class Simulation:
         turn = work.key.turn
         player.working = None if player.working == turn else player.working
         trained = player.membership.going_on(work.trained(done.train_s, len(reply), left_out=left_out))
-        player.replies[turn] = made = MadeReply(reply, trained)
+        player.replies[turn] = made = FinishedReply(reply, trained)
         self._answered.add(player)
         self._upload(player, made)
 
-    def _upload(self, player: Player, made: MadeReply) -> None:
+    def _upload(self, player: SimulatedDevice, made: FinishedReply) -> None:
         transfer = uploaded(player.device.link, self.now, len(made.reply))
         work = player.sent(made.work, transfer.seconds)
         player.sends_until = transfer.arrives_at
-        self._agenda.add(transfer.arrives_at, agenda.ReplyArrives(player.name, made.reply, work))
+        self._agenda.add(transfer.arrives_at, event_queue.ReplyArrives(player.name, made.reply, work))
 
-    def _arrive(self, player: Player, arrived: agenda.ReplyArrives) -> None:
+    def _arrive(self, player: SimulatedDevice, arrived: event_queue.ReplyArrives) -> None:
         work = arrived.work
         if self._finished or not player.there:
             return  # it offers again when it is back, because it is sent its task again
@@ -389,13 +395,13 @@ class Simulation:
         player.note_samples(self.now)
         turn, reply = Turn.of(work.key), arrived.reply
         ahead = self._at_hand.take_ahead(player.name, reply)
-        self._agenda.add_next(self.now, agenda.RoundLearned(player.name))
+        self._agenda.add_next(self.now, event_queue.ReplyAcknowledged(player.name))
         outcomes = self._controller.receive(
             player.name, turn, reply, work.taken, self.now, predicted=work.expected, ahead=ahead
         )
         self._follow(outcomes)
 
-    def _after_round(self, player: Player) -> None:
+    def _after_round(self, player: SimulatedDevice) -> None:
         if player.is_flat:
             player.there = False
             self._tell(DeviceGone(player.name))

@@ -16,8 +16,8 @@ from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.tools.simulator.given import Given
-from fleetune.tools.simulator.simulated_fleet import Shares, Sizes
+from fleetune.tools.simulator.caller_samples import CallerSamples
+from fleetune.tools.simulator.simulated_fleet import PartitionedData, SampleCounts
 
 
 def dataset(n=40, **rest):
@@ -124,7 +124,7 @@ def shares_of(data, devices, kind="dirichlet", validation_fraction=0.0, pool=1.0
             "fleet": {"devices": devices},
         }
     )
-    return Shares(settings, Given(data))
+    return PartitionedData(settings, CallerSamples(data))
 
 
 def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
@@ -155,7 +155,7 @@ def test_the_sizes_of_shares_are_told_without_them(kind, validation_fraction, ma
     at = {"test": np.arange(400) % 5 == 0, "validation": np.arange(400) % 5 == 1}
     data = dataset(400, benchmark=benchmark, **{name: at[name] for name in marks})
     dealt = shares_of(data, 20, kind, validation_fraction)
-    assert dealt.sizes(SPEC) == [Sizes.of(dealt.of(index, SPEC)) for index in range(20)]
+    assert dealt.sizes(SPEC) == [SampleCounts.of(dealt.of(index, SPEC)) for index in range(20)]
 
 
 def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_has():

@@ -23,7 +23,7 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.tools.research.simulate import simulate
-from fleetune.tools.simulator.at_once.stacked import StackedNetworks
+from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
 
 MODULE, SHAPE, CLASSES = "single_sample_models", (1, 8, 8), 10
 

@@ -534,7 +534,7 @@ def test_whatever_names_hold_stays_text_on_the_page():
 
 def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tmp_path, monkeypatch):
     cells = cells_of(settings_of(run={"rounds": 4}), contenders_of(settings_of(), ["fedavg"]), 1, tmp_path)
-    work, rounds, whole = [], [], worker.reply
+    work, rounds, whole = [], [], worker.train
 
     def reply(job):
         work.append(job.key.round)
@@ -547,12 +547,12 @@ def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tm
         rounds.clear()
         play_all(cells, workers=0, on_round=lambda news: rounds.append(news.number), on_done=lambda *_: None)
 
-    monkeypatch.setattr(worker, "reply", reply)
+    monkeypatch.setattr(worker, "train", reply)
     with pytest.raises(KeyboardInterrupt):
         play_on()
     there, stopped_in = list(rounds), work[-1]
     assert 0 < len(there) < 4
-    monkeypatch.setattr(worker, "reply", lambda job: work.append(job.key.round) or whole(job))
+    monkeypatch.setattr(worker, "train", lambda job: work.append(job.key.round) or whole(job))
     forget(cells[0], fresh=False)
     play_on()
     assert work[0] == stopped_in

@@ -23,8 +23,8 @@ from fleetune.protocols.errors import DataError, FleetuneError, SettingError, St
 from fleetune.protocols.settings.run_toml import parse_run, settings_of
 from fleetune.tools.research import frames
 from fleetune.tools.research.columns import day_rows
-from fleetune.tools.simulator.given import given
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.caller_samples import caller_samples
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
 
 SECTIONS = {
     "run": {"name": "small", "seed": 3, "rounds": 4},
@@ -285,14 +285,14 @@ def test_rows_may_be_apart_already_and_workers_have_them_too(arrays_run, tmp_pat
 
 def test_the_rows_that_were_given_are_those_that_devices_have():
     settings, digits = parse_run(SECTIONS), fleetune.load_data("digits")
-    brought = given(settings, digits, by_label)
-    rows = Shares(brought.named_in(settings), brought)._rows
+    brought = caller_samples(settings, digits, by_label)
+    rows = PartitionedData(brought.named_in(settings), brought)._rows
     dealt = by_label(digits.y, 4, fleetune.Key.of("fleetune", 3).child("partition", "given").generator())
     for (train, test), whole in zip(rows, dealt, strict=True):
         assert np.array_equal(np.union1d(train, test), whole)
         assert not np.intersect1d(train, test).size
     other = parse_run({**SECTIONS, "run": {**SECTIONS["run"], "seed": 4}})
-    assert given(other, digits, by_label).named_in(other).data != brought.named_in(settings).data
+    assert caller_samples(other, digits, by_label).named_in(other).data != brought.named_in(settings).data
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_what_was_given_has_to_be_given_again(arrays_run, tmp_path):
     stored = fleetune.read_result(folder / "small").settings
     with pytest.raises(SettingError, match=r"arrays from Python; give them again, data=\(x, y\)"):
         fleetune.simulate(stored, tmp_path)
-    with pytest.raises(SettingError, match="dealt from Python; give the function again"):
+    with pytest.raises(SettingError, match="assigned from Python; pass partition= again"):
         fleetune.simulate(stored, tmp_path, data=options["data"])
     with pytest.raises(DataError, match=r"^data is int; expected"):
         simulate(tmp_path, data=3)

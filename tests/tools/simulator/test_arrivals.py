@@ -13,10 +13,10 @@ from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.simulator import runner
-from fleetune.tools.simulator.growing.arrivals import Deliveries
-from fleetune.tools.simulator.growing.growing_devices import growing_devices
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
+from fleetune.tools.simulator.streams.stream_devices import stream_devices
 
 CHANGES = 4
 ARRIVALS = {"first": 240, "per_day": 120, "times_a_day": 4}
@@ -64,7 +64,10 @@ def test_a_night_each_trains_on_what_came_and_the_same_seed_plays_the_same(tmp_p
     assert all(300 < one < 540 for one in held), "half of 840 are tested on, by their content"
     again, same, _ = play(tmp_path / "b", growing())
     assert (weights, summary.days) == (same, again.days)
-    first = [Deliveries(growing(run={"seed": seed}), Shares(growing())).at_first(0)[1] for seed in (0, 1)]
+    first = [
+        ArrivalSchedule(growing(run={"seed": seed}), PartitionedData(growing())).at_first(0)[1]
+        for seed in (0, 1)
+    ]
     assert first[0].tolist() != first[1].tolist(), "another seed deals and draws otherwise"
 
 
@@ -168,8 +171,10 @@ def test_a_device_that_cannot_begin_or_run_dry_is_told_in_one_line(tmp_path):
 
 
 def test_what_comes_is_a_devices_own_part_each_sample_once():
-    wanted = runner.with_model_shape(growing(arrivals={"per_day": None}), shares := Shares(growing()))
-    deliveries = Deliveries(wanted, shares)
+    wanted = runner.with_model_shape(
+        growing(arrivals={"per_day": None}), shares := PartitionedData(growing())
+    )
+    deliveries = ArrivalSchedule(wanted, shares)
     for index in range(2):
         taken = [deliveries.at_first(index), *(deliveries.of_turn(index, n) for n in range(deliveries.turns))]
         count = sum(len(y) for _, y in taken)
@@ -190,8 +195,8 @@ def test_days_are_left_beside_the_rounds():
 def test_a_devices_clock_that_jumps_takes_no_sample(tmp_path):
     """It wakes up in 1970, finds the time, and is then ten years ahead."""
     keep = {"keep": {"keep_days": 3}}
-    wanted = runner.with_model_shape(growing(arrivals=keep), shares := Shares(growing()))
-    devices = growing_devices(wanted, begin(wanted, tmp_path).enrolment, shares, tmp_path, None)
+    wanted = runner.with_model_shape(growing(arrivals=keep), shares := PartitionedData(growing()))
+    devices = stream_devices(wanted, begin(wanted, tmp_path).enrolment, shares, tmp_path, None)
     today = 1_767_225_600.0
     devices.begin("board", 0, today)
     for turn, wall_s in enumerate([today + 21_600, 0.0, today + 43_200, today + 10 * 365 * 86_400]):

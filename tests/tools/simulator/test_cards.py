@@ -2,16 +2,16 @@
 
 import pytest
 from tests.helpers import card
+from tests.tools.simulator.test_checkpoint import Said, Stop, stop
 from tests.tools.simulator.test_simulate import BASE
 from tests.tools.simulator.test_simulate import settings as simulated
-from tests.tools.simulator.test_stopped import Said, Stop, stop
 from tests.tools.simulator.test_trainer_choice import play
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.tools.cli import app
-from fleetune.tools.simulator.ray_engine.crew import ALL_CORES, WORKERS_A_CARD, crew
+from fleetune.tools.simulator.engine import ALL_CORES, WORKERS_A_CARD, open_workers
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
 
@@ -98,7 +98,7 @@ def _number_and_within():
 
 
 def test_a_few_workers_a_card_unless_it_is_said():
-    with crew("local", None, None, 1) as found:
+    with open_workers("local", None, None, 1) as found:
         assert found.workers == min(ALL_CORES, WORKERS_A_CARD)
-    with crew("local", None, 9, 1) as found:
+    with open_workers("local", None, 9, 1) as found:
         assert found.workers == 9

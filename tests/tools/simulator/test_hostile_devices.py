@@ -14,10 +14,10 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.methods import REGISTRY as METHODS
 from fleetune.protocols.wire.messages import TransferKey
-from fleetune.tools.simulator import standstill
-from fleetune.tools.simulator.agenda import Wakes
-from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.standstill import Standstill
+from fleetune.tools.simulator import progress_guard
+from fleetune.tools.simulator.event_queue import EngineWakes
+from fleetune.tools.simulator.progress_guard import ProgressGuard
+from fleetune.tools.simulator.simulated_device import SimulatedDevice
 
 KINDS = (*FORGERS, LOST, OLDER)
 SIX = ("random", "too large", "not finite", "stale base", "wrong round", "silent")
@@ -78,24 +78,24 @@ def test_a_storm_of_tasks_ends_the_simulation_with_its_last_events(tmp_path, mon
     assert "makes no progress: device-1 was sent its task 22 times in round 4, attempt 2" in first
     assert len(events) == 10
     assert all(re.fullmatch(r"  \d+\.\d{6} s \w+ device-\d", event) for event in events)
-    assert fleet.most_of_a_task == standstill.MOST_BOUNCES + 1
+    assert fleet.most_of_a_task == progress_guard.MOST_BOUNCES + 1
 
 
 def test_time_that_stands_still_ends_a_simulation_and_a_large_fleet_does_not():
-    healthy = Standstill(100_000)
+    healthy = ProgressGuard(100_000)
     for turn in ((1, 1), (1, 2), (2, 1)):
         for _ in range(6 * 100_000):  # all that may happen at one moment in one attempt
-            healthy.note(0.0, turn, Wakes(0.0))
-    watch = Standstill(3)
+            healthy.note(0.0, turn, EngineWakes(0.0))
+    watch = ProgressGuard(3)
     for _ in range(1060):
-        watch.note(5.0, (7, 1), Wakes(5.0))
+        watch.note(5.0, (7, 1), EngineWakes(5.0))
     with pytest.raises(FleetuneError, match="1061 events happened and virtual time stands still in round 7"):
-        watch.note(5.0, (7, 1), Wakes(5.0))
+        watch.note(5.0, (7, 1), EngineWakes(5.0))
 
 
 def test_a_device_that_was_away_may_be_sent_its_task_again():
-    watch = Standstill(1)
-    for _ in range(10 * standstill.MOST_BOUNCES):
+    watch = ProgressGuard(1)
+    for _ in range(10 * progress_guard.MOST_BOUNCES):
         watch.note_sent("a", (1, 1))
         watch.note_back("a")
 
@@ -104,10 +104,10 @@ def hostile_run(tmp_path, monkeypatch, kind, quorum=1, **sections):
     """20 devices, 4 of them hostile from round 3 on: the run's summary, or the line that ended it."""
     fleet = HostileFleet(monkeypatch, lambda job: kind if _is_hostile(job.name, job.key) else None)
     if kind == "silent":
-        honest = Player.train_s
+        honest = SimulatedDevice.train_s
         key = TransferKey("task", "sim")
         monkeypatch.setattr(
-            Player,
+            SimulatedDevice,
             "train_s",
             lambda self, budget, turn: (
                 SILENT_S if _is_hostile(self.name, key, turn[0]) else honest(self, budget, turn)

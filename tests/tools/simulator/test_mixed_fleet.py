@@ -15,8 +15,8 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.compare.contenders import contenders_of, varied
 from fleetune.tools.simulator.first_choices import FirstChoices, ratio_controller_of
-from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.simulated_fleet import Sizes, simulated_devices
+from fleetune.tools.simulator.simulated_device import SimulatedDevice
+from fleetune.tools.simulator.simulated_fleet import SampleCounts, device_specs
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHOSEN = ("chosen", "srp", "kapc", "bls", "purin", "dcpfl")  # of [compare], ratios as devices choose them
@@ -24,8 +24,8 @@ CHOSEN = ("chosen", "srp", "kapc", "bls", "purin", "dcpfl")  # of [compare], rat
 
 # how many samples a device has, as the examples deal them
 FLEETS = {
-    "mixed-fleet": ((1, 28, 28), 10, Sizes(70, 0, 30)),
-    "mixed-fleet-har": ((9, 128), 6, Sizes(158, 0, 68)),  # the most of any, of the seed in the file
+    "mixed-fleet": ((1, 28, 28), 10, SampleCounts(70, 0, 30)),
+    "mixed-fleet-har": ((9, 128), 6, SampleCounts(158, 0, 68)),  # the most of any, of the seed in the file
 }
 
 
@@ -48,9 +48,11 @@ def test_every_board_is_served_by_every_paper_s_method(example, label):
     method, sizes = from_section(section, enrolment.spec), FLEETS[example][2]
     fleet = varied(settings, contender).fleet
     first_choices, refusals, ratios = FirstChoices(enrolment, method, Policy()), {}, set()
-    for device in simulated_devices(replace_struct(settings, fleet=fleet)):
+    for device in device_specs(replace_struct(settings, fleet=fleet)):
         controller = ratio_controller_of(device, enrolment, method, sizes, Policy())
-        player = Player.of(device, first_choices.of(device, sizes), Policy(), enrolment.flops_per_sample)
+        player = SimulatedDevice.of(
+            device, first_choices.of(device, sizes), Policy(), enrolment.flops_per_sample
+        )
         chosen = player.membership.ratio_controller
         assert chosen == controller.chosen(player.conditions), "as if it had chosen for itself"
         ratios.add(chosen.report.ratio)

@@ -18,8 +18,8 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.tools.simulator.at_once.seats import Seats
-from fleetune.tools.simulator.at_once.stacked import Descend, Step
+from fleetune.tools.simulator.batched_training.batch_slots import Seats
+from fleetune.tools.simulator.batched_training.stacked_networks import Descend, Step
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no card (CUDA) here"),

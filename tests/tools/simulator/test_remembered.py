@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from tests.helpers.nightly import sooner
-from tests.tools.simulator.test_stopped import CASES, figures
-from tests.tools.simulator.test_stopped import wanted as asked
+from tests.tools.simulator.test_checkpoint import CASES, figures
+from tests.tools.simulator.test_checkpoint import wanted as asked
 
 from fleetune.protocols.update.base import KnownBases
 from fleetune.protocols.update.once import ReadBefore, Written
-from fleetune.tools.simulator import runner, work_at_hand
+from fleetune.tools.simulator import pending_work, runner
 from fleetune.tools.simulator.runner import simulate
 
 KEPT = (
@@ -32,7 +32,7 @@ def played(case, folder):
 def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     case = CASES[name]
     remembering = played(case, tmp_path / "a")
-    monkeypatch.setattr(work_at_hand, "_MOST_BYTES_AHEAD", 0)
+    monkeypatch.setattr(pending_work, "_MOST_BYTES_AHEAD", 0)
     monkeypatch.setattr(KnownBases, "known", lambda _, base: base)
     monkeypatch.setattr(ReadBefore, "found", lambda _, about, data, mask, read: read())
     monkeypatch.setattr(ReadBefore, "found_mask", lambda _, data, size, read: read())

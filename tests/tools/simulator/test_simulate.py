@@ -145,13 +145,13 @@ def test_devices_that_come_and_go_still_finish_every_round(tmp_path):
 
 
 def test_a_device_that_comes_back_in_mid_task_does_not_train_twice(tmp_path, monkeypatch):
-    trained, reply = [], worker.reply
+    trained, reply = [], worker.train
 
     def counting(job):
         trained.append((job.name, job.payload))
         return reply(job)
 
-    monkeypatch.setattr(worker, "reply", counting)
+    monkeypatch.setattr(worker, "train", counting)
     boards = {"n100-gateway": 4}  # the other two are of an unknown speed, so they do not decline
     _, summary, _ = play(
         tmp_path,

@@ -46,7 +46,7 @@ def play(folder, rounds=9, method="fedavg", model=(), **adoption):
 def told(monkeypatch):
     """What each device was told of versions, and which it served after it: by round and device."""
     found = {}
-    reply = worker.Stage.reply
+    reply = worker.WorkerState.train
 
     def noted(self, job):
         answer = reply(self, job)
@@ -56,7 +56,7 @@ def told(monkeypatch):
         found[task.round, job.name] = task.release, None if model is None else model.record.round
         return answer
 
-    monkeypatch.setattr(worker.Stage, "reply", noted)
+    monkeypatch.setattr(worker.WorkerState, "train", noted)
     return found
 
 

@@ -4,8 +4,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.tools.simulator.test_checkpoint import Said, Stop, figures, stop
 from tests.tools.simulator.test_simulate import BASE, settings
-from tests.tools.simulator.test_stopped import Said, Stop, figures, stop
 
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.tools.simulator.workers import shared_line
+from fleetune.tools.simulator.workers import shared_memory_channel
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 DEADLINE_S = 120
@@ -38,7 +38,7 @@ def back(what):
 
 def test_what_is_told_comes_as_it_was_however_large(monkeypatch):
     """Small, in memory that is there, that grows, by the pipe, and small again; arrays may be written to."""
-    monkeypatch.setattr(shared_line, "_MOST_BYTES", 2**24)  # this side's
+    monkeypatch.setattr(shared_memory_channel, "_MOST_BYTES", 2**24)  # this side's
     with WorkerProcesses(1) as pool:
         for size in (10, 2**15, 2**20, 2**16, 2**22, 3):
             sent = {"array": np.arange(size, dtype=np.float32), "bytes": bytes(range(256)) * (size // 64)}

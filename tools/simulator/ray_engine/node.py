@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetune.tools.simulator.job import Job
-from fleetune.tools.simulator.ray_engine.direct_line import DirectLine, LineError, connect
+from fleetune.tools.simulator.jobs import TrainingJob
+from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError, DirectChannel, connect
 from fleetune.tools.simulator.ray_engine.node_worker import Answer
 
 _GLANCE_S = 0.5
@@ -28,7 +28,7 @@ class Node:
     ray: Any
     actor: Any
     where: tuple[str, str] = ("", "")
-    line: DirectLine | None = None
+    line: DirectChannel | None = None
     stale: list[str] = field(default_factory=list)
     _serving: Any = None  # Ray's handle of its end of the line; it ends with the worker
 
@@ -41,7 +41,7 @@ class Node:
         """Have a line to it, if there can be one. Raises Ray's error: it died."""
         try:
             self.line = connect(*self.ray.get(self.actor.listen.remote()))
-        except (LineError, self.ray.exceptions.RayTaskError):
+        except (ChannelError, self.ray.exceptions.RayTaskError):
             self.line = None
         else:
             self._serving = self.actor.serve.remote()
@@ -49,7 +49,7 @@ class Node:
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
         """What came of a call of `NodeWorker.work`. Raises Ray's error: it died."""
         if self.line is None or not self.is_here:
-            arguments = tuple(one.for_elsewhere if isinstance(one, Job) else one for one in arguments)
+            arguments = tuple(one.for_elsewhere if isinstance(one, TrainingJob) else one for one in arguments)
         piece = (function, arguments, *of)
         if self.line is None:
             return self.ray.get(self.actor.work.remote(*piece))  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ class Node:
                 if self.ray.wait([self._serving], timeout=0)[0]:
                     raise self._death()
             return self.line.receive()  # type: ignore[no-any-return]
-        except LineError:
+        except ChannelError:
             raise self._death() from None
 
     def _death(self) -> BaseException:

@@ -16,8 +16,8 @@ from fleetune.coordinator.store.run_folder import BACKBONE, DEVICES
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.simulator.ray_engine import device_copies
 from fleetune.tools.simulator.ray_engine.device_copies import Changes, Content
-from fleetune.tools.simulator.ray_engine.direct_line import Awaited, LineError
-from fleetune.tools.simulator.ray_engine.shipment import Shipment, versions
+from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError, ChannelListener
+from fleetune.tools.simulator.ray_engine.run_package import RunPackage, versions
 from fleetune.tools.simulator.workers import worker
 
 _FOLDERS = "fleetune-node-"  # in the node's folder for temporary files
@@ -46,13 +46,13 @@ class NodeWorker:
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
         self._devices = Path()
-        self._awaited: Awaited | None = None
+        self._awaited: ChannelListener | None = None
 
     def where(self) -> tuple[str, str]:
         """The node's name, and the folder of the run there."""
         return socket.gethostname(), str(self._folder)
 
-    def begin(self, run: Shipment) -> Answer:
+    def begin(self, run: RunPackage) -> Answer:
         """Set up for a run; whatever was there of another one goes."""
         try:
             _check_versions(run.versions)
@@ -61,7 +61,7 @@ class NodeWorker:
             os.chdir(code)  # there user's code is looked for
             if run.backbone is not None:
                 (self._devices.parent / BACKBONE).write_bytes(run.backbone)
-            worker.start(run.settings, run.enrolment, self._devices, run.given, run.bundle)
+            worker.set_up(run.settings, run.enrolment, self._devices, run.caller_samples, run.bundle)
         except Exception as fault:  # noqa: BLE001 - raised where it was asked for
             return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
         return Answer()
@@ -70,13 +70,13 @@ class NodeWorker:
         """Where who asks may connect, and with which key. Raises OSError: not on this node."""
         import ray
 
-        self._awaited = Awaited(ray.util.get_node_ip_address())
+        self._awaited = ChannelListener(ray.util.get_node_ip_address())
         return self._awaited.address, self._awaited.key
 
     def serve(self) -> None:
         """Do what is asked for by the line that was connected, until it says None, or breaks."""
         assert self._awaited is not None, "listen() runs first"
-        with suppress(LineError), closing(self._awaited.accept()) as line:
+        with suppress(ChannelError), closing(self._awaited.accept()) as line:
             while (asked := line.receive()) is not None:
                 line.send(self.work(*asked))
 

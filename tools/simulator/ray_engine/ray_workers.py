@@ -21,13 +21,13 @@ from typing import Any
 
 from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.one_line import flat
-from fleetune.tools.simulator.job import Coming, Job
+from fleetune.tools.simulator.jobs import ArrivalJob, TrainingJob
 from fleetune.tools.simulator.ray_engine import device_copies
 from fleetune.tools.simulator.ray_engine.cluster import join
-from fleetune.tools.simulator.ray_engine.direct_line import LineError
+from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError
 from fleetune.tools.simulator.ray_engine.node import Node
 from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
-from fleetune.tools.simulator.ray_engine.shipment import Shipment
+from fleetune.tools.simulator.ray_engine.run_package import RunPackage
 from fleetune.tools.simulator.workers.device_files import keep_before
 
 PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
@@ -68,7 +68,7 @@ class RayWorkers(Executor):
     """
 
     def __init__(
-        self, address: str, most: int, run: Shipment, devices: Path, tell: Callable[[str], None]
+        self, address: str, most: int, run: RunPackage, devices: Path, tell: Callable[[str], None]
     ) -> None:
         self._ray = join(address)
         self._run = self._ray.put(run)
@@ -98,7 +98,7 @@ class RayWorkers(Executor):
         self._say()
         job = args[0]
         task = _Task(fn, args, args[0], None, Future())
-        if isinstance(job, Job | Coming):
+        if isinstance(job, TrainingJob | ArrivalJob):
             task = _Task(fn, (replaced(job, closed=None), *args[1:]), job.name, job.closed, Future())
         with self._changed:
             if self._broken is not None:
@@ -309,7 +309,7 @@ class RayWorkers(Executor):
             if node.line is not None:
                 node.line.send(None)
             self._ray.get(node.actor.leave.remote(), timeout=_TO_LEAVE_S)
-        except (LineError, self._ray.exceptions.RayError):
+        except (ChannelError, self._ray.exceptions.RayError):
             self._end(node)
         else:
             _spare.append(node)

@@ -42,7 +42,7 @@ _shares: dict[bytes, float] = {}
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TrainerChoice:
     """What trains in a run.
 
     Attributes:
@@ -56,7 +56,9 @@ class Chosen:
     words: str = ""
 
 
-def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData) -> Chosen:
+def choose_trainer(
+    settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData
+) -> TrainerChoice:
     """What `fleet.trainer` says, or the quickest one.
 
     Args:
@@ -81,19 +83,19 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
         _in_precision(settings, enrolment, backbone, data),
     )
     if any(found):
-        return Chosen(words="; ".join(filter(None, found)))
+        return TrainerChoice(words="; ".join(filter(None, found)))
     if settings.fleet.trainer == "torch":
-        return Chosen()
+        return TrainerChoice()
     try:
         bundle = _bundle(settings, enrolment)
     except SettingError as problem:
         if settings.fleet.trainer == "fastest":
-            return Chosen(words=f"torch trains: {problem}")
+            return TrainerChoice(words=f"torch trains: {problem}")
         raise
     if settings.fleet.trainer == "onnx":
-        return Chosen("onnx", bundle.encoded())
+        return TrainerChoice("onnx", bundle.encoded())
     if not has_torch:
-        return Chosen("onnx", bundle.encoded(), "ONNX Runtime trains: torch is not installed here")
+        return TrainerChoice("onnx", bundle.encoded(), "ONNX Runtime trains: torch is not installed here")
     return _quicker(settings, enrolment, bundle, backbone, data)
 
 
@@ -129,7 +131,7 @@ def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None
         raise SettingError(f"{asked}: devices whose data grow train one after the other")
     from fleetune.edge_agent.training.cards.torch_device import torch_device
     from fleetune.edge_agent.training.torch_backend import TorchBackend
-    from fleetune.tools.simulator.at_once.stacked import StackedNetworks
+    from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
 
     spec, task = enrolment.spec, enrolment.learns
     frozen = _frozen(enrolment, backbone)
@@ -187,20 +189,20 @@ def _in_precision(
 
 def _quicker(
     settings: RunSettings, enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData
-) -> Chosen:
+) -> TrainerChoice:
     """By measuring both."""
     if not len(data.y_train):
-        return Chosen(words="torch trains: the first device has no samples to try both on")
+        return TrainerChoice(words="torch trains: the first device has no samples to try both on")
     alike = _of_run(settings) + msgspec.json.encode(enrolment.training)
     try:
         share = _shares.get(alike) or _share_of_torch(enrolment, bundle, backbone, data)
     except FleetuneError as problem:  # an ONNX Runtime of before what the bundle needs, say
-        return Chosen(words=f"torch trains: {problem}")
+        return TrainerChoice(words=f"torch trains: {problem}")
     _keep(_shares, alike, share)
     told = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
     if share < 1:
-        return Chosen("onnx", bundle.encoded(), f"ONNX Runtime trains: {told}")
-    return Chosen(words=f"torch trains: {told}")
+        return TrainerChoice("onnx", bundle.encoded(), f"ONNX Runtime trains: {told}")
+    return TrainerChoice(words=f"torch trains: {told}")
 
 
 def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:
@@ -263,7 +265,7 @@ def _times(
     return {name: min(taken[1:]) for name, taken in times.items()}
 
 
-def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: Chosen) -> list[str]:
+def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: TrainerChoice) -> list[str]:
     """See `resting_norms`, of what trains.
 
     Raises:

@@ -24,37 +24,37 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
-from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.growing.growing_devices import Came, GrowingDevices, growing_devices
-from fleetune.tools.simulator.job import Coming, Job, Worked
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
+from fleetune.tools.simulator.jobs import ArrivalJob, TrainingJob, TrainingResult
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.streams.stream_devices import ArrivalResult, StreamDevices, stream_devices
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
 from fleetune.tools.simulator.workers.trainer_choice import STEP_BYTES
 
 if TYPE_CHECKING:  # it brings torch
-    from fleetune.tools.simulator.at_once.seats import Seats
+    from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
 
 
 @dataclass(frozen=True)
-class Stage:
+class WorkerState:
     """What a worker keeps between devices: the model once, the data once, personal states on disk."""
 
     settings: RunSettings
     enrolment: Enrolment
     method: Method[Any, Any, Any, Any]
     backend: Backend
-    shares: Shares
+    shares: PartitionedData
     folder: Path
     beside: SharedSessionCache
     upper: Upper | None = None
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
-    growing: GrowingDevices | None = None
+    growing: StreamDevices | None = None
     seated: "Seated | None" = None
 
-    def reply(self, job: Job) -> Worked:
+    def train(self, job: TrainingJob) -> TrainingResult:
         """Play a device through one assignment."""
         if job.closed is not None:
             keep_before(self.folder, job.name, job.closed)
@@ -63,29 +63,29 @@ class Stage:
         data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)
         session = self._session(job.name, self._with_features(job.name, data))
         self.beside.tasks.told = job.told
-        reply = _replied(session, job)
+        train = _replied(session, job)
         sent = session.sent if job.near else None
-        return Worked(reply, base=session.base, left_out=session.left_out, sent=sent)
+        return TrainingResult(train, base=session.base, left_out=session.left_out, sent=sent)
 
-    def replies(self, jobs: list[Job]) -> list[Worked | Exception]:
+    def train_batch(self, jobs: list[TrainingJob]) -> list[TrainingResult | Exception]:
         """Play several devices at once, each through its assignment; what came of each."""
         assert self.seated is not None, "asked where `fleet.at_once` says so"
-        return self.seated.seats.each(lambda seat, job: self.seated.stages[seat].reply(job), jobs)
+        return self.seated.slots.each(lambda seat, job: self.seated.stages[seat].train(job), jobs)
 
-    def _reply_growing(self, job: Job, devices: GrowingDevices) -> Worked:
+    def _reply_growing(self, job: TrainingJob, devices: StreamDevices) -> TrainingResult:
         """With the samples of the round."""
         with devices.opened(job.name, job.wall_s) as growing:
             try:
                 data = devices.as_trained(growing.of_round(job.key))
             except TrainingStopped as problem:
-                return Worked(None, growing.figures(), declined=str(problem))
+                return TrainingResult(None, growing.figures(), declined=str(problem))
             growing.note_round(LocalTrainer(self.backend, data, self.enrolment.training))
             session = self._session(job.name, data if self.upper is None else features_of(self.upper, data))
-            reply = _replied(session, job)
-            if reply is not None:
+            train = _replied(session, job)
+            if train is not None:
                 growing.trained(job.key)
             figures, left_out = growing.figures(), session.left_out
-            return Worked(reply, figures, session.num_samples, base=session.base, left_out=left_out)
+            return TrainingResult(train, figures, session.num_samples, base=session.base, left_out=left_out)
 
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
@@ -126,11 +126,11 @@ class Seated:
         stages: one for each.
     """
 
-    seats: "Seats"
-    stages: list[Stage]
+    slots: "BatchSlots"
+    stages: list[WorkerState]
 
 
-def _replied(session: Session, job: Job) -> bytes | None:
+def _replied(session: Session, job: TrainingJob) -> bytes | None:
     """None: the task is a difference to what the device does not hold."""
     try:
         return session.reply(job.payload, job.budget, mask_time=job.mask_time)
@@ -142,14 +142,14 @@ def _num_bytes(data: FeatureData) -> int:
     return sum(array.nbytes for array in data.features.values())
 
 
-_stage: Stage | None = None
+_stage: WorkerState | None = None
 
 
-def start(
+def set_up(
     settings: RunSettings,
     enrolment: bytes,
     folder: Path,
-    given: Given = NOTHING_GIVEN,
+    caller_samples: CallerSamples = NO_CALLER_SAMPLES,
     bundle: bytes | None = None,
 ) -> None:
     """Set this process up, once.
@@ -158,7 +158,7 @@ def start(
         settings: of the run.
         enrolment: its payload.
         folder: of the devices' states, in the run's folder.
-        given: what the run has from its caller.
+        caller_samples: what the run has from its caller.
         bundle: that its model is trained from; None: torch trains.
     """
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
@@ -179,9 +179,9 @@ def start(
         device=device,
         precision=settings.fleet.precision,
     )
-    shares = Shares(settings, given)
-    growing = growing_devices(settings, decoded, shares, folder, backend)
-    _stage = Stage(
+    shares = PartitionedData(settings, caller_samples)
+    growing = stream_devices(settings, decoded, shares, folder, backend)
+    _stage = WorkerState(
         settings,
         decoded,
         method,
@@ -196,13 +196,13 @@ def start(
         _stage = _seated(_stage, settings.fleet.at_once)
 
 
-def _seated(stage: Stage, most: int) -> Stage:
+def _seated(stage: WorkerState, most: int) -> WorkerState:
     """So that devices train at once."""
     from fleetune.edge_agent.training.torch_backend import TorchBackend
-    from fleetune.tools.simulator.at_once.seats import Seats
+    from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
 
     assert isinstance(stage.backend, TorchBackend), "choose() sees to it"
-    seats = Seats(stage.backend, most)
+    seats = BatchSlots(stage.backend, most)
     stages = [
         replace(stage, backend=seat, upper=None, beside=SharedSessionCache.of(stage.enrolment.spec))
         for seat in seats.backends
@@ -210,34 +210,34 @@ def _seated(stage: Stage, most: int) -> Stage:
     return replace(stage, seated=Seated(seats, stages))
 
 
-def reply(job: Job) -> Worked:
-    """`Stage.reply` of this process."""
-    return _here().reply(job)
+def train(job: TrainingJob) -> TrainingResult:
+    """`WorkerState.train` of this process."""
+    return _here().train(job)
 
 
-def replies(jobs: list[Job]) -> list[Worked | Exception]:
-    """`Stage.replies` of this process."""
-    return _here().replies(jobs)
+def train_batch(jobs: list[TrainingJob]) -> list[TrainingResult | Exception]:
+    """`WorkerState.train_batch` of this process."""
+    return _here().train_batch(jobs)
 
 
-def begin(name: str, index: int, wall_s: float) -> Figures:
-    """`GrowingDevices.begin`."""
+def receive_first_samples(name: str, index: int, wall_s: float) -> Figures:
+    """`StreamDevices.begin`."""
     return _growing().begin(name, index, wall_s)
 
 
-def come(coming: Coming) -> Came:
-    """`GrowingDevices.come`."""
+def receive_samples(coming: ArrivalJob) -> ArrivalResult:
+    """`StreamDevices.come`."""
     if coming.closed is not None:
         keep_before(_here().folder, coming.name, coming.closed)
     return _growing().come(coming.name, coming.index, coming.turn, coming.wall_s)
 
 
-def _here() -> Stage:
+def _here() -> WorkerState:
     assert _stage is not None, "start() runs first in every worker"
     return _stage
 
 
-def _growing() -> GrowingDevices:
+def _growing() -> StreamDevices:
     growing = _here().growing
     assert growing is not None, "asked of runs with [data.arrivals]"
     return growing

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.tools.simulator.workers.shared_line import SharedLine
+from fleetune.tools.simulator.workers.shared_memory_channel import SharedMemoryChannel
 
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
 _FORKS = sys.platform == "linux"
@@ -106,7 +106,7 @@ class WorkerProcesses(Executor):
         self._arguments = arguments
         self._threads = ThreadPoolExecutor(most)
         self._of_thread = threading.local()
-        self._begun: list[tuple[BaseProcess, SharedLine]] = []
+        self._begun: list[tuple[BaseProcess, SharedMemoryChannel]] = []
         self._killed = False
         self._lock = threading.Lock()
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
@@ -149,7 +149,7 @@ class WorkerProcesses(Executor):
 
     def _work_off(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In a thread: a job, done by its worker."""
-        line: SharedLine | None = getattr(self._of_thread, "line", None)
+        line: SharedMemoryChannel | None = getattr(self._of_thread, "line", None)
         if line is None or line.closed:
             line = self._of_thread.line = self._begin()
             try:
@@ -161,7 +161,7 @@ class WorkerProcesses(Executor):
                 raise
         return self._asked(line, fn, args, kwargs)
 
-    def _begin(self) -> SharedLine:
+    def _begin(self) -> SharedMemoryChannel:
         """A worker for this thread."""
         warm_up()
         resource_tracker.ensure_running()  # it would make this thread hear signals again
@@ -173,12 +173,12 @@ class WorkerProcesses(Executor):
             arguments = theirs, number() + len(self._begun)
             process: BaseProcess = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
             process.start()
-            line = SharedLine(ours)
+            line = SharedMemoryChannel(ours)
             self._begun.append((process, line))
         return line
 
     def _asked(
-        self, line: SharedLine, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, line: SharedMemoryChannel, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
             line.send((fn, args, kwargs))
@@ -207,7 +207,7 @@ def number() -> int:
     return _number
 
 
-_line: SharedLine | None = None
+_line: SharedMemoryChannel | None = None
 _number = 0
 
 
@@ -217,7 +217,7 @@ def _serve(pipe: Connection, number_of_this: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _line, _number = SharedLine(pipe), number_of_this
+    _line, _number = SharedMemoryChannel(pipe), number_of_this
     with suppress(EOFError, OSError):
         while True:
             fn, args, kwargs = _line.receive()

@@ -12,22 +12,22 @@ import numpy as np
 import psutil
 import pytest
 from tests.helpers.nightly import sooner
+from tests.tools.simulator.test_checkpoint import DEADLINE_S, TOML, Said, Stop, figures, stop
 from tests.tools.simulator.test_simulate import BASE, settings
-from tests.tools.simulator.test_stopped import DEADLINE_S, TOML, Said, Stop, figures, stop
 
 import fleetune
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.tools.compare.cells import Cell, play_all
-from fleetune.tools.simulator.given import Given
+from fleetune.tools.simulator.caller_samples import CallerSamples
 from fleetune.tools.simulator.runner import simulate
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fleetune[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402 - once it is known to be there
 
-from fleetune.tools.simulator.ray_engine import node, node_worker, ray_workers, shipment  # noqa: E402
+from fleetune.tools.simulator.ray_engine import node, node_worker, ray_workers, run_package  # noqa: E402
 from fleetune.tools.simulator.ray_engine.cluster import imported, join  # noqa: E402
-from fleetune.tools.simulator.ray_engine.direct_line import LineError  # noqa: E402
+from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError  # noqa: E402
 
 pytestmark = [
     pytest.mark.fleet,
@@ -158,7 +158,7 @@ def test_a_cluster_changes_nothing(name, tmp_path, cluster):
 @pytest.mark.parametrize("where", ["nodes are elsewhere", "nodes are reached through Ray alone"])
 def test_nodes_of_other_machines_come_to_the_same(where, tmp_path, cluster, monkeypatch):
     def unreachable(address, key):
-        raise LineError("no route")
+        raise ChannelError("no route")
 
     if where == "nodes are elsewhere":
         monkeypatch.setattr(node.Node, "is_here", False)
@@ -173,10 +173,10 @@ def test_samples_of_the_callers_go_along(tmp_path, cluster):
 
     digits = load("digits", None)
     shares = tuple(np.arange(30) + 30 * device for device in range(6))
-    given = Given(digits, shares)
+    given = CallerSamples(digits, shares)
     asked = given.named_in(settings())
-    ours = play(tmp_path / "b", asked, given=given, cluster=cluster.address)
-    assert ours == play(tmp_path / "a", asked, given=given)
+    ours = play(tmp_path / "b", asked, caller_samples=given, cluster=cluster.address)
+    assert ours == play(tmp_path / "a", asked, caller_samples=given)
 
 
 def test_a_model_of_ones_own_goes_along(tmp_path, cluster, monkeypatch):
@@ -190,9 +190,9 @@ def test_a_model_of_ones_own_goes_along(tmp_path, cluster, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     asked = settings(model={"name": "my_models:small"}, method={"name": "fedavg"})
-    code = shipment.user_code_of(asked, tmp_path)
+    code = run_package.user_code_of(asked, tmp_path)
     assert set(code) == {"my_models.py", "widths.py"}
-    assert shipment.user_code_of(settings(), tmp_path) == {}
+    assert run_package.user_code_of(settings(), tmp_path) == {}
     assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
 
 
@@ -305,7 +305,7 @@ def test_a_task_that_is_the_death_of_workers_is_one_line(tmp_path, cluster, slow
 
 
 def test_other_versions_on_a_node_are_refused_by_name(tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(shipment, "version", lambda package: "0.0")
+    monkeypatch.setattr(run_package, "version", lambda package: "0.0")
     with pytest.raises(
         SettingError, match=r"node .* has fleetune .*, and this machine 0\.0: results would differ"
     ):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.tools.simulator.test_stopped import DEADLINE_S, TOML
+from tests.tools.simulator.test_checkpoint import DEADLINE_S, TOML
 
 
 @pytest.fixture

@@ -1,0 +1,180 @@
+"""A device's own backend among others: whatever it asks for is done for all of them at once."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.cards.near_descent import NearDescent
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.method.trainer import FitPlan
+from fleetune.protocols.model.loss_terms import Answer
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.tasks.task import Task
+from fleetune.tools.simulator.batched_training.barrier import Barrier
+from fleetune.tools.simulator.batched_training.stacked_networks import (
+    Descend,
+    Evaluation,
+    Request,
+    SingleCall,
+    StackedNetworks,
+    Step,
+)
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+class BatchSlots:
+    """So many devices that train at once in this process.
+
+    Args:
+        backend: of one such network.
+        most: devices.
+
+    Raises:
+        ModelError: the model cannot be trained so.
+    """
+
+    def __init__(self, backend: TorchBackend, most: int) -> None:
+        self._networks = StackedNetworks(backend, most)
+        self._table: Barrier[Request, Any] = Barrier(self._networks.carry_out)
+        self.backends = [BatchSlot(backend, number, self._networks, self._table) for number in range(most)]
+
+    def each(self, do: Callable[[int, _Job], _Result], jobs: list[_Job]) -> list[_Result | Exception]:
+        """Do every job at a seat of its own, at most as many as there are; what came of each.
+
+        Args:
+            do: is given the number of the seat and the job.
+            jobs: in the order of seats.
+        """
+
+        def at_seat(seat: int, job: _Job) -> _Result | Exception:
+            with self._table.at(seat):
+                try:
+                    return do(seat, job)
+                except Exception as fault:  # noqa: BLE001 - of this job alone
+                    return fault
+
+        self._table.sit_down(range(len(jobs)))
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            try:
+                return list(threads.map(at_seat, range(len(jobs)), jobs))
+            except BaseException:  # Ctrl-C
+                self._table.break_up()
+                raise
+
+
+@dataclass(frozen=True)
+class BatchSlot:
+    """A `Backend` whose vectors are a row of the stack."""
+
+    backend: TorchBackend
+    number: int
+    networks: StackedNetworks
+    table: Barrier[Request, Any]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.backend.spec
+
+    @property
+    def task(self) -> Task:
+        return self.backend.task
+
+    @property
+    def vocabulary(self) -> int | None:
+        """See `Backend.vocabulary`."""
+        return self.backend.vocabulary
+
+    @property
+    def weights(self) -> FlatArray:
+        return self.networks.vectors.weights_of(self.number)
+
+    @property
+    def gradient(self) -> FlatArray:
+        return self.networks.vectors.gradient_of(self.number)
+
+    def upper(self) -> Upper | None:
+        """None: frozen parts compute along."""
+        return None
+
+    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:  # noqa: ARG002 - the protocol's
+        """None: networks of other shapes do not go into a stack."""
+        return None
+
+    def near_descent(
+        self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
+    ) -> "SlotDescent | None":
+        """See `Backend.near_descent`; on a card, for all of them at once."""
+        vectors = self.networks.vectors
+        if not vectors.apart:
+            return None
+        return SlotDescent(
+            NearDescent(vectors, self.number, self.spec.num_parameters, settings, plan, before), self
+        )
+
+    def load(self, weights: FlatArray) -> None:
+        """Copy `weights`, shape (spec.size,), into `self.weights`."""
+        if weights.shape != (self.spec.size,):
+            raise ModelError(f"{weights.shape} weights for model {self.spec.name} of {self.spec.size}")
+        self.networks.vectors.load(weights, self.number)
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        extra_loss: ExtraLoss | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch, see `Backend.step`."""
+        wanted = None if tensors is None else frozenset(tensors)
+        mean: float = self.table.ask(self.number, Step(x, y, key, training, extra_loss, wanted))
+        return mean
+
+    def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
+        """See `Backend.answer`."""
+        found: NDArray[np.float32] = self.table.ask(
+            self.number, SingleCall(lambda backend: backend.answer(x, what))
+        )
+        return found
+
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
+        """Sum of losses and outputs, see `Backend.evaluate`."""
+        found: tuple[float, NDArray[np.float32]] = self.table.ask(self.number, Evaluation(x, y))
+        return found
+
+    def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
+        """Each sample's loss, see `Backend.losses`."""
+        found: NDArray[np.float64] = self.table.ask(
+            self.number, SingleCall(lambda backend: backend.losses(x, y))
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class SlotDescent:
+    """A device's optimiser among others, see `NearDescent`."""
+
+    descent: NearDescent
+    seat: BatchSlot
+
+    def step(self, *, deep: bool = True) -> float | None:
+        """See `Descent.step`."""
+        norm: float | None = self.seat.table.ask(self.seat.number, Descend(self.descent, deep))
+        return norm
+
+    def state(self) -> OptimiserState:
+        """See `Descent.state`."""
+        return self.descent.state()

@@ -1,0 +1,199 @@
+"""Samples, and how they are assigned, that a caller from Python gives instead of what [data] names.
+
+A run's settings then say `given:DIGEST` of what was given, so that its folder says what was used, and a run
+of other arrays is another run.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import ArrayLike, NDArray
+
+from fleetune.edge_agent.datasets.dataset import Dataset
+from fleetune.edge_agent.datasets.sources import from_python, load
+from fleetune.protocols.errors import DataError, FleetuneError, SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.task import as_classes
+from fleetune.protocols.user_code import as_line
+from fleetune.protocols.wire.payloads import run_key
+
+Rows = NDArray[np.intp]
+AssignedRows = Rows | tuple[Rows, Rows]  # of a device: all its rows, or its training and its test rows
+Arrays = tuple[ArrayLike, ArrayLike] | Mapping[str, ArrayLike] | Dataset
+Data = str | Arrays | Callable[[], Arrays]
+Share = ArrayLike | tuple[ArrayLike, ArrayLike]
+Assignment = Callable[[NDArray[Any], int, np.random.Generator], Sequence[Share]] | Sequence[Share]
+
+_GIVEN = "given:"
+_DATA, _PARTITION = "data", "partition"  # the arguments
+
+
+@dataclass(frozen=True)
+class CallerSamples:
+    """What a run has from its caller.
+
+    Attributes:
+        dataset: its samples; None: those of `data.source`.
+        assigned: each device's rows, ascending; None: as `data.partition` says.
+    """
+
+    dataset: Dataset | None = None
+    assigned: tuple[AssignedRows, ...] | None = None
+
+    def samples(self, settings: RunSettings) -> Dataset:
+        """The run's samples.
+
+        Raises:
+            SettingError: they were given once, and are not now.
+            DataError: see `edge_agent.datasets.sources.load`.
+        """
+        if self.dataset is not None:
+            return _for_task(self.dataset, settings)
+        source = settings.data.source
+        if source.startswith(_GIVEN):
+            raise SettingError(
+                f"data.source = {source!r}: arrays from Python; give them again, {_DATA}=(x, y)"
+            )
+        return _for_task(load(source, None), settings)
+
+    def check(self, settings: RunSettings) -> None:
+        """Raises SettingError: rows were assigned by the caller once, and are not now."""
+        kind = settings.data.partition.kind
+        if kind.startswith(_GIVEN) and self.assigned is None:
+            raise SettingError(
+                f"data.partition.kind = {kind!r}: rows were assigned from Python; pass {_PARTITION}= again"
+            )
+
+    def named_in(self, settings: RunSettings) -> RunSettings:
+        """The settings of a run with it: they say what it is."""
+        data = settings.data
+        if self.dataset is not None:
+            data = replace(data, source=_GIVEN + _digest(_columns(self.dataset)))
+        if self.assigned is not None:
+            kind = _GIVEN + _digest(array for one in self.assigned for array in _arrays(one))
+            data = replace(data, partition=replace(data.partition, kind=kind))
+        return replace(settings, data=data)
+
+
+def _for_task(dataset: Dataset, settings: RunSettings) -> Dataset:
+    """`dataset` with whole float labels as classes, where the task has classes: devices get them by class."""
+    if task_of(settings.task).label_form == "numbers":
+        return dataset
+    return dataclasses.replace(dataset, y=as_classes(dataset.y))
+
+
+NO_CALLER_SAMPLES = CallerSamples()
+
+
+def caller_dataset(data: Data | None) -> Dataset | str | None:
+    """What `data=` means: a data set; text is a `data.source`.
+
+    Raises:
+        DataError: a function of the caller's failed, or there are no such arrays.
+    """
+    if data is None or isinstance(data, str):
+        return data
+    if callable(data):
+        try:
+            data = data()
+        except FleetuneError:
+            raise
+        except Exception as problem:  # a user's function may raise anything
+            raise DataError(f"{_DATA}: the function failed: {as_line(problem)}") from problem
+    return from_python(f"{_DATA} is", _DATA, data)
+
+
+def caller_samples(settings: RunSettings, dataset: Dataset | None, deal: Assignment | None) -> CallerSamples:
+    """What a run of these settings has from its caller.
+
+    Args:
+        settings: of the run, its seed among them: a function that deals draws from it.
+        dataset: of `caller_dataset`.
+        deal: what `partition=` is: each device's rows, or its (training rows, test rows); or a function that
+            makes these of (labels, number of devices, a generator of random numbers).
+
+    Raises:
+        SettingError: the function failed, or these are no rows of the samples for each device.
+        DataError: see `edge_agent.datasets.sources.load`.
+    """
+    if deal is None:
+        return CallerSamples(dataset)
+    samples = CallerSamples(dataset).samples(settings)
+    devices = settings.fleet.devices
+    if callable(deal):
+        rng = run_key(settings.run.seed).child(_PARTITION, "given").generator()
+        try:
+            deal = deal(samples.y, devices, rng)
+        except Exception as problem:  # a user's function may raise anything
+            raise SettingError(f"{_PARTITION}: the function failed: {as_line(problem)}") from problem
+    try:
+        shares = list(deal)
+    except TypeError:
+        raise SettingError(
+            f"{_PARTITION}: {type(deal).__name__} is no list of rows, one for each device"
+        ) from None
+    if len(shares) != devices:
+        raise SettingError(f"{_PARTITION}: rows of {len(shares)} devices for fleet.devices = {devices}")
+    size = len(samples.y)
+    return CallerSamples(
+        dataset, tuple(_assigned(share, device, size) for device, share in enumerate(shares))
+    )
+
+
+def _assigned(share: Share, device: int, size: int) -> AssignedRows:
+    if not (isinstance(share, tuple) and len(share) == 2 and all(np.ndim(part) == 1 for part in share)):
+        return _rows(share, device, size, 2)
+    train, test = _rows(share[0], device, size, 1), _rows(share[1], device, size, 1)
+    if (both := np.intersect1d(train, test)).size:
+        raise SettingError(f"{_PARTITION}: device {device} trains on and tests on row {both[0]}")
+    return train, test
+
+
+def _rows(share: Any, device: int, size: int, least: int) -> Rows:
+    rows = np.asarray(share)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise SettingError(
+            f"{_PARTITION}: device {device} has {rows.dtype} of shape {rows.shape}; row numbers are due"
+        )
+    if rows.size < least:
+        raise SettingError(f"{_PARTITION}: device {device} has {rows.size} rows, and it needs {least}")
+    ordered = np.sort(rows).astype(np.intp)
+    if ordered[0] < 0 or ordered[-1] >= size:
+        raise SettingError(
+            f"{_PARTITION}: device {device} has rows {ordered[0]} to {ordered[-1]}; there are {size}"
+        )
+    if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+        raise SettingError(f"{_PARTITION}: device {device} has row {twice[0]} twice")
+    return ordered
+
+
+def _columns(dataset: Dataset) -> list[NDArray[Any] | None]:
+    columns = [
+        getattr(dataset, one.name) for one in fields(dataset) if one.name not in ("source", "benchmark")
+    ]
+    return [*columns, np.array(dataset.benchmark)]
+
+
+def _arrays(assigned: AssignedRows) -> list[NDArray[Any] | None]:
+    return [*assigned] if isinstance(assigned, tuple) else [assigned, None]
+
+
+def _digest(arrays: Any) -> str:
+    """Of shapes, types and contents, 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is None:
+            digest.update(b"-")
+            continue
+        plain = array.astype(str) if array.dtype.kind == "O" else array
+        digest.update(f"{plain.dtype.str}{plain.shape}".encode())
+        digest.update(
+            np.ascontiguousarray(plain).tobytes() if plain.dtype.kind == "U" else np.ascontiguousarray(plain)
+        )
+    return digest.hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""What the folder of a simulated run holds already, held against what is asked for."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from fleetune.coordinator.run.changed_settings import difference_words, differences, going_on
+from fleetune.coordinator.run.stored_run import FINISHED, edited_sources, stored_run
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.schedule import UTC
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator.checkpoint.snapshot import STOPPED, read_snapshot
+from fleetune.tools.simulator.simulated_fleet import with_start
+
+
+class OtherRunError(SettingError):
+    """The folder holds a run with other settings."""
+
+
+@dataclass(frozen=True)
+class ExistingRun:
+    """A run of these settings that is there.
+
+    Attributes:
+        settings: with what it filled in when it began.
+        enrolment: that it began with.
+        rounds: that are kept.
+        finished: to its end, and what it leaves is written.
+        why_anew: why it cannot be gone on with, for people; "": it can.
+        edited: which files of the user's code differ, in words; "": none. Such a run is not finished.
+    """
+
+    settings: RunSettings
+    enrolment: Enrolment
+    rounds: int
+    finished: bool
+    why_anew: str
+    edited: str = ""
+
+
+def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
+    """How far a simulation of these settings has come in `folder`; None: none has begun there.
+
+    Raises:
+        OtherRunError: another one has.
+        StoreError: it is damaged, from another version, or somebody simulates it now.
+    """
+    if not _has_begun(folder):
+        return None
+    with stored_run(folder) as kept:
+        wanted = _as_begun(asked, kept.settings)
+        found = differences(kept.settings, going_on(kept.settings, wanted), kept.enrolment.spec)
+        if found:
+            raise OtherRunError(
+                f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
+            )
+        engine, why_anew = read_engine(kept.store), ""
+        if engine is not None and STOPPED in (engine.ends, engine.reason):
+            why_anew = "its caller had ended it early"
+        elif read_snapshot(kept.store) is None:
+            why_anew = "it is of another release" if engine is not None else "no round had ended"
+        edited = edited_sources(kept.store, asked)
+        finished = kept.store.get(FINISHED) is not None and not edited
+        rounds = 0 if engine is None else engine.rounds_done
+        return ExistingRun(kept.settings, kept.enrolment, rounds, finished, edited or why_anew, edited)
+
+
+def _has_begun(folder: Path) -> bool:
+    if not (folder / STATE).exists():
+        return False
+    if is_claimed(folder):
+        raise StoreError(f"{folder}: this run is simulated now; wait for it, or take another run.name")
+    with closing(RunStore.read(folder / STATE)) as store:
+        return store.get("settings") is not None
+
+
+def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
+    """With what a simulation fills in when it begins, as it was filled in there."""
+    model, round_ = asked.model, with_start(asked).round
+    model = replace(
+        model,
+        input_shape=model.input_shape or before.model.input_shape,
+        num_classes=before.model.num_classes if model.num_classes is None else model.num_classes,
+    )
+    if asked.fleet.availability == 1:
+        round_ = replace(round_, start_with=before.round.start_with)
+    fleet = asked.fleet
+    if fleet.trainer == "fastest":
+        fleet = replace(fleet, trainer=before.fleet.trainer)
+    schedule = replace(asked.schedule, zone=asked.schedule.zone or UTC)
+    return replace(asked, model=model, round=round_, fleet=fleet, schedule=schedule)

@@ -1,0 +1,41 @@
+"""What all boards of a simulated fleet have drawn by the end of each round, idling included.
+
+A reply tells what the board drew for its round, from its task's first byte to its reply's last. For the rest
+of the time a board draws what its profile says of doing nothing, as a simulated battery loses it, too: from
+the run's beginning to the end of the last round that asks the device. What a reply that does not count took
+is not known here, so that the time for it counts as idle.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols.settings.run_settings import RunSettings
+
+
+def idle_watts(settings: RunSettings) -> dict[str, float]:
+    """Of each device of a simulated fleet.
+
+    Raises:
+        SettingError: a board or a link that is not known.
+    """
+    from fleetune.tools.simulator.simulated_fleet import device_specs
+
+    return {one.name: one.board.idle_w for one in device_specs(settings)}
+
+
+def joules_by_round(records: Sequence[RoundRecord], idle_w: Mapping[str, float]) -> Iterator[float]:
+    """Joules until the end of each round, ascending.
+
+    `idle_w`: of each device of the fleet.
+    """
+    there_until_s = {device: record.closed_s for record in records for device in record.participants}
+    at_work_j, busy_s = 0.0, dict.fromkeys(idle_w, 0.0)
+    for record in records:
+        for device, reply in record.devices.items():
+            at_work_j += reply.actual.joules or 0.0
+            busy_s[device] = busy_s.get(device, 0.0) + reply.actual.known_s
+        idle_j = (
+            watts * max(0.0, min(record.closed_s, there_until_s.get(device, 0.0)) - busy_s[device])
+            for device, watts in idle_w.items()
+        )
+        yield at_work_j + sum(idle_j)

@@ -1,0 +1,62 @@
+"""Who trains simulated devices: processes of this machine, or of the nodes of a Ray cluster."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import NamedTuple
+
+from fleetune.protocols.errors import SettingError
+
+ALL_CORES = os.cpu_count() or 1
+WORKERS_A_CARD = 4  # each has a copy of torch's kernels on it, some hundred megabytes
+
+
+class Engine(StrEnum):
+    """Where devices work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class Workers(NamedTuple):
+    """How many train devices, and the address of the cluster that they are on; None: they are here."""
+
+    workers: int
+    cluster: str | None
+
+
+@contextmanager
+def open_workers(
+    engine: str, address: str | None, workers: int | None, num_cards: int = 0
+) -> Iterator[Workers]:
+    """Those of a command; a cluster that was begun for it ends with this block.
+
+    Args:
+        engine: one of `Engine`.
+        address: of the Ray cluster; None: $RAY_ADDRESS, and without it one is begun on this machine.
+        workers: that train; None: one a core, here or there, and on cards a few each.
+        num_cards: that they share; 0: they train on processors.
+
+    Raises:
+        SettingError: there is no such engine, the two do not go together, Ray is not installed, or there is
+            no such cluster.
+    """
+    if engine not in list(Engine):
+        raise SettingError(f"--engine {engine}: choose {', '.join(Engine)}")
+    if engine == Engine.LOCAL:
+        if address is not None:
+            raise SettingError("--address is that of a Ray cluster: add --engine ray")
+        most = min(ALL_CORES, WORKERS_A_CARD * num_cards) if num_cards else ALL_CORES
+        yield Workers(most if workers is None else workers, None)
+        return
+    if workers is not None and workers < 1:
+        raise SettingError(f"--workers {workers}: with --engine ray at least 1")
+    from fleetune.tools.simulator.ray_engine.cluster import cluster
+    from fleetune.tools.simulator.ray_engine.ray_workers import dismiss
+
+    with cluster(address, workers or ALL_CORES) as found:
+        try:
+            yield Workers(workers or max(1, found.num_cpus), found.address)
+        finally:
+            dismiss()

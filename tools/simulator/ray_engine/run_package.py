@@ -1,0 +1,120 @@
+"""All that a node needs of a run, sent there once: nodes need not see this machine's files."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetune.coordinator.store.run_folder import BACKBONE
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.simulator.caller_samples import CallerSamples
+
+SAME_BITS = ("fleetune", "torch", "onnxruntime", "numpy", "ray")  # packages by which results could differ
+_MOST_CODE_BYTES = 2**24
+_USER_CODE = re.compile(r"(?:^|:)([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*$")
+
+
+@dataclass(frozen=True)
+class RunPackage:
+    """A run as its workers need it.
+
+    Attributes:
+        settings: of the run.
+        enrolment: its payload.
+        caller_samples: its samples, and how they are assigned if the caller said so.
+        backbone: the file of what is frozen in its model; None: nothing.
+        bundle: that it is trained from; None: torch trains.
+        code: the user's own Python files, by their path below the current folder.
+        versions: of `SAME_BITS`.
+    """
+
+    settings: RunSettings
+    enrolment: bytes
+    caller_samples: CallerSamples
+    backbone: bytes | None
+    bundle: bytes | None
+    code: Mapping[str, bytes]
+    versions: Mapping[str, str]
+
+
+def pack_run(
+    settings: RunSettings,
+    enrolment: bytes,
+    devices: Path,
+    caller_samples: CallerSamples,
+    bundle: bytes | None,
+) -> RunPackage:
+    """What `worker.set_up` takes, without paths.
+
+    Args:
+        settings: of the run.
+        enrolment: its payload.
+        devices: the folder of its devices' states.
+        caller_samples: what the run has from its caller.
+        bundle: that its model is trained from; None: torch trains.
+
+    Raises:
+        DataError: its samples cannot be read.
+        SettingError: the user's own code is too much to send.
+    """
+    frozen = devices.parent / BACKBONE
+    return RunPackage(
+        settings,
+        enrolment,
+        CallerSamples(caller_samples.samples(settings), caller_samples.assigned),
+        frozen.read_bytes() if frozen.exists() else None,
+        bundle,
+        user_code_of(settings, Path.cwd()),
+        versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What stands here of `SAME_BITS`."""
+    return {name: _version(name) for name in SAME_BITS}
+
+
+def user_code_of(settings: RunSettings, folder: Path) -> dict[str, bytes]:
+    """The Python files of a folder, by path, if the settings name a module in it; those of its packages, too.
+
+    Raises:
+        SettingError: they are more than code.
+    """
+    named = {name for text in _texts(msgspec.to_builtins(settings)) for name in _USER_CODE.findall(text)}
+    there = {name for name in named if (folder / f"{name}.py").exists() or (folder / name).is_dir()}
+    if not there:
+        return {}
+    files = [*folder.glob("*.py"), *folder.glob("*/__init__.py")]
+    packages = {path.parent for path in files if path.name == "__init__.py"} | {
+        folder / name for name in there
+    }
+    files += [path for package in packages - {folder} for path in package.rglob("*.py")]
+    if (size := sum(path.stat().st_size for path in set(files))) > _MOST_CODE_BYTES:
+        raise SettingError(
+            f"{folder}: {size / 2**20:.0f} MiB of Python files beside {min(there)} are too much to send"
+            " to the nodes; give the run a folder of its own"
+        )
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(set(files))}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,212 @@
+"""Simulated devices whose data grow: the agent's own store, snapshots and drift, on the virtual clock.
+
+What comes in a turn is judged by the model that the device serves, and then kept. A round's samples are
+pinned when its task is sent, as the agent pins them when it arrives.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
+from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
+from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
+from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.sample_stream import (
+    INTAKE,
+    Figures,
+    SampleStream,
+    StreamSettings,
+    TooFewSamples,
+)
+from fleetune.edge_agent.stream.snapshot import Arrays
+from fleetune.edge_agent.stream.wanted import Part
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
+
+
+@dataclass(frozen=True)
+class ArrivalResult:
+    """What a turn's samples came to.
+
+    Attributes:
+        figures: what the device tells of its data from then on.
+        judged: see `Task.judged`, of those that the model can judge, shape (n, ...); None: no model of the
+            run is served yet.
+        labels: theirs.
+    """
+
+    figures: Figures
+    judged: NDArray[Any] | None = None
+    labels: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class StreamDevices:
+    """The stores of simulated devices, each opened for one thing at a time.
+
+    Attributes:
+        deliveries: what comes.
+        enrolment: of the run.
+        folder: of the devices' states.
+        backend: judges; None: nothing is judged here.
+        test_fraction: of samples, by each one's own content.
+    """
+
+    deliveries: ArrivalSchedule
+    enrolment: Enrolment
+    folder: Path
+    backend: Backend | None = None
+    test_fraction: float = field(default=0.3)
+
+    def first_data(self, index: int) -> DeviceData:
+        """What a device has when the run begins, before it has a store.
+
+        Raises:
+            SettingError: nothing of it is for training, or nothing for testing.
+        """
+        with TemporaryDirectory() as folder:
+            own = replace(self, folder=Path(folder), backend=None)
+            own.begin("device", index, 0.0)
+            with own.opened("device", 0.0) as growing:
+                try:
+                    return growing.newest()
+                except TooFewSamples:
+                    raise SettingError(
+                        f"data.arrivals.first = {self.deliveries.arrivals.first}: device {index} has nothing"
+                        " to train on, or nothing to test on; raise it"
+                    ) from None
+
+    def begin(self, name: str, index: int, wall_s: float) -> Figures:
+        """Put what it has at first into a device's store; what it tells of it."""
+        with self.opened(name, wall_s) as growing:
+            return self._keep(growing, *self.deliveries.at_first(index))
+
+    def come(self, name: str, index: int, turn: int, wall_s: float) -> ArrivalResult:
+        """Judge what comes in a turn, and keep it; test the served model's loss where that is due.
+
+        Args:
+            name: of the device.
+            index: its number.
+            turn: from 0.
+            wall_s: the time of day, seconds since 1970.
+        """
+        with self.opened(name, wall_s) as growing:
+            x, y = self.deliveries.of_turn(index, turn)
+            judged, labels = self._judged(name, growing, x, y)
+            figures = self._keep(growing, x, y)
+            if growing.loss_is_due():
+                growing.test_loss()
+                figures = growing.figures()
+            return ArrivalResult(figures, judged, labels)
+
+    @contextmanager
+    def opened(self, name: str, wall_s: float) -> Iterator[GrowingData]:
+        """A device's data that grow, as the run sees them."""
+        bounds = convert(self.deliveries.arrivals.keep, Bounds, "data.arrivals.keep")
+        path = self.folder / f"{name}.samples.sqlite"
+        store = SampleStore.open(path, bounds, wall=lambda: wall_s, durable=False)
+        growing = GrowingData(
+            SampleStream(store, INTAKE, StreamSettings()), self.enrolment, self.test_fraction
+        )
+        store.expect(growing.wanted)
+        try:
+            if self.backend is not None:
+                bare = LocalTrainer(self.backend, _no_samples(growing), self.enrolment.training)
+                growing.watch_loss(bare, partial(self._served, name))
+            yield growing
+        finally:
+            growing.stream.close()
+
+    def _keep(self, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]) -> Figures:
+        store = growing.stream.store
+        store.add(list(_samples(store, x, y)))
+        return growing.figures()
+
+    def _judged(
+        self, name: str, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]
+    ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        served = self._served(name)
+        fitting = [one for one in _samples(None, x, y) if growing.wanted.objection(one) is None]
+        if served is None or self.backend is None or not fitting:
+            return None, None
+        inputs = np.stack([one.x for one in fitting])
+        labels = np.stack([_label(growing, one) for one in fitting])
+        data = self.as_trained(growing.fitted(_as_training(inputs, labels)))
+        if not data.size("train"):
+            return None, None
+        judge = LocalTrainer(self.backend, data, self.enrolment.training)
+        return judge.judged(served, "train"), data.y_train
+
+    def as_trained(self, data: DeviceData) -> DeviceData:
+        """Token ids as the model takes them."""
+        assert self.backend is not None, "asked by who trains"
+        vocabulary = self.backend.vocabulary
+        return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
+
+    def _served(self, name: str) -> FlatArray | None:
+        found = read_deployed(starting_models.served(self.folder, name).read())
+        spec = self.enrolment.spec
+        return None if found is None or found.record.model != spec.hash else found.weights
+
+
+def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Iterator[Sample]:
+    """Those that are any; the store counts the others."""
+    for one, label in zip(x, y, strict=True):
+        try:
+            yield make_sample(one, label if np.size(label) else None)
+        except BadSample as problem:
+            if store is not None:
+                store.refuse(problem)
+
+
+def _label(growing: GrowingData, sample: Sample) -> NDArray[Any]:
+    """In the form that the task takes; it fits, so there is one, or the task asks for none."""
+    if sample.label is None:
+        return np.zeros((), np.int64)
+    found = growing.wanted.label(sample.label.class_number, sample.label.data)
+    assert found is not None, "nothing was against it"
+    return found
+
+
+def _as_training(x: NDArray[Any], y: NDArray[Any]) -> dict[Part, Arrays]:
+    return {"train": (x, y), "validation": (x[:0], y[:0]), "test": (x[:0], y[:0])}
+
+
+def _no_samples(growing: GrowingData) -> DeviceData:
+    spec = growing.enrolment.spec
+    none = np.empty((0, *spec.input_shape), np.float32)
+    labels = np.zeros((0, spec.num_classes), np.float32)
+    y = labels if growing.wanted.labels == "numbers" else np.zeros(0, np.int64)
+    return DeviceData(none, y, none, y, none, y)
+
+
+def stream_devices(
+    settings: RunSettings,
+    enrolment: Enrolment,
+    shares: PartitionedData,
+    folder: Path,
+    backend: Backend | None,
+) -> StreamDevices | None:
+    """The devices of a run with [data.arrivals]; None: it has none."""
+    if settings.data.arrivals is None:
+        return None
+    deliveries = ArrivalSchedule(settings, shares)
+    return StreamDevices(deliveries, enrolment, folder, backend, settings.data.partition.test_fraction)

@@ -1,0 +1,67 @@
+"""Jobs of several devices, given to a worker together."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
+from fleetune.tools.simulator.workers import worker
+
+
+class _Gathered(Future[TrainingResult]):
+    """A job's, which goes off when somebody waits for it."""
+
+    def __init__(self, go: Callable[["_Gathered"], None]) -> None:
+        super().__init__()
+        self._go = go
+
+    def result(self, timeout: float | None = None) -> TrainingResult:
+        self._go(self)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._go(self)
+        return super().exception(timeout)
+
+
+class BatchingExecutor(Executor):
+    """Hands on the jobs of so many devices at a time, in the order in which they came.
+
+    Which of them are together depends on nothing but that order and on when somebody waits for one: so they
+    are the same again, and the same bits.
+
+    Args:
+        executor: has workers with as many seats.
+        most: devices at a time.
+    """
+
+    def __init__(self, executor: Executor, most: int) -> None:
+        self._executor, self._most = executor, most
+        self._group: list[tuple[_Gathered, TrainingJob]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Of `worker.train` later, of anything else now."""
+        if fn is not worker.train:
+            return self._executor.submit(fn, *args, **kwargs)
+        one = _Gathered(self._go_with)
+        self._group.append((one, *args))
+        if len(self._group) == self._most:
+            self._go_with(one)
+        return one
+
+    def _go_with(self, wanted: _Gathered) -> None:
+        if not any(one is wanted for one, _ in self._group):
+            return
+        group, self._group = self._group, []
+        replies = self._executor.submit(worker.train_batch, [job for _, job in group])
+        replies.add_done_callback(lambda done: _tell([one for one, _ in group], done))
+
+
+def _tell(group: list[_Gathered], done: Future[list[TrainingResult | Exception]]) -> None:
+    fault = done.exception()
+    for number, one in enumerate(group):
+        found = fault or done.result()[number]
+        if isinstance(found, BaseException):
+            one.set_exception(found)
+        else:
+            one.set_result(found)
