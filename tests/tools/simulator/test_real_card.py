@@ -18,7 +18,7 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.tools.simulator.batched_training.batch_slots import Seats
+from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
 from fleetune.tools.simulator.batched_training.stacked_networks import Descend, Step
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_in_bfloat16_it_trains_too(name):
 def test_many_step_there_at_once(name):
     (_, there), weights, x, y = on_card(name)
     there.load(weights)
-    networks = Seats(there, 4)._networks
+    networks = BatchSlots(there, 4)._networks
     networks.check(x, y)
     wanted = trained(there, weights, x, y)
     settings, plan = TrainingSection(learning_rate=0.02, momentum=0.5), FitPlan()
