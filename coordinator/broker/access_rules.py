@@ -1,10 +1,10 @@
-"""Who may write and read what on the embedded broker of one fleet; `protocols.wire.topics` says why.
+"""Access rules of the embedded broker of one fleet: who may read and write which topics.
 
-A client is known by its user and its id. The coordinator has a user of its own. All devices share the user
-`join` and its password: their client id is their name, and names their topics. So a device cannot touch
-another's topics without taking its name, and whoever takes a name that is in use throws its owner off the
-broker, which both see. A client id may carry a role behind a `~`, which no name holds: a second connection of
-a device, to measure its link; it has a topic of its own.
+A client is identified by its user and its client id. The coordinator has its own user. All devices share the
+user `join` and its password. A device's client id is its name, and its name is part of its topics. So a
+device can only use another device's topics by taking its name, which disconnects that device and is visible
+to both. A client id may end with `~` and a role: a device's second connection, which measures its link and
+has its own topic. `protocols.wire.topics` explains the topics.
 """
 
 from fleetune.protocols.wire.topics import COORDINATOR_USER, JOIN_USER, ROOT
@@ -14,7 +14,7 @@ DEVICE_READS = ("down", "task", "probe")
 
 
 def mosquitto_rules(fleet: str) -> str:
-    """The content of mosquitto's `acl_file` on the embedded broker."""
+    """The content of mosquitto's `acl_file` for the embedded broker."""
     return fleet_rules(fleet, "%c")
 
 
@@ -22,8 +22,8 @@ def fleet_rules(fleet: str, who: str) -> str:
     """Rules for mosquitto's `acl_file`.
 
     Args:
-        fleet: its name.
-        who: what names a device: "%c", its client id, or "%u", its user.
+        fleet: name of the fleet.
+        who: what identifies a device: "%c", its client id, or "%u", its user.
     """
     below = f"{ROOT}/{fleet}"
     rules = [f"user {COORDINATOR_USER}", f"topic readwrite {below}/#", ""]
@@ -35,7 +35,7 @@ def fleet_rules(fleet: str, who: str) -> str:
 
 
 def may(fleet: str, user: str | None, client: str, topic: str, *, write: bool) -> bool:
-    """Whether a client may write to a topic or read it; a filter with wildcards is no device's topic."""
+    """True if a client may write to (or read) a topic. Filters with wildcards match no device's topic."""
     if user == COORDINATOR_USER:
         return topic.startswith(f"{ROOT}/{fleet}/")
     if user != JOIN_USER or any(sign in client for sign in "/+#"):

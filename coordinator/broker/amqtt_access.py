@@ -1,6 +1,6 @@
-"""Plugins that amqtt loads in its own process: passwords and rules of one fleet, one connection a client id.
+"""Plugins that amqtt loads in its own process: passwords, access rules, and one connection per client id.
 
-See `access_rules`. amqtt has no types.
+See `access_rules`. amqtt has no type annotations.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def _users(password_file: str) -> dict[str, str]:
 
 
 class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
-    """Lets in who has a user's password, and whose will is for a topic that it may write."""
+    """Accepts clients with a user's password whose will is on a topic that they may write."""
 
     async def authenticate(self, *, session: Session) -> bool | None:
         users = _users(self._get_config_option("password_file", ""))
@@ -42,9 +42,9 @@ class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
 
 
 class OneConnection(BasePlugin):  # type: ignore[misc]
-    """Closes a client's connection when another one comes with its client id (MQTT 3.1.1, 3.1.4-2).
+    """Closes a client's connection when another client connects with its id (MQTT 3.1.1, 3.1.4-2).
 
-    amqtt 0.12 leaves the earlier one open without subscriptions: its agent would never hear of the other.
+    amqtt 0.12 leaves the earlier connection open without subscriptions, so its agent would not notice.
     """
 
     def __init__(self, context: BaseContext) -> None:
@@ -53,7 +53,7 @@ class OneConnection(BasePlugin):  # type: ignore[misc]
 
     async def on_broker_client_connected(self, *, client_id: str, client_session: Session) -> None:
         before = self._handlers.get(client_id)
-        # The public context gives no handler.
+        # amqtt's public context has no access to the handler.
         self._handlers[client_id] = self.context._broker_instance.sessions[client_id][1]  # noqa: SLF001
         if before is not None and before.session is not client_session:
             await before.handle_connection_closed()
@@ -62,11 +62,11 @@ class OneConnection(BasePlugin):  # type: ignore[misc]
     async def on_broker_client_disconnected(self, *, client_id: str, client_session: Session) -> None:
         handler = self._handlers.get(client_id)
         if handler is not None and (handler.session is None or handler.session is client_session):
-            del self._handlers[client_id]  # `is`: sessions of one client id are equal
+            del self._handlers[client_id]  # `is`, because sessions with one client id compare equal
 
 
 class FleetTopics(BaseTopicPlugin):  # type: ignore[misc]
-    """Decides who may write and read what."""
+    """Applies the fleet's access rules to each publish and subscribe."""
 
     async def topic_filtering(
         self, *, session: Session | None = None, topic: str | None = None, action: Action | None = None

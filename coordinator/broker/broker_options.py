@@ -1,4 +1,4 @@
-"""Where the broker is, from the command line: a broker of one's own or the embedded one."""
+"""Which broker a command uses, from its options: the user's own broker or the embedded one."""
 
 import ipaddress
 import socket
@@ -17,25 +17,27 @@ from fleetune.protocols.wire.topics import COORDINATOR_USER
 from fleetune.protocols.wire.transport.mqtt import Broker, in_url, parse_broker
 
 BROKER_VARIABLE = "FLEETUNE_BROKER"
-_EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")  # options of an embedded broker, and of another
+# options of the embedded broker, and options of the user's own
+_EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")
 
 
 def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
-    """Where the broker's url comes from, in words; "": an embedded broker is to be started.
+    """Where the broker's URL comes from, in words; "" if an embedded broker is to be started.
 
     Args:
-        sources: of each option of the command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT".
-        supervised: a service started this process, and gave it the url in its environment.
+        sources: the source of each option of the command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT".
+        supervised: True if a service started this process and set the URL in its environment.
 
     Raises:
-        SettingError: an option of the embedded broker is given beside a url, or one for TLS without a url.
+        SettingError: an option of the embedded broker is given together with a URL, or a TLS option without
+            one.
     """
     source = sources["broker"]
     given = [name for name in (*_EMBEDDED, *_TLS) if sources[name] == "COMMANDLINE"]
     if source == "DEFAULT":
         for option in (name for name in given if name in _TLS):
             raise SettingError(
-                f"--{option} is for a broker of your own: name that with --broker, or leave it out"
+                f"--{option} needs a broker of your own: name it with --broker, or leave out --{option}"
             )
         return ""
     for option in (name for name in given if name in _EMBEDDED):
@@ -53,14 +55,14 @@ def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
 def check_broker(
     url: str | None, *, bind: str, port: int, ca: str | None, cert: str | None, key: str | None
 ) -> Broker | None:
-    """See to it, before anything is begun or removed for a run, that it will have a broker.
+    """Check that the run will have a broker, before anything is created or removed for it.
 
     Returns:
-        The broker that the url names; None: an embedded one is to be started.
+        the broker that the URL names; None if an embedded one is to be started.
 
     Raises:
-        SettingError: the url is none.
-        TransportError: no broker is installed, or the port is taken.
+        SettingError: the URL is invalid.
+        TransportError: no broker is installed, or the port is in use.
     """
     if url is None:
         EmbeddedBroker.check(bind, port)
@@ -72,20 +74,18 @@ def check_broker(
 def broker_at(
     given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int, origin: str = ""
 ) -> Iterator[Broker]:
-    """The broker to connect to; without a `given` one an embedded broker runs as long as this context. It is
-    restarted when it ends by itself.
+    """Yield the broker to connect to. Without a `given` one, an embedded broker runs during this context.
 
-    Beyond the loopback it asks for the fleet's password, which is made once.
-
-    The first line that is printed says which broker it is, and why.
+    The embedded broker is restarted when it ends by itself. Beyond the loopback it requires the fleet's
+    password. The first printed line says which broker is used, and why.
 
     Args:
-        given: see `check_broker`.
-        folder: of the run.
-        fleet: its name.
+        given: the result of `check_broker`.
+        folder: the run's folder.
+        fleet: name of the fleet.
         bind: address of an embedded broker.
-        port: of an embedded broker.
-        origin: see `origin_of`.
+        port: port of an embedded broker.
+        origin: the result of `origin_of`.
 
     Raises:
         TransportError: the embedded broker does not start.
@@ -116,7 +116,7 @@ def broker_at(
 
 
 def _invite(invitation: Invitation, password: str, folder: Path) -> None:
-    """Print the join line on a terminal only: anything else may be a journal that others read."""
+    """Print the join command on a terminal only, because others may read a journal."""
     if sys.stdout.isatty():
         print(f"on each device: {invitation.command(password)}", flush=True)
     else:
@@ -131,10 +131,10 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _address(bind: str) -> str:
-    """The address by which other machines reach this one; nothing is sent to find it out."""
+    """The address at which other machines reach this one. Nothing is sent."""
     if bind not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return bind
-    # Addresses for documentation: only the route to them is looked up.
+    # Addresses reserved for documentation: only the route to them is looked up.
     routes = [(socket.AF_INET6, "2001:db8::1")] if bind == "::" else []
     for family, outside in [*routes, (socket.AF_INET, "192.0.2.1")]:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:

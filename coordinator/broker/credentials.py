@@ -1,6 +1,6 @@
-"""The passwords of a fleet's embedded broker: made once, kept for its owner alone, never logged.
+"""The passwords of a fleet's embedded broker: created once, readable by their owner only, never logged.
 
-One is the devices', the other the coordinator's. What the brokers get are salted hashes.
+One belongs to the devices, one to the coordinator. The broker gets salted hashes.
 """
 
 import base64
@@ -16,8 +16,8 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.wire.topics import COORDINATOR_USER, JOIN_USER
 
-FOLDER = ".fleets"  # beside the runs: a fleet outlives each of them
-ITERATIONS = 101  # mosquitto's own; the passwords are random and long
+FOLDER = ".fleets"  # next to the runs, because a fleet outlives each of them
+ITERATIONS = 101  # mosquitto's default; enough, because the passwords are random and long
 _SALT_BYTES = 12
 
 
@@ -32,19 +32,19 @@ class Credentials(Struct, frozen=True):
     join: str
     coordinator: str
 
-    def __repr__(self) -> str:  # never the passwords
+    def __repr__(self) -> str:  # without the passwords, for logs
         return "Credentials(...)"
 
     def password_file(self) -> str:
-        """The passwords as mosquitto reads them: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
+        """The passwords in mosquitto's format: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
         users = {JOIN_USER: self.join, COORDINATOR_USER: self.coordinator}
         return "".join(f"{user}:{_hashed(password)}\n" for user, password in users.items())
 
 
 def credentials_of(fleet: str, runs: Path) -> Credentials:
-    """The passwords that the fleet has, or new ones.
+    """The fleet's passwords, created if there are none.
 
-    They lie in `runs/.fleets/<fleet>.json`, which only its owner may read.
+    They are stored in `runs/.fleets/<fleet>.json`, which only its owner can read.
 
     Raises:
         StoreError: the file is damaged, or cannot be written.
@@ -64,7 +64,7 @@ def credentials_of(fleet: str, runs: Path) -> Credentials:
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """Whether a password is the one of a line of `password_file`, given without its user."""
+    """True if `password` matches a line of `password_file`, given without its user."""
     try:
         _, kind, iterations, salt, known = hashed.split("$")
         made = _derived(password, base64.b64decode(salt), int(iterations))

@@ -1,10 +1,10 @@
 """The embedded broker: mosquitto if it is installed, else amqtt, as a child process on this machine.
 
-It serves the loopback unless told otherwise. It has no state worth keeping: everything that matters is
-repeated by the application when it comes back.
+It serves the loopback by default. It keeps no state across restarts: the application repeats everything that
+matters.
 
-The child dies with us, however we die: before it becomes the broker it asks the kernel to be killed
-when the thread that started it ends (Linux), so start it from a thread that lives as long as it shall.
+The broker ends with this process, however that ends. On Linux the kernel kills it when the thread that
+started it ends, so start it from a thread that lives as long as the broker.
 """
 
 import hashlib
@@ -37,34 +37,35 @@ Which = Literal["auto", "mosquitto", "amqtt"]
 START_S = 20.0
 STOP_S = 5.0
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 65_536
-MAX_QUEUED_MESSAGES = 50_000  # for one client that does not read
+MAX_QUEUED_MESSAGES = 50_000  # waiting for one client that does not read
 MAX_QUEUED_BYTES = 512 * 2**20
 LIMITS = (  # of mosquitto
     "set_tcp_nodelay true",
-    # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
-    # these is a flood. What an honest transfer loses by it is sent again.
+    # A chunk is the largest message that we send, and our windows bound the bytes in flight. More is a flood.
+    # Messages that an honest transfer loses are sent again.
     f"message_size_limit {MAX_MESSAGE_BYTES}",
     f"max_queued_messages {MAX_QUEUED_MESSAGES}",
     f"max_queued_bytes {MAX_QUEUED_BYTES}",
 )
 MAX_LOG_BYTES = 5 * 2**20
-AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
+AMQTT_PATIENCE_S = 5  # added to the keepalive; amqtt has no grace of its own
 
-# Where root makes a folder for another user.
+# where root creates a folder for another user
 _SHARED = next(place for place in (Path("/run"), Path(tempfile.gettempdir())) if place.is_dir())
 _LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 _OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
 
-# Debian keeps mosquitto where an ordinary user's PATH may not reach.
+# Debian installs mosquitto outside an ordinary user's PATH.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who is let in, and to what: the devices of one fleet and its coordinator (see `access_rules`).
+    """Who may connect, and to which topics: the devices of one fleet and its coordinator (see
+    `access_rules`).
 
     Attributes:
-        fleet: its name.
+        fleet: name of the fleet.
         credentials: its passwords.
     """
 
@@ -72,7 +73,7 @@ class Access:
     credentials: Credentials
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the password file and mosquitto's rules, for nobody but us to read.
+        """Write the password file and mosquitto's rules, readable by this user only.
 
         Raises:
             StoreError: they cannot be written.
@@ -93,13 +94,13 @@ class _Listener:
 
 
 class EmbeddedBroker:
-    """A running broker; `close` stops it, and so does the end of a `with` block.
+    """A running broker. `close`, or the end of a `with` block, stops it.
 
     Attributes:
         which: "mosquitto" or "amqtt".
         host, port: where clients on this machine reach it.
         log: its log file.
-        pid: its process.
+        pid: its process id.
     """
 
     def __init__(
@@ -121,10 +122,10 @@ class EmbeddedBroker:
 
     @staticmethod
     def check(bind: str, port: int) -> None:
-        """Check whether a broker could be started now.
+        """Check that a broker could be started now.
 
         Raises:
-            TransportError: none is installed, or the port is taken.
+            TransportError: no broker is installed, or the port is in use.
         """
         _choose("auto")
         claim_port(bind, port)
@@ -146,16 +147,17 @@ class EmbeddedBroker:
 
         Args:
             folder: for its configuration and its log.
-            port: 0 takes a free one.
-            bind: address to listen on; 0.0.0.0 opens it to the network, `::` also by IPv6; give `access`.
-            which: "auto" takes mosquitto if it is on the PATH, else amqtt.
-            access: passwords and rules of a fleet; None: everybody may do everything.
-            cert: PEM file of the broker's certificate; with it and its key the broker speaks TLS only.
+            port: 0 selects a free one.
+            bind: address to listen on; 0.0.0.0 opens it to the network, `::` also by IPv6; then give
+                `access`.
+            which: "auto" selects mosquitto if it is installed, else amqtt.
+            access: passwords and rules of a fleet; None: no restrictions.
+            cert: PEM file of the broker's certificate; with it and its key the broker accepts TLS only.
             key: PEM file of the certificate's key.
-            timeout_s: how long it may take to listen.
+            timeout_s: seconds until it must listen.
 
         Raises:
-            TransportError: no broker is installed, or it does not start; with its last words.
+            TransportError: no broker is installed, or it does not start; with the last lines of its log.
         """
         if (cert is None) != (key is None):
             raise TransportError("the embedded broker's TLS needs both a certificate and its key")
@@ -177,7 +179,7 @@ class EmbeddedBroker:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
-                process_group=0,  # Ctrl-C in a terminal is for its coordinator, which still needs it then
+                process_group=0,  # Ctrl-C in a terminal must not end it before its coordinator has finished.
             )
         broker = cls(kind, bind, port, process, log, place)
         broker._wait_until_listening(timeout_s)
@@ -188,18 +190,18 @@ class EmbeddedBroker:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until it ends, and return its exit code (negative: the signal that ended it)."""
+        """Wait until it ends; its exit code (negative: the signal that ended it)."""
         return self._process.wait()
 
     def close(self) -> None:
-        """Stop it; harmless when it has stopped."""
+        """Stop it. Does nothing if it has stopped."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Stop it without a chance to say goodbye to its clients."""
+        """Kill it without notifying its clients."""
         self._process.kill()
         self._process.wait()
         if self._place is not None:
@@ -231,10 +233,12 @@ class EmbeddedBroker:
 
 
 def claim_port(bind: str, port: int) -> int:
-    """`port`, or a free one for 0, that no program listens on: its answer would be taken for our broker's.
+    """Return `port`, or a free one for 0, after checking that no program listens on it.
+
+    Another program's answer would be mistaken for our broker's.
 
     Raises:
-        TransportError: the port is taken, or this machine has no such address.
+        TransportError: the port is in use, or this machine has no such address.
     """
     try:
         family = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
@@ -251,7 +255,7 @@ def claim_port(bind: str, port: int) -> int:
 
 
 def _named(bind: str) -> str:
-    """A listener's address; "": all, of IPv4 and IPv6, for which `::` alone would be IPv6 only."""
+    """The listener's address for mosquitto; "" means all of IPv4 and IPv6, where `::` alone is IPv6 only."""
     return "" if bind == "::" else bind
 
 
@@ -269,7 +273,7 @@ def _choose(which: Which) -> str:
 
 
 def mosquitto_user() -> str:
-    """The user that mosquitto runs as where we are root; "": we are not, and it runs as we do."""
+    """The user that mosquitto runs as if we are root; "" if we are not root."""
     if os.geteuid() != 0:
         return ""
     import pwd
@@ -278,25 +282,25 @@ def mosquitto_user() -> str:
 
 
 def _readable_by(user: str, folder: Path) -> Path:
-    """An empty folder that `user` alone may read, the same for each start: runs' folders are root's alone.
+    """An empty folder that only `user` can read, equal for each start. Run folders belong to root.
 
     Raises:
-        TransportError: it cannot be made.
+        TransportError: it cannot be created.
     """
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
     place = _SHARED / f"fleetune-broker-{name}"
     try:
-        if place.exists():  # of a coordinator that was killed
+        if place.exists():  # left by a coordinator that was killed
             shutil.rmtree(place)
         place.mkdir(0o700)
         shutil.chown(place, user)
     except OSError as problem:
-        raise TransportError(f"cannot make {place} for mosquitto's files: {problem.strerror}") from None
+        raise TransportError(f"cannot create {place} for mosquitto's files: {problem.strerror}") from None
     return place
 
 
 def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
-    """Write its files, all readable for `user` also when it reads them again (SIGHUP), and its command."""
+    """Write mosquitto's files and return its command. `user` can read the files again after SIGHUP."""
     lines = [
         f"listener {listener.port} {_named(listener.bind)}".rstrip(),
         "persistence false",
@@ -317,7 +321,7 @@ def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
 
 
 def _copied(file: Path, to: Path) -> Path:
-    """A copy of a PEM file that only the owner of its folder may read. Raises TransportError."""
+    """A copy of a PEM file that only the folder's owner can read. Raises TransportError."""
     try:
         write_atomically(to, file.read_bytes())
     except OSError as problem:
@@ -347,7 +351,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
 
 
 def _fresh_log(path: Path) -> Path:
-    """The path of the log to write. One that has grown is kept once more under another name."""
+    """The path of the log to write. A large old log is renamed first."""
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(path.name + ".1"))
     return path

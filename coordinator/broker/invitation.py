@@ -1,4 +1,4 @@
-"""The command by which a device joins a run. The run's folder keeps it without its password."""
+"""The command by which a device joins a run. The run folder stores it without its password."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ class Invitation(Struct, frozen=True):
     """How devices reach a run's broker.
 
     Attributes:
-        fleet: of the run.
-        host, port: of the broker.
-        tls: it encrypts.
-        access: "open", "password" (the fleet's own), or "own": users are those of its owner's broker.
+        fleet: name of the run's fleet.
+        host, port: address of the broker.
+        tls: True if it encrypts.
+        access: "open", "password" (the fleet's), or "own": the users of the owner's broker.
     """
 
     fleet: str
@@ -32,22 +32,24 @@ class Invitation(Struct, frozen=True):
     access: str = "open"
 
     def keep(self, folder: Path) -> None:
-        """Write it into the run's folder. Raises StoreError."""
+        """Write it into the run folder. Raises StoreError."""
         write_atomically(folder / FILE, msgspec.json.encode(self), mode=0o600)
 
     def url(self, password: str | None) -> str:
-        """The broker's address for `--broker`; `password`: of the fleet's devices."""
+        """The broker's URL for `--broker`, with the password of the fleet's devices."""
         user = {"password": f"{JOIN_USER}:{password}@", "own": "USER:PASSWORD@"}.get(self.access, "")
         return f"{'mqtts' if self.tls else 'mqtt'}://{user}{in_url(self.host)}:{self.port}"
 
     def command(self, password: str | None) -> str:
-        """The agents' whole command. In the environment the password shows in no list of processes."""
+        """The agents' command. The password is in the environment, so that the process list does not show
+        it.
+        """
         where = f"FLEETUNE_BROKER={self.url(password)}"
         return f"{where} edge-agent run --fleet {self.fleet} --device NAME --data npz:FILE"
 
 
 def invitation_of(folder: Path) -> tuple[Invitation, str | None]:
-    """How devices join the run in a folder, and the password of its fleet's devices, if there is one.
+    """How devices join the run in a folder, and the password of its fleet's devices or None.
 
     Raises:
         StoreError: no coordinator has served the run, or the file is damaged.
@@ -57,10 +59,10 @@ def invitation_of(folder: Path) -> tuple[Invitation, str | None]:
         found = msgspec.json.decode(path.read_bytes(), type=Invitation)
     except FileNotFoundError:
         raise StoreError(
-            f"{folder}: no coordinator has opened a broker for it; edge-coordinator serve"
+            f"{folder}: no coordinator has opened a broker for this run; start edge-coordinator serve"
         ) from None
     except OSError as problem:
         raise StoreError(f"cannot read {path}: {problem.strerror}") from None
     except msgspec.MsgspecError:
-        raise StoreError(f"{path} is damaged; serve the run again, and it is written anew") from None
+        raise StoreError(f"{path} is damaged; serve the run again to write it anew") from None
     return found, credentials_of(found.fleet, folder.parent).join if found.access == "password" else None

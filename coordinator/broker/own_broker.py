@@ -1,7 +1,7 @@
-"""Settings and access rules for a mosquitto of one's own, as `edge-coordinator broker-config` writes them.
+"""Settings and access rules for the user's own mosquitto, as `edge-coordinator broker-config` writes them.
 
-Each device has a user of its own, whose name is the device's. The coordinator's user is `coordinator`. They
-prove who they are by a password or, with an authority's file, by a certificate whose common name is the user.
+Each device has its own user, named like the device. The coordinator's user is `coordinator`. A user logs in
+with a password or, with an authority's file, with a certificate whose common name is the user.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from fleetune.protocols.wire.topics import COORDINATOR_USER, check_name
 
 CONFIGURATION, RULES, PASSWORDS = "fleetune.conf", "fleetune.acl", "fleetune.passwords"
 PORT, TLS_PORT = 1883, 8883
-DEBIAN = Path("/etc/mosquitto")  # where files are said to be that are printed
+DEBIAN = Path("/etc/mosquitto")  # the folder that printed files name
 
 _RULES_HEAD = """\
 # Access rules of Fleetune for mosquitto (acl_file), written by `edge-coordinator broker-config`.
 # A device's user has the device's name (1 to 64 letters, digits, _ or -). It reaches its own topics only.
-# `probe` is where a device measures its link and tests these rules.
+# A device measures its link and tests these rules on the topic `probe`.
 # Client ids: FLEET-DEVICE, FLEET-DEVICE-probe, coordinator-FLEET and coordinator-FLEET-... (12 hex digits).
-# A forbidden message is dropped without a word: `edge-agent doctor` shows what is missing.
+# mosquitto drops a forbidden message silently: `edge-agent doctor` shows which right is missing.
 """
 _CONFIGURATION_HEAD = """\
 # mosquitto's settings for Fleetune, written by `edge-coordinator broker-config`.
@@ -34,18 +34,17 @@ _CONFIGURATION_HEAD = """\
 
 @dataclass(frozen=True)
 class OwnBroker:
-    """A mosquitto for some fleets.
+    """A mosquitto for one or more fleets.
 
     Attributes:
-        fleets: their names.
-        port: of its listener; None: 8883 with TLS, else 1883.
-        cert: PEM file of the broker's certificate, for TLS; with its `key`.
+        fleets: names of the fleets.
+        port: port of its listener; None: 8883 with TLS, else 1883.
+        cert: PEM file of the broker's certificate, for TLS; needs its `key`.
         key: PEM file of the certificate's key.
-        ca: PEM file of the authority that signed the certificates of devices and coordinator; None: they have
-            passwords.
+        ca: PEM file of the authority that signed the clients' certificates; None: clients have passwords.
 
     Raises:
-        SettingError: a name is none, or one of the files for TLS is missing.
+        SettingError: a fleet's name is invalid, or one of the TLS files is missing.
     """
 
     fleets: Sequence[str]
@@ -67,7 +66,7 @@ class OwnBroker:
         return _RULES_HEAD + "\n".join(fleet_rules(fleet, "%u") for fleet in self.fleets)
 
     def configuration(self, folder: Path) -> str:
-        """The content of its configuration; `folder` has the files that it names."""
+        """The content of its configuration file, which names files in `folder`."""
         port = self.port or (PORT if self.cert is None else TLS_PORT)
         lines = [f"listener {port}", f"acl_file {folder / RULES}", "allow_anonymous false", *LIMITS]
         if self.cert is not None and self.key is not None:
@@ -93,12 +92,12 @@ class OwnBroker:
             raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
 
     def next_steps(self, folder: Path) -> str:
-        """How users get in, in lines."""
+        """Instructions for creating users, as lines."""
         if self.ca is not None:
             return f"common names of certificates: {COORDINATOR_USER}, and of each device its name"
         passwords = folder / PASSWORDS
         return (
             f"mosquitto_passwd -c {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
-            f"mosquitto_passwd {passwords} NAME   # once for each device, NAME as in --device NAME\n"
+            f"mosquitto_passwd {passwords} NAME   # once per device, NAME as in --device NAME\n"
             f"chown mosquitto: {passwords}   # if root starts it: it then runs as that user"
         )

@@ -15,22 +15,22 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = (
     0.5,
     30.0,
-)  # before a restart; doubles, and each is drawn from 0.5 to 1.0 of it
-STEADY_S = 10.0  # a broker that ran for so long starts the back-off anew
+)  # pause before a restart; it doubles, and each is drawn from 0.5 to 1.0 of it
+STEADY_S = 10.0  # a broker that ran this long resets the back-off
 
 
 class RestartedBroker:
     """The embedded broker of a run. A thread restarts it until `close`.
 
-    The kernel kills a broker when the thread that started it ends (see `tied_child`). The thread here lives
-    until `close`, so the brokers that it starts do too.
+    The kernel kills a broker when the thread that started it ends (see `tied_child`). This thread lives until
+    `close`, and so do its brokers.
 
     Args:
-        start: starts a broker on a port; 0 takes a free one.
-        port: of the first broker; those after it get the port that it got.
+        start: starts a broker on a port; 0 selects a free one.
+        port: port of the first broker; later brokers use the port that it got.
 
     Attributes:
-        broker: the one that runs, or ran last.
+        broker: the broker that runs, or ran last.
 
     Raises:
         TransportError: the first broker does not start.
@@ -44,7 +44,7 @@ class RestartedBroker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the broker for good."""
+        """Stop the broker and do not restart it."""
         self._closing.set()
         self.broker.close()
         self._thread.join(STOP_S)
@@ -67,7 +67,7 @@ class RestartedBroker:
                 log.warning("the embedded broker is back after %.1f s", time.monotonic() - ended)
 
     def _restart(self, failures: int) -> int:
-        """Try until a broker runs or `close` is called; return the number of pauses since a steady broker."""
+        """Try until a broker runs or `close` is called; the number of failures since a stable broker."""
         said = ""
         while not self._closing.wait(_pause_s(failures)):
             failures += 1
@@ -75,7 +75,8 @@ class RestartedBroker:
                 self.broker = self._start(self.broker.port)
             except (FleetuneError, OSError) as problem:
                 what = flat(problem)
-                if (kind := what.partition(": ")[0]) != said:  # what follows has times in it
+                # the rest of the message contains times, which would defeat duplicate detection
+                if (kind := what.partition(": ")[0]) != said:
                     log.warning("%s; trying again at least every %g s", what, LONGEST_PAUSE_S)
                 said = kind
             else:

@@ -1,10 +1,10 @@
-"""A child process that does not outlive us, however we die."""
+"""A child process that ends when this process ends, however that happens."""
 
 import os
 import sys
 
-# PR_SET_PDEATHSIG survives exec, and is cleared when a process changes its user: so that comes first. The
-# comparison covers a parent that died before it was set.
+# PR_SET_PDEATHSIG survives exec, and is cleared when a process changes its user, so the user changes first.
+# The comparison covers a parent that died before the signal was set.
 _TIED = """
 import ctypes, os, sys
 if sys.argv[3]:
@@ -21,14 +21,13 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def tied(command: list[str], number: int, user: str = "") -> list[str]:
-    """A command line that runs `command`, and asks the kernel first to send it a signal when its parent ends.
+    """A command line that runs `command` and makes the kernel signal it when its parent thread ends (Linux).
 
-    The parent is the thread that starts it (Linux), so start it from one that lives as long as it shall. On
-    other systems nothing is asked.
+    Start it from a thread that lives as long as the child. On other systems no signal is sent.
 
     Args:
         command: absolute path of a program, and its arguments.
-        number: of the signal.
-        user: that it runs as, where we are root; "": ours.
+        number: the signal's number.
+        user: user that it runs as, if we are root; "": our user.
     """
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(number), user, *command]
