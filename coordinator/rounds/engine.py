@@ -56,13 +56,11 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
-from fleetune.coordinator.rounds.objective.spending import NO_LIMITS, why_over
 from fleetune.coordinator.rounds.policies.deadline import keeps_pace, learn, proposed_s
 from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.rounds.policies.selection import draw, final_evaluators, needed, pool, target
 from fleetune.coordinator.rounds.policies.unresponsive import note_missed
-from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of, least_of_round
-from fleetune.coordinator.rounds.proposals.pace import deal, note_shown
+from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,
@@ -73,7 +71,6 @@ from fleetune.coordinator.rounds.rollback import (
 )
 from fleetune.protocols.method.method import DeviceId, Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.settings.objective import ObjectiveSection
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
@@ -84,7 +81,7 @@ class RoundEngine:
     """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`, when `schedule` says.
 
     Args:
-        ways: that its devices may be proposed.
+        planner: what participants are asked to do.
 
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
@@ -98,11 +95,9 @@ class RoundEngine:
         round_: RoundSection,
         state: EngineState | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
-        objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
-        ways: Ways = Ways(),  # noqa: B008 - frozen
+        planner: Planner = Planner(),  # noqa: B008 - frozen
     ) -> None:
-        self._objective = objective
-        self._ways = ways
+        self._planner = planner
         self.state = state or EngineState()
         self.state.pays = schedule.pays
         self._run = run
@@ -118,8 +113,7 @@ class RoundEngine:
         state: EngineState,
         now: float,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
-        objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
-        ways: Ways = Ways(),  # noqa: B008 - frozen
+        planner: Planner = Planner(),  # noqa: B008 - frozen
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
@@ -128,7 +122,7 @@ class RoundEngine:
         Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
         would train alone.
         """
-        engine = cls(run, round_, state.copy(), schedule, objective, ways)
+        engine = cls(run, round_, state.copy(), schedule, planner)
         engine.state.change(seen_at=now)
         gathering = state.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
@@ -170,7 +164,7 @@ class RoundEngine:
     @property
     def _span_s(self) -> float:
         """How long the turn that opens may take at most before something is decided."""
-        return proposed_s(self.state, self._round, self._objective)
+        return proposed_s(self.state, self._round, self._planner.objective)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in at `now` (seconds); what is to be done, in this order."""
@@ -224,10 +218,10 @@ class RoundEngine:
         turn, state = self.state.turn, self.state
         action = CloseRound(*turn, state.replied)
         learn(state, self._round)
-        note_shown(state, self._ways.uplinks)
-        state.change(spending=state.spending.round_closed(state.seen_at))
+        self._planner.learn(state)
+        state.change(spent=state.spent.round_closed(state.seen_at))
         if self._round.mode == "synchronous":
-            note_missed(state, self._round, paced=keeps_pace(self._round, self._objective))
+            note_missed(state, self._round, paced=keeps_pace(self._round, self._planner.objective))
         state.change(closed=turn, suspects=verdict.suspects)
         attempt, rounds_done = state.next_attempt, turn.number
         state.change(
@@ -287,21 +281,11 @@ class RoundEngine:
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
             return self.state.ends or ALL_DONE
-        return self.state.ends or self._why_spent(())
+        return self.state.ends or self._over_budget(())
 
-    def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
-        """Why the coming round would take too much; `asked`: in it, as far as is known."""
-        state, objective = self.state, self._objective
-        if objective.within == NO_LIMITS:
-            return None
-        known = self._ways.known(state.left_out)
-        members = [state.members[name] for name in asked]
-        said_s = [one.report.round_s for one in members if one.report and one.report.round_s]
-        least = least_of_round(
-            [choices_of(one, objective, known) for one in members],
-            [min(one, self._round.deadline_s) for one in said_s],
-        )
-        return why_over(objective.within, state.spending, state.seen_at, least)
+    def _over_budget(self, participants: tuple[DeviceId, ...]) -> str | None:
+        """The reason why the coming round exceeds the run's budget; None: it fits."""
+        return self._planner.over_budget(self.state, participants, self._round.deadline_s)
 
     def _holds(self, now: float) -> bool:
         """Whether the coming round is not due yet."""
@@ -344,7 +328,7 @@ class RoundEngine:
 
     def _begin_round(self, candidates: tuple[DeviceId, ...], now: float) -> list[Action]:
         participants = draw(candidates, self.state, self._round, self._run.seed)
-        if (reason := self._why_spent(participants)) is not None:
+        if (reason := self._over_budget(participants)) is not None:
             return self._end(reason, now)
         self.state.change(stage="training", participants=participants)
         return self._open(participants, now)
@@ -371,16 +355,16 @@ class RoundEngine:
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
-        if self._objective.proposes and self.state.stage == "training":
-            deal(self.state, asked, self._objective, self._ways)
-        self.state.change(spending=self.state.spending.opened(now))
+        if self.state.stage == "training":
+            self._planner.assign(self.state, asked)
+        self.state.change(spent=self.state.spent.opened(now))
         span_s = self._span_s
         self.state.change(until=now + span_s, span_s=span_s, extended=0)
         return self._ask(asked, resumed=False)
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:
         admits = self._admit_all()
-        timed = {"asked_at": self.state.seen_at} if self._round.by_worth else {}
+        timed = {"asked_at": self.state.seen_at} if self._round.by_utility else {}
         for device in devices:
             self.state.put(device, asked=self.state.turn, answer=None, **timed)
         tasks = [SendTask(device, *self.state.turn) for device in devices]

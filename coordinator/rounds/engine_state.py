@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, Self
 from msgspec import UNSET
 
 from fleetune.coordinator.rounds.member_groups import Groups
-from fleetune.coordinator.rounds.objective.left_out import LeftOut
-from fleetune.coordinator.rounds.objective.spending import Spending
+from fleetune.coordinator.rounds.proposals.compression_error import CompressionErrors
+from fleetune.coordinator.rounds.proposals.spent_budget import SpentBudget
 from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
@@ -74,8 +74,7 @@ class Member:
             last reply took, and the loss that this told; None: not known.
         change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
         dealt: with an objective: what its latest task was planned at.
-        left_out: likewise, the share of its last update that waits for a later one (see `RoundCost`); None:
-            not reported.
+        compression_error: likewise, of its last update (see `RoundCost`); None: not reported.
         agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
     """
 
@@ -98,7 +97,7 @@ class Member:
     loss: float | None = None
     change: float | None = None
     dealt: Budget | None = None
-    left_out: float | None = None
+    compression_error: float | None = None
     agent: str = ""
 
     @property
@@ -160,8 +159,8 @@ class EngineState:
         ahead_s: by how much the time of day is ahead of `now`.
         paused: no round opens.
         ends: why none opens any more but the final evaluation; "": they do.
-        left_out: with an objective: the measured compression errors of the run's encodings.
-        spending: what the run has taken.
+        compression_errors: with an objective: of the run's encodings, as devices report them.
+        spent: what the run has spent.
     """
 
     stage: Stage = "waiting"
@@ -185,8 +184,8 @@ class EngineState:
     ahead_s: float = 0.0
     paused: bool = False
     ends: str = ""
-    left_out: LeftOut = LeftOut()  # noqa: RUF009 - frozen
-    spending: Spending = Spending()  # noqa: RUF009 - frozen
+    compression_errors: CompressionErrors = CompressionErrors()  # noqa: RUF009 - frozen
+    spent: SpentBudget = SpentBudget()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         self.pays: Callable[[DeviceReport], bool] = lambda _: False  # whether training would, see `Schedule`

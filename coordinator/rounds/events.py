@@ -43,7 +43,7 @@ class ReplyArrived:
     and leaves the run (early stopping). `loss`: of its training; None: not known. `num_bytes`: of its
     payload. `joules`: that its round took, or was to take.
     `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.
-    `left_out`: what its encoding left for a later one, see `RoundCost`.
+    `compression_error`: see `RoundCost.left_out`.
     """
 
     device: DeviceId
@@ -55,7 +55,7 @@ class ReplyArrived:
     num_bytes: int = 0
     joules: float | None = None
     change: float | None = None
-    left_out: float | None = None
+    compression_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
         state.count(objection)
         return [DropReply(event.device, event.round, event.attempt, objection)]
     if state.stage == "training":
-        state.change(spending=state.spending.replied(event.num_bytes, event.joules))
+        state.change(spent=state.spent.replied(event.num_bytes, event.joules))
     state.put(event.device, answer="update", trained=True, **_seen_of(state, event))
     return [KeepReply(event.device, event.round, event.attempt)]
 
@@ -96,7 +96,9 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
 def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]:
     """How long the reply took and what it tells, where that is asked for (`usefulness`, `pace`)."""
     member = state.members[event.device]
-    seen: dict[str, float | None] = {} if member.dealt is None else {"left_out": event.left_out}
+    seen: dict[str, float | None] = (
+        {} if member.dealt is None else {"compression_error": event.compression_error}
+    )
     if member.asked_at is None or state.seen_at < member.asked_at:
         return seen
     seen["took_s"] = state.seen_at - member.asked_at

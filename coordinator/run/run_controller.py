@@ -16,7 +16,7 @@ from msgspec import UNSET
 from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event, ReplyArrived
-from fleetune.coordinator.rounds.proposals.offers import Ways
+from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.coordinator.rounds.rejections import Objection, objection_to
 from fleetune.coordinator.rounds.rollout import Rollout
@@ -62,7 +62,7 @@ class RunController:
         self._engine_type = engine_type(settings.round)
         self._schedule = schedule_of(settings.schedule)
         uplinks = tuple(one.cost for one in enrolment.uplinks)
-        self._ways = Ways(uplinks, method.worth)
+        self._planner = Planner(settings.objective, uplinks, method.utility)
         self._keeps_steps = True
         self._begin()
 
@@ -71,9 +71,7 @@ class RunController:
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
         self._note_program()
         settings = self._settings
-        self._engine = self._engine_type(
-            settings.run, settings.round, state, self._schedule, settings.objective, self._ways
-        )
+        self._engine = self._engine_type(settings.run, settings.round, state, self._schedule, self._planner)
         self._execution.follow(self._engine)
 
     @property
@@ -120,7 +118,7 @@ class RunController:
             return []
         settings, stored = self._settings, self._engine.state
         self._engine, actions = self._engine_type.resume(
-            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._ways
+            settings.run, settings.round, stored, now, self._schedule, self._planner
         )
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)
@@ -198,7 +196,7 @@ class RunController:
             num_bytes=len(arriving.data),
             joules=joules,
             change=change,
-            left_out=arriving.actual.left_out,
+            compression_error=arriving.actual.left_out,
         )
 
     def note_refused_offer(

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget import time_margin
-from fleetune.edge_agent.budget.link_times import RECENT, LinkTimes, of_transfers
-from fleetune.edge_agent.budget.time_margin import RoundError
+from fleetune.edge_agent.budget.bandwidth_forecast import RECENT, LinkTimes, of_transfers
+from fleetune.edge_agent.budget.safety_margin import ROUNDS as ERRORS_KEPT
+from fleetune.edge_agent.budget.safety_margin import RoundError
 from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
@@ -99,7 +99,7 @@ class CostHistory(Struct, frozen=True, dict=True):
             if error.given_up and last and last[0].given_up
             else (*self.errors, error)
         )
-        return replace(self, errors=kept[-time_margin.ROUNDS :])
+        return replace(self, errors=kept[-ERRORS_KEPT:])
 
     def declining(self) -> "CostHistory":
         """The history after a round that the device declined because nothing fits.

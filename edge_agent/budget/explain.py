@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fleetune.edge_agent.budget.owner_policy import objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.budget.time_margin import RoundError
+from fleetune.edge_agent.budget.safety_margin import RoundError
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "unknown"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
-from fleetune.protocols.method.choice import LOCAL_WORKS, Affordable, Choice, DeviceReport
+from fleetune.protocols.method.choice import LOCAL_WORKS, Choice, DeviceReport, RatioCandidate
 from fleetune.protocols.round_cost import RoundCost
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
@@ -137,7 +137,7 @@ def affordable(
     most_work: float = 1.0,
     values: Sequence[float] = (1.0,),
     within: Within = no_margin,
-) -> tuple[Affordable, ...]:
+) -> tuple[RatioCandidate, ...]:
     """Every choice that is wanted and fits, if need be with a share of local training, or with an encoding of
     fewer bytes, ascending by ratio, with what a round at it would take.
 
@@ -165,7 +165,7 @@ def _affordable(
     uplink: int,
     tells_local_work: bool,
     tells_values: bool,
-) -> Affordable:
+) -> RatioCandidate:
     once = forecast(choice, 1.0)
     twice = forecast(choice, 2.0) if tells_local_work else None
     empty = forecast(choice.sending(0.0), 1.0) if tells_values else None
@@ -173,7 +173,7 @@ def _affordable(
     def between(less: float | None, more: float | None) -> float | None:
         return None if less is None or more is None else in_short(max(0.0, more - less))
 
-    return Affordable(
+    return RatioCandidate(
         ratio=choice.ratio,
         round_s=None if once.round_s is None else in_short(once.round_s),
         bytes_up=once.bytes_up,

@@ -25,7 +25,7 @@ from fleetune.edge_agent.budget.ratio_choice import (
     in_short,
     no_margin,
 )
-from fleetune.edge_agent.budget.time_margin import (
+from fleetune.edge_agent.budget.safety_margin import (
     RoundError,
     error_of,
     error_of_given_up,
@@ -34,7 +34,7 @@ from fleetune.edge_agent.budget.time_margin import (
 )
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.method.choice import Affordable, Budget, Choice, DeviceReport
+from fleetune.protocols.method.choice import Budget, Choice, DeviceReport, RatioCandidate
 from fleetune.protocols.round_cost import RoundCost
 
 GREW = 1.25  # samples, before a report is news
@@ -90,7 +90,7 @@ class RatioController(Struct, frozen=True):
                 report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
-    def _in_part(self, report: DeviceReport, least: Affordable) -> DeviceReport:
+    def _in_part(self, report: DeviceReport, least: RatioCandidate) -> DeviceReport:
         """The report of a device that can do a part of the local training, or send a thin update, alone."""
         budget = Budget(least.ratio, least.local_work, least.uplink)
         parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
@@ -111,7 +111,7 @@ class RatioController(Struct, frozen=True):
             within=self.may_take,
         )
 
-    def _affords(self, conditions: Conditions) -> tuple[Affordable, ...]:
+    def _affords(self, conditions: Conditions) -> tuple[RatioCandidate, ...]:
         wanted, limits = self.policy.ratio or 1.0, self.limits(conditions)
         return affordable(
             self.choices,

@@ -29,7 +29,7 @@ LOCAL_WORKS = (0.25, 0.5, 0.75, 1.0, 2.0, 4.0)  # how much of a round's local tr
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 
-class Affordable(Struct, frozen=True, array_like=True):
+class RatioCandidate(Struct, frozen=True, array_like=True):
     """A ratio that fits a device's limits, and what a round at it would take; None: not known.
 
     Attributes:
@@ -109,7 +109,7 @@ class DeviceReport:
     conditions: Conditions = UNKNOWN
     new_samples: NumSamples | UnsetType = UNSET
     drift: Amount | UnsetType = UNSET
-    affords: Annotated[tuple[Affordable, ...], Meta(max_length=MOST_CHOICES)] | UnsetType = UNSET
+    affords: Annotated[tuple[RatioCandidate, ...], Meta(max_length=MOST_CHOICES)] | UnsetType = UNSET
     values: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=9)] | UnsetType = UNSET
     idle_w: Watts | UnsetType = UNSET
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from fleetune.protocols.method.choice import Budget, Choice, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.trainer import Trainer
-from fleetune.protocols.method.worth import usual_worth
+from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 
@@ -152,12 +152,13 @@ class Method(Protocol[S, D, T, U]):
         return {}
 
     @classmethod
-    def worth(cls, budget: Budget) -> float:
-        """How much a device's round within a budget is worth to the others, at most 1 with the run's local
-        training, before anything is known of the run: where it has an objective, what is worth most for what
-        it takes is what pays. Unless overridden as measured with FedSPU.
+    def utility(cls, budget: Budget) -> float:
+        """Utility of a device's round within a budget to the other devices; at most 1 at the run's epochs.
+
+        Runs with an objective plan for the most utility at the least cost. The default was measured with
+        FedSPU.
         """
-        return usual_worth(budget)
+        return default_utility(budget)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ratios a device could run at, ascending, each with its cost; at least one."""

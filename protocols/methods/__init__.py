@@ -15,7 +15,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.diagnostics import Diagnostic, declared_by
 from fleetune.protocols.method.method import Method
-from fleetune.protocols.method.worth import usual_worth
+from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.task import TaskKind
@@ -140,12 +140,12 @@ def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
         return ()
 
 
-def worth_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
-    """`Method.worth` of the method of a [method] section; the usual one where that cannot be loaded."""
+def utility_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
+    """`Method.utility` of the method of a [method] section; the default if the method cannot be loaded."""
     try:
-        found: Callable[[Budget], float] = _find(str(section.get("name"))).worth
+        found: Callable[[Budget], float] = _find(str(section.get("name"))).utility
     except SettingError:
-        return usual_worth
+        return default_utility
     return found
 
 

@@ -102,12 +102,12 @@ class RoundSection(Settings, frozen=True):
     max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     @property
-    def by_worth(self) -> bool:
+    def by_utility(self) -> bool:
         """Whether participants are drawn by what asking them is worth."""
         return self.prefer in ("oort", "pyramid", "tiers")
 
     def __post_init__(self) -> None:
-        if self.max_wait is not None and not self.by_worth:
+        if self.max_wait is not None and not self.by_utility:
             raise ValueError('max_wait goes with prefer = "oort", "pyramid" and "tiers"')
         at_most = None if self.mode != "synchronous" else self.participants
         if at_most is not None and self.quorum > at_most:

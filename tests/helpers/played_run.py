@@ -21,7 +21,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.protocols.method.choice import RATIOS, Affordable, Budget, DeviceReport, values_of
+from fleetune.protocols.method.choice import RATIOS, Budget, DeviceReport, RatioCandidate, values_of
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import PLAIN
@@ -95,7 +95,7 @@ def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
         return report
     training_s = 20.0 if device == "d" else 2.0
     affords = tuple(
-        Affordable(
+        RatioCandidate(
             one, training_s + 10 * one, local_s=training_s, values_up=round(1e6 * one), values_s=9 * one
         )
         for one in RATIOS

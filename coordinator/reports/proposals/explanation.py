@@ -13,24 +13,24 @@ from rich.text import Text
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.summary import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.proposals.idling import idling_of
-from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of
-from fleetune.coordinator.rounds.proposals.pace import what_pays
+from fleetune.coordinator.rounds.proposals.candidate_plans import Plans
+from fleetune.coordinator.rounds.proposals.idle_energy import idle_cost
+from fleetune.coordinator.rounds.proposals.planner import Planner, reporting
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.methods import worth_of
+from fleetune.protocols.methods import utility_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.encodings import chosen, in_words
 
 LATEST = 8  # rounds that the words are about
 _WHY = {
-    "time": "time: rounds as short as it pays; each device does the most work within that",
-    "bytes": "bytes: each device does no more than brings most a byte sent",
-    "energy": "energy: each device does no more than brings most a joule, idling counted",
-    "money": "money: each device does no more than brings most for its price",
+    "time": "time: most utility a second; each device does what fits the target round duration",
+    "bytes": "bytes: each device does no more than its option of most utility a byte",
+    "energy": "energy: each device does no more than its option of most utility a joule, idling included",
+    "money": "money: each device does no more than its option of most utility for the price",
 }
 _NONE = "no [objective]: each device takes the largest ratio that fits its limits"
-_DEALT = "fleet.ratios deals each device its ratio"
+_ASSIGNED = "fleet.ratios assigns each device its ratio"
 
 
 def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
@@ -65,7 +65,7 @@ def _of_ratio(ratio: float, replies: Sequence[DeviceRound]) -> RatioSummary:
 
 
 def explanation(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Group:
-    """A table of all ratios, and words on the pace, for a terminal."""
+    """A table of all ratios, and why devices work at them, for a terminal."""
     rows = by_ratio(records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
     for head in ("p", "replies", "local\ntraining", "a round\ntakes", "up", "energy"):
@@ -85,7 +85,7 @@ def explanation(settings: RunSettings, state: EngineState, records: Sequence[Rou
 
 def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
     if not settings.proposes_ratios:
-        yield _DEALT if settings.fleet.ratios else _NONE
+        yield _ASSIGNED if settings.fleet.ratios else _NONE
         return
     yield f"minimise {_WHY[settings.objective.minimise]}"
     latest = [record for record in records if not record.final_evaluation][-LATEST:]
@@ -105,56 +105,55 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
 
 
 def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
-    """How updates were written, and how the next ones are to be."""
+    """How updates were encoded, how the next ones will be, and with what error."""
     rows = by_encoding(records)
     if rows:
         used = ", ".join(f"{row.replies} by {row.encoding} ({readable.size(row.up)})" for row in rows)
-        yield f"updates of all rounds, and the median of their bytes: {used}"
+        yield f"updates of all rounds, with their median size: {used}"
     names = [in_words(one) for one in settings.uplinks]
-    dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
-    asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
-    yield f"updates they are asked for: {asked}"
-    told = [(name, share) for name, share in zip(names, state.left_out.shares, strict=False) if share]
-    if told:
-        left = ", ".join(f"{readable.share(share)} by {name}" for name, share in told)
-        yield f"of a change they leave for a later update: {left}"
+    assigned = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
+    asked = ", ".join(f"{assigned[number]} by {names[number]}" for number in sorted(assigned))
+    yield f"updates in the latest plan: {asked}"
+    shares = zip(names, state.compression_errors.shares, strict=False)
+    errors = ", ".join(f"{readable.share(share)} by {name}" for name, share in shares if share)
+    if errors:
+        yield f"compression error: {errors}"
 
 
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
-    """Who sets the pace, and who could do more or less."""
-    members = {name: member for name, member in state.members.items() if member.ready}
+    """The straggler that sets the target round duration, and what limits the other devices."""
+    objective, ready = settings.objective, [name for name, member in state.members.items() if member.ready]
     costs = tuple(chosen(one).cost for one in settings.uplinks)
-    known = Ways(costs, worth_of(settings.method)).known(state.left_out)
-    choices = {name: choices_of(member, settings.objective, known) for name, member in members.items()}
-    silent = sorted(name for name, some in choices.items() if not some)
-    choices = {name: some for name, some in choices.items() if some}
-    objective = settings.objective
-    kept = what_pays(state, choices, objective)
-    waits = objective.minimise == "time" or idling_of(state, choices, objective) is not None
+    planner = Planner(objective, costs, utility_of(settings.method))
+    candidates = planner.candidates(state, ready)
+    plans = reporting(candidates)
+    kept = planner.worthwhile(state, plans)
     longest_s = {name: max(one.seconds for one in some) for name, some in kept.items()}
+    waits = objective.minimise == "time" or idle_cost(state, plans, objective) is not None
     if waits and any(longest_s.values()):
         slowest = max(longest_s, key=lambda name: longest_s[name])
-        yield f"the pace is {readable.duration(longest_s[slowest])}, which {slowest} needs"
+        yield f"the target round duration is {readable.duration(longest_s[slowest])}, set by {slowest}"
     if objective.minimise in ("energy", "money"):
-        unknown = sum(any(one.joules is None for one in some) for some in choices.values())
+        unknown = sum(any(one.joules is None for one in some) for some in plans.values())
         if unknown:
-            yield f"{unknown} of {len(choices)} devices do not know what they draw: all that fits may pay"
-        still = sum(not _says_idle_w(state.members[name].report) for name in choices)
-        if still:
-            yield f"{still} of {len(choices)} do not say what they draw doing nothing: that counts as none"
-    limited = sum(_most_work(kept[name]) < _most_work(some) for name, some in choices.items())
-    if choices:
-        yield f"{limited} of {len(choices)} devices could do more than that allows"
-    if silent:
-        yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
+            yield f"{unknown} of {len(plans)} devices do not report their energy: all their options stay"
+        silent = sum(not _reports_idle_w(state.members[name].report) for name in plans)
+        if silent:
+            yield f"{silent} of {len(plans)} devices do not report their idle power: it counts as 0"
+    limited = sum(_most_utility(kept[name]) < _most_utility(some) for name, some in plans.items())
+    if plans:
+        yield f"{limited} of {len(plans)} devices could do more than the plan asks for"
+    if len(plans) < len(candidates):
+        names = ", ".join(sorted(candidates.keys() - plans.keys()))
+        yield f"these report no options and choose their ratio themselves: {names}"
 
 
-def _says_idle_w(report: DeviceReport | None) -> bool:
+def _reports_idle_w(report: DeviceReport | None) -> bool:
     return report is not None and report.idle_w is not UNSET
 
 
-def _most_work(choices: Choices) -> float:
-    return max(one.work for one in choices)
+def _most_utility(plans: Plans) -> float:
+    return max(one.utility for one in plans)
 
 
 def _median(figures: Sequence[float | None]) -> float | None:

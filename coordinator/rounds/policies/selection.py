@@ -120,7 +120,7 @@ def choose(
 def _drawn(
     candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, key: Key, count: int
 ) -> tuple[DeviceId, ...]:
-    if not settings.by_worth or not candidates or count <= 0:  # who came back may be one too many
+    if not settings.by_utility or not candidates or count <= 0:  # who came back may be one too many
         return _sample(candidates, count, key)
     draws = draw_alike if settings.prefer == "tiers" else draw_useful
     return draws(candidates, state, settings, count, key)

@@ -35,7 +35,7 @@ from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.method.targets import Update
 from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
-from fleetune.protocols.method.worth import worth_of_training
+from fleetune.protocols.method.utility import training_utility
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.kapc.circles import Circle, circles
@@ -314,13 +314,13 @@ class KAPCwithBLS(KAPC):
     diagnostics = BLS_DIAGNOSTICS
 
     @classmethod
-    def worth(cls, budget: Budget) -> float:
+    def utility(cls, budget: Budget) -> float:
         """Who exchanges more layers is pulled in more, and learns no sooner; training more than once is worth
         little. Rounds to an accuracy with one, two and all four layers: 12, 18 and more than 24; with twice
         and four times the local training 20 and 11 instead of 28, to a higher one 23 and 21 instead of 30
         (har-cnn, UCI HAR; one seed).
         """
-        return (1 - budget.ratio / 2) * worth_of_training(budget.local_work, _BEYOND)
+        return (1 - budget.ratio / 2) * training_utility(budget.local_work, _BEYOND)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The first layers up, any number of them; down, as many at most, or all with the whole downlink."""

@@ -74,10 +74,10 @@ class EncodingCost:
             kept and as it becomes.
         relative_error: of one update, the distance of what is decoded to the values over that of the base;
             what is left out goes along with a later one, or is noise that averages away.
-        left_out: of what updates are to change, with what waited before, the share that usually waits once
-            more, by Euclidean length; the mean of a run's rounds, FedSPU on Fashion-MNIST (docs/ratios.md).
-        delays: what it leaves out are changes that come late; else it is noise of rounding, which hardly
-            costs a round.
+        compression_error: usual norm of the new residual over that of change and old residual; the mean over
+            a run's rounds, FedSPU on Fashion-MNIST (docs/ratios.md).
+        delays: the residual holds changes that arrive later; else it is rounding noise, which hardly costs a
+            round.
     """
 
     bytes_per_value: float
@@ -85,16 +85,16 @@ class EncodingCost:
     decode_ns: float
     held_bytes: float = 0.0
     relative_error: float = 0.0
-    left_out: float = 0.0
+    compression_error: float = 0.0
     delays: bool = False
 
-    def fidelity(self, left_out: float | None = None) -> float:
-        """Rounds to an accuracy where devices send all, over those where they send this.
+    def utility_factor(self, compression_error: float | None = None) -> float:
+        """Rounds to an accuracy with whole updates over rounds with this encoding, in (0, 1].
 
-        `left_out`: what waits, see above; None: as much as is usual.
+        `compression_error`: as measured; None: the usual one.
         """
-        waits = self.left_out if left_out is None else left_out
-        return 1 / (1 + SLOWING * waits) if self.delays else 1.0
+        error = self.compression_error if compression_error is None else compression_error
+        return 1 / (1 + SLOWING * error) if self.delays else 1.0
 
 
 class Encoding(Protocol):

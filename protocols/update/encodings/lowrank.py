@@ -59,7 +59,9 @@ class LowRank(Encoding):
             decode_ns=100 + 550 / self.step,
             held_bytes=8,
             relative_error=error,
-            left_out=min(1.0, 2.5 * error),  # 1.10, 1.17 and 1.34 times the rounds at steps of 1, 2 and 4
+            compression_error=min(
+                1.0, 2.5 * error
+            ),  # 1.10, 1.17 and 1.34 times the rounds at steps of 1, 2 and 4
             delays=True,
         )
 

@@ -84,7 +84,7 @@ class Sparse(Encoding):
             decode_ns=200 + 2500 * share,
             held_bytes=8,
             relative_error=error,
-            left_out=min(1.0, 1.15 * error),  # 1.34 times the rounds at the defaults
+            compression_error=min(1.0, 1.15 * error),  # 1.34 times the rounds at the defaults
             delays=True,
         )
 

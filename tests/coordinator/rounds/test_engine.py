@@ -18,6 +18,7 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
+from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.rounds.rejections import objection_to
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
@@ -42,7 +43,7 @@ class Script:
         self.run = RunSection(name="test", seed=seed, rounds=rounds, final_evaluation=final_evaluation)
         self.round = RoundSection(**{"deadline_s": DEADLINE_S, "start_with": 1, **round_settings})
         self.objective = objective
-        self.engine = RoundEngine(self.run, self.round, objective=objective)
+        self.engine = RoundEngine(self.run, self.round, planner=Planner(objective))
         self.now = 0.0
 
     @property
@@ -76,7 +77,9 @@ class Script:
         assert state == self.state
         self.now = now
         changed = msgspec.structs.replace(self.round, **round_settings)
-        self.engine, actions = RoundEngine.resume(self.run, changed, state, now, objective=self.objective)
+        self.engine, actions = RoundEngine.resume(
+            self.run, changed, state, now, planner=Planner(self.objective)
+        )
         return actions
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.helpers.talk import Coordinating, run_settings
 
-from fleetune.protocols.method.choice import MOST_CHOICES, RATIOS, Affordable, Budget
+from fleetune.protocols.method.choice import MOST_CHOICES, RATIOS, Budget, RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection
 
 
@@ -19,7 +19,7 @@ def talk(tmp_path):
 
 
 def affording(*ratios, round_s=1.0):
-    return tuple(Affordable(ratio, round_s) for ratio in ratios)
+    return tuple(RatioCandidate(ratio, round_s) for ratio in ratios)
 
 
 def test_what_it_affords_is_heard_and_proposed(talk):

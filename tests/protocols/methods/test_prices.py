@@ -84,7 +84,7 @@ def test_the_lowest_ratio_takes_far_less_than_a_whole_model_down_and_up(name):
 def test_what_a_round_is_worth_is_a_share_and_more_training_is_worth_more(name):
     method, ratios = method_of(name, lenet5()), [choice.ratio for choice in choices_of(name, lenet5())]
     for ratio in ratios:
-        worths = [method.worth(Budget(ratio, local_work)) for local_work in LOCAL_WORKS]
+        worths = [method.utility(Budget(ratio, local_work)) for local_work in LOCAL_WORKS]
         assert 0 < worths[LOCAL_WORKS.index(1.0)] <= 1
         assert rising(worths)
 

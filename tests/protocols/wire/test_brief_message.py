@@ -9,7 +9,7 @@ import pytest
 from fleetune.protocols import brief
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
-from fleetune.protocols.method.choice import Affordable, DeviceReport
+from fleetune.protocols.method.choice import DeviceReport, RatioCandidate
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.inbox import Inbox
@@ -70,8 +70,8 @@ def test_every_message_reads_back_and_is_shorter(message, read):
 
 
 def test_what_a_device_affords_reads_back():
-    some = Affordable(0.5, 1.25, 1200, 4.2, 0.5, 2.0, 0.75, 1, 1000, 0.25, 0.1)
-    report = replace(REPORT, affords=(Affordable(0.1), some), values=(1.0, 0.4), idle_w=2.7)
+    some = RatioCandidate(0.5, 1.25, 1200, 4.2, 0.5, 2.0, 0.75, 1, 1000, 0.25, 0.1)
+    report = replace(REPORT, affords=(RatioCandidate(0.1), some), values=(1.0, 0.4), idle_w=2.7)
     message = wire.Ready(RUN, "7619983568d0c408", report, DIGEST)
     data = wire.encode(message, briefly=True)
     assert wire.read_from_device(data) == message

@@ -11,8 +11,7 @@ from tests.tools.simulator.test_simulate_budgets import play, settings
 
 from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of
-from fleetune.coordinator.rounds.proposals.pace import what_pays
+from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedspu import FedSPU
@@ -42,9 +41,9 @@ def retold(member, **of_report):
     }
 
 
-def choices(run, state):
-    ways = Ways(tuple(chosen(one).cost for one in run.settings.uplinks)).known(state.left_out)
-    return {name: choices_of(member, run.settings.objective, ways) for name, member in state.members.items()}
+def worthwhile(run, state):
+    planner = Planner(run.settings.objective, tuple(chosen(one).cost for one in run.settings.uplinks))
+    return planner.worthwhile(state, planner.candidates(state, state.members))
 
 
 def test_rounds_are_shorter_and_a_slow_board_does_less(tmp_path):
@@ -70,10 +69,10 @@ def test_the_same_file_plays_the_same_run_twice(tmp_path):
     assert first[1] == second[1]
 
 
-def test_the_method_says_what_ratios_are_worth(tmp_path, monkeypatch):
+def test_the_method_states_the_utility_of_ratios(tmp_path, monkeypatch):
     asked = {"fleet": FLEET, "round": LONG, "objective": {"minimise": "bytes"}}
     usual, _ = play(tmp_path, "a", **asked)
-    monkeypatch.setattr(FedSPU, "worth", staticmethod(lambda budget: 1 - budget.ratio / 2))
+    monkeypatch.setattr(FedSPU, "utility", staticmethod(lambda budget: 1 - budget.ratio / 2))
     small, _ = play(tmp_path, "b", **asked)
     used = [{ratio for ratios in one.ratios.values() for ratio in ratios} for one in (small, usual)]
     assert max(used[0]) < max(used[1])
@@ -104,9 +103,9 @@ def test_it_is_explained(tmp_path):
     assert sum(row.replies for row in rows) == sum(
         len(record.devices) for record in records if not record.final_evaluation
     )
-    assert "minimise time: rounds as short as it pays" in said
-    assert re.search(r"\d of 4 devices could do more than that allows", said)
-    assert re.search(r"the pace is .* which device-\d needs", said)
+    assert "minimise time: most utility a second" in said
+    assert re.search(r"\d of 4 devices could do more than the plan asks for", said)
+    assert re.search(r"the target round duration is .*, set by device-\d", said)
     assert summary.by_ratio == rows
     with look_at(tmp_path / "a") as run:
         none = shown(explanation(settings(), state, []))
@@ -128,16 +127,16 @@ def test_fewer_bytes_by_thinner_updates(tmp_path):
             words = shown(explanation(run.settings, state, records))
         seen[name] = sum(one.bytes_up for record in records[:-1] for one in record.devices.values()), words
     assert seen["thinner"][0] < 0.5 * seen["own"][0]
-    assert "updates they are asked for: 4 by lowrank" in seen["thinner"][1]
-    assert "updates they are asked for" not in seen["own"][1]
-    assert re.search(r"they leave for a later update: \d+ %\s+by\s+lowrank", seen["thinner"][1])
-    assert "for a later update" not in seen["own"][1]
+    assert "updates in the latest plan: 4 by lowrank" in seen["thinner"][1]
+    assert "updates in the latest plan" not in seen["own"][1]
+    assert re.search(r"compression error: \d+ %\s+by\s+lowrank", seen["thinner"][1])
+    assert "compression error" not in seen["own"][1]
     replies = [reply for record in records[:-1] for reply in record.devices.values()]
     sizes = {row.encoding: (row.replies, row.up) for row in summary.by_encoding}
     assert sum(count for count, _ in sizes.values()) == len(replies)
     thin = [reply.bytes_up for reply in replies if reply.encoding == "lowrank"]
     assert sizes["lowrank"] == (len(thin), median(thin))
-    assert re.search(rf"updates of all rounds, and .*{len(thin)} by lowrank", seen["thinner"][1], re.DOTALL)
+    assert re.search(rf"updates of all rounds, with .*{len(thin)} by lowrank", seen["thinner"][1], re.DOTALL)
 
 
 def test_rounds_over_thin_links_are_shorter_with_thinner_updates_and_last_as_long_as_was_expected(tmp_path):
@@ -184,11 +183,11 @@ def test_energy_counts_what_boards_draw_while_they_wait(tmp_path):
         for name, member in state.members.items():
             silent.put(name, **retold(member, idle_w=UNSET))
         unsaid = shown(explanation(run.settings, silent, []))
-        waited, free = (what_pays(one, choices(run, one), run.settings.objective) for one in (state, silent))
-    assert re.search(r"the pace is .* which device-\d needs", said)
-    assert "do not say" not in said
-    assert "4 of 4 do not say what they draw doing nothing" in unsaid
-    assert "the pace is" not in unsaid
+        waited, free = (worthwhile(run, one) for one in (state, silent))
+    assert re.search(r"the target round duration is .*, set by device-\d", said)
+    assert "idle power" not in said
+    assert "4 of 4 devices do not report their idle power" in unsaid
+    assert "the target round duration is" not in unsaid
     longest_s, at_will_s = (
         max(one.seconds for some in kept.values() for one in some) for kept in (waited, free)
     )
@@ -206,8 +205,8 @@ def test_devices_that_do_not_know_what_they_draw_are_told_of(tmp_path):
             state.put(name, report=report)
         said = shown(explanation(run.settings, state, records))
         nobody = shown(explanation(run.settings, EngineState(), []))
-    assert "4 of 4 devices do not know what they draw" in said
-    assert "devices" not in nobody.split("within that")[-1]
+    assert "4 of 4 devices do not report their energy" in said
+    assert "devices" not in nobody.split("minimise")[1].split("idling included")[1]
 
 
 def test_the_option_of_most_work_is_proposed_and_small_ratios_are_not_tried(tmp_path):

@@ -16,11 +16,11 @@ from tests.edge_agent.budget.test_ratio_controller import FIRST, UNKNOWN, a_rati
 from tests.helpers.late_rounds import controller, play
 from tests.helpers.world import CHOICES, World
 
-from fleetune.edge_agent.budget import time_margin
+from fleetune.edge_agent.budget import safety_margin
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.explain import explanation
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
-from fleetune.edge_agent.budget.time_margin import (
+from fleetune.edge_agent.budget.safety_margin import (
     PRIOR_SPREAD,
     RoundError,
     error_of,
@@ -274,7 +274,7 @@ def test_training_that_was_cut_short_is_held_against_what_was_asked_of_the_rest(
 
 def test_the_margin_is_remembered_and_an_older_state_has_none():
     _, known = play(with_margin(), [World(noise=0.1)] * 100, 20.0)
-    assert len(known.cost_history.errors) == time_margin.ROUNDS
+    assert len(known.cost_history.errors) == safety_margin.ROUNDS
     again = read_ratio_controller(known.encoded())
     assert again.cost_history == known.cost_history
     assert again.late == LATE

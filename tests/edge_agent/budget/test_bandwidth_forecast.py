@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetune.edge_agent.budget.link_times import LinkTimes, of_transfers
+from fleetune.edge_agent.budget.bandwidth_forecast import LinkTimes, of_transfers
 
 FREE_BYTES, S_PER_BYTE = 3_000, 8 / 300e3  # as the kernel's TBF shapes a LoRa gateway's backhaul
 INSTANT_S = 0.001

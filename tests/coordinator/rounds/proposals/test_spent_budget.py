@@ -4,11 +4,11 @@ import pytest
 from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, FinishRun
-from fleetune.coordinator.rounds.objective.spending import Amounts, Spending, why_over
-from fleetune.protocols.method.choice import Affordable
+from fleetune.coordinator.rounds.proposals.spent_budget import Amounts, SpentBudget, over_budget
+from fleetune.protocols.method.choice import RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
 
-AFFORDS = (Affordable(0.5, 2.0, 400_000, 5.0), Affordable(1.0, 4.0, 800_000, 10.0))
+AFFORDS = (RatioCandidate(0.5, 2.0, 400_000, 5.0), RatioCandidate(1.0, 4.0, 800_000, 10.0))
 
 
 def within(minimise="none", **limits):
@@ -84,7 +84,7 @@ def test_what_was_sent_in_vain_is_paid_for_too():
     script.update("a", num_bytes=900_000)
     actions = script.tick(script.engine.wake_at)
     assert of(AbandonRound, actions) or of(CloseRound, actions)
-    spent = script.state.spending
+    spent = script.state.spent
     assert spent.megabytes == 0.9
     assert played(script, 10, num_bytes=100_000)[1].startswith("objective.within.megabytes = 2")
 
@@ -105,12 +105,12 @@ def test_what_devices_do_not_tell_does_not_count():
 
 
 def test_before_anything_is_known_a_round_may_open():
-    assert why_over(WithinSection(1.0, 1.0, 1.0), Spending(), 0.0, Amounts()) is None
+    assert over_budget(WithinSection(1.0, 1.0, 1.0), SpentBudget(), 0.0, Amounts()) is None
 
 
 def test_time_that_nobody_trained_counts():
     """A run that waits for its devices, or for tomorrow, is under way."""
-    spending = Spending().opened(10.0).round_closed(12.0)
+    spending = SpentBudget().opened(10.0).round_closed(12.0)
     limit = WithinSection(seconds=100.0)
-    assert why_over(limit, spending, 100.0, Amounts()) is None
-    assert why_over(limit, spending, 109.0, Amounts()) is not None
+    assert over_budget(limit, spending, 100.0, Amounts()) is None
+    assert over_budget(limit, spending, 109.0, Amounts()) is not None

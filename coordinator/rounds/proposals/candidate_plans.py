@@ -1,0 +1,99 @@
+"""RatioCandidate plans: the options that a device has for a round, with predicted cost and utility."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from fleetune.coordinator.rounds.engine_state import Member
+from fleetune.coordinator.rounds.proposals.spent_budget import MEGABYTE
+from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, RatioCandidate
+from fleetune.protocols.settings.objective import ObjectiveSection
+
+LEAST_UTILITY = 0.01  # a quarter of the training at p = 0.05; a device that reports less gains nothing by it
+KILOWATT_HOUR = 3.6e6  # joules
+
+Utility = Callable[[Budget], float]
+
+
+@dataclass(frozen=True)
+class CandidatePlan:
+    """One option of a device for a round; costs are None where the device does not report them.
+
+    Attributes:
+        budget: what the device would do.
+        round_s: predicted seconds of its round.
+        bytes_up: of its update.
+        joules: drawn by its board.
+        utility: `Method.utility` of the budget times the encoding's `utility_factor`, at least
+            `LEAST_UTILITY`. The bound limits what a false report can do: one device of n that overstates its
+            largest option lengthens a round by at most the n-th root of largest over least utility.
+    """
+
+    budget: Budget
+    round_s: float | None = None
+    bytes_up: int | None = None
+    joules: float | None = None
+    utility: float = LEAST_UTILITY
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds; an unknown duration limits nothing."""
+        return 0.0 if self.round_s is None else self.round_s
+
+    def cost(self, objective: ObjectiveSection) -> float | None:
+        """Bytes, joules or money that the objective minimises; None: not known."""
+        match objective.minimise:
+            case "bytes":
+                return self.bytes_up
+            case "energy":
+                return self.joules
+        price = objective.price
+        sent, drawn = self.bytes_up if price.megabyte else 0, self.joules if price.kilowatt_hour else 0.0
+        if sent is None or drawn is None:
+            return None
+        return price.megabyte * sent / MEGABYTE + price.kilowatt_hour * drawn / KILOWATT_HOUR
+
+
+Plans = Sequence[CandidatePlan]
+"""The options of one device, ascending by ratio and local training; at least one."""
+
+
+def candidate_plans(
+    member: Member, objective: ObjectiveSection, factors: Sequence[float], utility: Utility
+) -> Plans:
+    """The options of a device within the run's limits; () if it does not report any.
+
+    Args:
+        member: with the device's report.
+        objective: of the run.
+        factors: utility factor of each of the run's encodings of updates. A device that does not know the
+            encodings keeps the first.
+        utility: `Method.utility`.
+    """
+    report = member.report
+    if report is None or report.affords is UNSET:
+        return ()
+    allowed = [one for one in report.affords if one.ratio <= objective.at_most + 1e-9] or report.affords[:1]
+    sizes = (1.0,) if report.values is UNSET else report.values
+    encodings = list(enumerate(zip(sizes, factors, strict=False)))
+    return [
+        CandidatePlan(
+            budget := Budget(one.ratio, local_work, uplink),
+            one.seconds(local_work, values),
+            one.sent(values),
+            one.energy(local_work, values),
+            max(LEAST_UTILITY, utility(budget) * factor),
+        )
+        for one in allowed
+        for local_work in _local_works(one, objective)
+        for uplink, (values, factor) in encodings[one.uplink :] or encodings[:1]
+    ]
+
+
+def _local_works(candidate: RatioCandidate, objective: ObjectiveSection) -> list[float]:
+    """Shares of the local training to choose from; the largest alone if their costs are not known."""
+    most = min(candidate.local_work, objective.most_work)
+    if candidate.local_s is None:
+        return [most]
+    return [*(share for share in LOCAL_WORKS if objective.least_work <= share < most), most]
