@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 from msgspec import UNSET
 
+from fleetune.coordinator.rounds.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.member_groups import Groups
-from fleetune.coordinator.rounds.proposals.compression_error import CompressionErrors
-from fleetune.coordinator.rounds.proposals.spent_budget import SpentBudget
+from fleetune.coordinator.rounds.spent_budget import SpentBudget
 from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey

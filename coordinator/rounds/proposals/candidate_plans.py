@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from fleetune.coordinator.rounds.engine_state import Member
-from fleetune.coordinator.rounds.proposals.spent_budget import MEGABYTE
+from fleetune.coordinator.rounds.spent_budget import MEGABYTE
 from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection
 

@@ -28,8 +28,8 @@ from fleetune.coordinator.rounds.proposals.candidate_plans import (
     candidate_plans,
 )
 from fleetune.coordinator.rounds.proposals.idle_energy import idle_cost, within_cheapest_duration
-from fleetune.coordinator.rounds.proposals.spent_budget import MEGABYTE, NO_LIMITS, Amounts, over_budget
 from fleetune.coordinator.rounds.proposals.target_duration import within_target_duration
+from fleetune.coordinator.rounds.spent_budget import MEGABYTE, NO_LIMITS, Amounts, over_budget
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.settings.objective import ObjectiveSection

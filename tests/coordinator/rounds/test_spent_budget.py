@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, FinishRun
-from fleetune.coordinator.rounds.proposals.spent_budget import Amounts, SpentBudget, over_budget
+from fleetune.coordinator.rounds.spent_budget import Amounts, SpentBudget, over_budget
 from fleetune.protocols.method.choice import RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
 

@@ -4,8 +4,8 @@ import pytest
 from tests.coordinator.rounds.proposals.test_planner import BYTES, playing
 from tests.coordinator.rounds.test_engine import Script
 
+from fleetune.coordinator.rounds.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.engine import RoundEngine
-from fleetune.coordinator.rounds.proposals.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.protocols.method.choice import RatioCandidate
 from fleetune.protocols.update import encodings
