@@ -7,14 +7,14 @@
     │   └── TrainingDiverged    local training ended in numbers that are not finite
     ├── MethodError         a method's step failed, or returned what cannot be kept or sent
     ├── StoreError          state on disk is missing, damaged, or the disk is full
-    │   └── StoreVersion        state on disk is from another version of the program; nothing is wrong with it
+    │   └── StoreVersion        state on disk has a format that this program does not read
     ├── AgentClosed         an Agent of yours was asked for something after it was closed
     ├── TransportError      the broker cannot be reached or refuses us
     ├── TrainingStopped     local training was asked to stop; nothing was changed
     ├── ReadingStopped      reading a file was asked to stop; nothing of it was taken
     └── PacketError         the peer sent something we refuse (never our own mistake)
         ├── PacketTruncated     shorter than it says
-        ├── PacketVersion       another version of the wire format, or not ours at all
+        ├── PacketVersion       a format that this program does not read
         ├── PacketTooLarge      a length beyond the limit, found before anything is allocated
         ├── PacketCorrupt       checksum or structure is wrong
         ├── PacketNotFinite     NaN or infinite values
@@ -58,15 +58,12 @@ class StoreError(FleetuneError):
 
 
 class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is stored
-    """State on disk is from another version of the program; nothing is wrong with it."""
+    """State on disk has a format that this program does not read. It is left unchanged."""
 
     @classmethod
-    def of(cls, what: object, version: int, reads_up_to: int) -> Self:
-        """The line that says so, of `what` is stored, in a layout of this `version`."""
-        return cls(
-            f"{what} is from another version ({version}; this program reads up to {reads_up_to}): upgrade"
-            " fleetune here, or go on with the version that wrote it"
-        )
+    def of(cls, what: object, found: object, reads: object, remedy: str) -> Self:
+        """The error of `other_format`."""
+        return cls(other_format(what, found, reads, remedy))
 
 
 class AgentClosed(FleetuneError):  # noqa: N818 - reads as the state it is in
@@ -94,7 +91,7 @@ class PacketTruncated(PacketError):  # noqa: N818 - reads as the verdict on a pa
 
 
 class PacketVersion(PacketError):  # noqa: N818
-    """Another version of the wire format, or not ours at all."""
+    """The peer sent a format that this program does not read."""
 
 
 class PacketTooLarge(PacketError):  # noqa: N818
@@ -123,3 +120,11 @@ class PacketForeign(PacketError):  # noqa: N818
 
 class BaseUnknown(PacketForeign):
     """Its values are differences to what this side does not hold."""
+
+
+SAME_VERSION = "install the same version of fleetune on the coordinator and its devices"
+
+
+def other_format(what: object, found: object, reads: object, remedy: str) -> str:
+    """The line that refuses another format version: both versions, and what to do."""
+    return f"{what} has format {found}; this program reads format {reads}: {remedy}"

@@ -91,7 +91,7 @@ def make_folder(folder: Path, *, durable: bool = True, private: bool = True) -> 
 
 
 def keep_private(folder: Path) -> None:
-    """Close a folder of ours to other users, where an older release left it open."""
+    """Close a folder of ours to other users, where it is open to them."""
     with contextlib.suppress(OSError):  # a file system without permissions
         found = folder.stat()
         if sys.platform != "win32" and found.st_uid == os.geteuid() and found.st_mode & 0o077:

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 
 from fleetune.protocols.errors import FleetuneError, ModelError
-from fleetune.protocols.old_names import OldNames
 
 
 class _CurrentFolder(MetaPathFinder):
@@ -25,7 +24,7 @@ class _CurrentFolder(MetaPathFinder):
 
 
 _MAX_LINE = 1000  # characters of what a user's code says
-_finders = (_CurrentFolder(), OldNames())
+_finders = (_CurrentFolder(),)
 _PYTHON = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, "<frozen", "built-in")
 _PACKAGE = str(Path(__file__).parents[1])  # src/fleetune, or the installed package
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})

@@ -1,6 +1,6 @@
 """summary.json: what a run came to, for scripts, tables and plots; `summarise` makes it.
 
-Keys stay as they are, new ones come after them. What an older file does not have has its default here.
+Scripts read it by its keys. Whoever changes a key, or what it means, raises `FORMAT`.
 """
 
 from collections.abc import Collection
@@ -10,10 +10,12 @@ from msgspec import UNSET, MsgspecError, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
 from fleetune.coordinator.metrics.averages import mean, weighted_mean
-from fleetune.protocols.errors import StoreError
+from fleetune.protocols.errors import StoreError, StoreVersion
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 SUMMARY = "summary.json"
+FORMAT = 1
+_REMEDY = "read it with the version of fleetune that wrote it, or run the run again"
 ONE_SIDED_95 = 1.645  # standard errors of a normal mean
 
 
@@ -63,8 +65,7 @@ class PayloadBytes(Struct, frozen=True):
     Attributes:
         up, down: of the training rounds.
         up_dense, down_dense: as many whole models in float32.
-        up_paper, down_paper: of training as papers count them, see `protocols.update.paper_bytes`; UNSET:
-            nobody did, as in runs of an older release.
+        up_paper, down_paper: of training as papers count them, see `protocols.update.paper_bytes`.
         enrolment: what joining took, both ways.
         final_evaluation_up, final_evaluation_down: of the final evaluation, in no other figure.
     """
@@ -73,11 +74,11 @@ class PayloadBytes(Struct, frozen=True):
     down: int = 0
     up_dense: int = 0
     down_dense: int = 0
-    up_paper: int | UnsetType = UNSET
-    down_paper: int | UnsetType = UNSET
+    up_paper: int = 0
+    down_paper: int = 0
     enrolment: int = 0
-    final_evaluation_up: int = field(default=0, name="rehearsal_up")
-    final_evaluation_down: int = field(default=0, name="rehearsal_down")
+    final_evaluation_up: int = 0
+    final_evaluation_down: int = 0
 
     @property
     def share_up(self) -> float | None:
@@ -384,7 +385,8 @@ class Summary(Struct, frozen=True, kw_only=True):
         by_ratio: ascending; in runs whose coordinator proposes ratios.
         by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
         agents: devices by program and version of their agent, as it reports them; not in simulations.
-        provenance: see there; not there in files of older versions.
+        provenance: see there.
+        format: version of the file's format.
     """
 
     method: str
@@ -417,6 +419,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_encoding: list[EncodingSummary] | UnsetType = UNSET
     agents: dict[str, int] | UnsetType = UNSET
     provenance: Provenance | UnsetType = UNSET
+    format: int = FORMAT
 
     @property
     def judged_by(self) -> Score:
@@ -452,6 +455,12 @@ class Summary(Struct, frozen=True, kw_only=True):
         return self.diagnostics if isinstance(self.diagnostics, dict) else {}
 
 
+class _Format(Struct):
+    """All that is read of a file before its format is known."""
+
+    format: int = 0
+
+
 def encoded(summary: Summary) -> bytes:
     """The content of summary.json."""
     return json.format(json.encode(summary), indent=2) + b"\n"
@@ -462,31 +471,27 @@ def read_summary(folder: Path | str) -> Summary:
 
     Raises:
         StoreError: there is no summary.json in it, or it is damaged.
+        StoreVersion: it has another format.
     """
     path = Path(folder) / SUMMARY
     try:
-        return _as_today(json.decode(path.read_bytes(), type=Summary))
+        data = path.read_bytes()
+        found = json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise StoreVersion.of(path, found, FORMAT, _REMEDY)
+        return json.decode(data, type=Summary)
     except OSError as problem:
         raise StoreError(f"{folder} holds no summary of a run: {problem.strerror}") from None
     except MsgspecError as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
 
 
-def _as_today(summary: Summary) -> Summary:
-    """An older version's summary under today's names."""
-    seconds = summary.seconds
-    if summary.simulated and seconds.wall is not None:
-        seconds = replace(seconds, wall=None, virtual=seconds.wall)
-    summary = replace(summary, seconds=seconds)
-    return summary.with_judged(over_participants(summary.judged, summary.by_device.values()))
-
-
 def over_participants(judged: Accuracies, rows: Collection[DeviceSummary]) -> Accuracies:
-    """Scores whose personal ones are means over all devices, with the means over those that took part; as
-    they are where all did, or where this was done before.
+    """Scores whose personal ones are means over all devices, with the means over those that took part;
+    unchanged where all did.
     """
     untrained = any(row.personal is not None and not row.took_part for row in rows)
-    if not untrained or judged.personal_mean is None or judged.personal_mean_all is not UNSET:
+    if not untrained or judged.personal_mean is None:
         return judged
     taking = [row for row in rows if row.took_part]
     return replace(

@@ -26,7 +26,7 @@ def provenance_of(run: Run) -> Provenance:
         versions=_versions(),
         commits={name: found for name, found in commits.items() if found},
         host=_host(),
-        sources=dict(stored_sources(run.store) or {}),
+        sources=dict(stored_sources(run.store)),
         processor_s=ProcessorTime.stored_s(run.store) or None,
     )
 

@@ -18,13 +18,11 @@ class DeviceReady:
 
     `base`: digest of what it holds of the model, where tasks are differences to that; None: it reads none.
     `agent`: program and version of its agent; "": not reported, or simulated.
-    `whole`: it could not read its task: the next one is written over the run's first weights.
     """
 
     report: DeviceReport
     base: str | None = None
     agent: str = ""
-    whole: bool = False
 
 
 @dataclass(frozen=True)

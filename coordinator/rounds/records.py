@@ -60,7 +60,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
 
     number: int
     attempt: int
-    final_evaluation: bool = field(name="rehearsal")
+    final_evaluation: bool
     opened_s: float
     closed_s: float
     participants: tuple[str, ...]
@@ -71,8 +71,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
 class Traffic(Struct):
     """Payload bytes of a device as counted where they were sent and received.
 
-    `paper_down` and `paper_up` are those of training rounds as papers count them; UNSET: none yet, or the
-    run does not count them (`Ledger.as_papers`).
+    `paper_down` and `paper_up` are those of training rounds as papers count them.
     `delivered` is the round and attempt of the last task that was counted: each counts once, however
     often it was offered again.
     """
@@ -80,12 +79,12 @@ class Traffic(Struct):
     enrolment: int = 0
     down: int = 0
     up: int = 0
-    final_evaluation_down: int = field(default=0, name="rehearsal_down")
-    final_evaluation_up: int = field(default=0, name="rehearsal_up")
+    final_evaluation_down: int = 0
+    final_evaluation_up: int = 0
     tasks: int = 0
     updates: int = 0
-    paper_down: int | UnsetType = UNSET
-    paper_up: int | UnsetType = UNSET
+    paper_down: int = 0
+    paper_up: int = 0
     delivered: tuple[int, int] = (0, 0)
 
 
@@ -113,8 +112,6 @@ class Ledger(Struct):
         refusals_by_device: replies that were refused, and what a device said too often, by device and kind.
         began_at, ended_at: on the run's clock.
         past: of rounds whose records an open run has let go of; UNSET: of none.
-        as_papers: traffic is counted as papers count it, too, from the first task on; UNSET: a release that
-            did not do so began the run, and a part of it would be no figure of the run.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
@@ -123,12 +120,6 @@ class Ledger(Struct):
     began_at: float | None = None
     ended_at: float | None = None
     past: Past | UnsetType = UNSET
-    as_papers: bool | UnsetType = UNSET
-
-    @classmethod
-    def of_new_run(cls) -> Self:
-        """Before anything is counted."""
-        return cls(as_papers=True)
 
     def of(self, device: str) -> Traffic:
         return self.traffic.setdefault(device, Traffic())

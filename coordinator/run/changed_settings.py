@@ -1,7 +1,7 @@
 """The settings that a run was begun with: read back, and compared with those it is to go on with.
 
-They are compared by meaning, not as text: what a release added since has its default, a key that is left out
-is the same as its default, and what a run ignores does not count.
+They are compared by meaning, not as text: a key that is left out is the same as its default, and what a run
+ignores does not count.
 
 What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
 (`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fleetune.protocols.errors import SettingError, StoreVersion
+from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
@@ -53,16 +53,14 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
     """What a run's store holds.
 
     Raises:
-        StoreVersion: a key of theirs is unknown here, or its value is none any more.
+        StoreError: a key of theirs is unknown, or its value is not allowed.
     """
-    kept = msgspec.json.decode(data)
-    if isinstance(kept, dict):
-        kept.setdefault("round", {}).setdefault("max_share", 1)  # as the release did that began the run
     try:
-        return convert(kept, RunSettings)
+        return convert(msgspec.json.decode(data), RunSettings)
     except SettingError as problem:
-        raise StoreVersion(
-            f"{folder} was begun by another version ({problem}): go on with the release that began it"
+        raise StoreError(
+            f"{folder} holds settings that this program cannot read ({problem}): install the version of"
+            " fleetune that began the run, or take another run.name (--fresh deletes the run)"
         ) from None
 
 
@@ -78,8 +76,6 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
             encoding = replace(encoding, **{key: getattr(before.encoding, key)})
     if now.round.max_share is None:
         now = replace(now, round=replace(now.round, max_share=before.round.max_share))
-    if now.round.start_with is None and before.round.start_with == 1:  # the default of older versions
-        now = replace(now, round=replace(now.round, start_with=1))
     if not now.fleet.devices:
         now = replace(now, fleet=replace(now.fleet, devices=before.fleet.devices))
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)

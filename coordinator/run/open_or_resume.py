@@ -149,7 +149,7 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
 
     Raises:
         SettingError: it is finished, or its settings are others.
-        StoreError: it is damaged; StoreVersion: another version began it.
+        StoreError: it is damaged; StoreVersion: it has a format that is not read here.
     """
     enrolment = read_enrolment(payload, folder)
     before = stored_settings(store.get("settings") or b"null", folder)

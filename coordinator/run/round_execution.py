@@ -99,7 +99,7 @@ class RoundExecution:
         self._run_id = enrolment.run
         self._method = method
         self._store = store
-        self.accounts = Accounts(Ledger.of_new_run())
+        self.accounts = Accounts(Ledger())
         self.opened_at = 0.0
         self.method_state: Any = steps.init_coordinator(method, enrolment.weights)
         self._state = EngineState()
@@ -179,11 +179,8 @@ class RoundExecution:
         if counts and reply.update is not None:
             self._scrutiny.check(reply.update, lambda: self._others(reply.device))
 
-    def note_held(self, device: DeviceId, digest: str | None, *, whole: bool) -> None:
+    def note_held(self, device: DeviceId, digest: str | None) -> None:
         """What a device says that it holds, see `DeviceReady`. Inside `store.step()`."""
-        if whole and digest is not None:
-            self.tasks.send_whole(device)
-            return
         self.tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
 
     def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:

@@ -334,7 +334,7 @@ class RunController:
 
         def decide() -> list[Action]:
             if isinstance(event, DeviceReady):
-                self._execution.note_held(event.report.device, event.base, whole=event.whole)
+                self._execution.note_held(event.report.device, event.base)
             elif isinstance(event, Declined) and event.replied:
                 self._execution.note_refused(event.device, Turn(event.round, event.attempt))
             return self._engine.handle(event, now)

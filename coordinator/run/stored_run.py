@@ -75,7 +75,7 @@ def stored_run(folder: Path) -> Iterator[Stored]:
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: it is damaged; StoreVersion: it is from another version.
+        StoreError: it is damaged; StoreVersion: it has a format that is not read here.
     """
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
@@ -115,16 +115,15 @@ def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
 
 
-def stored_sources(store: RunStore) -> Sources | None:
-    """`user_sources` of a run when it began; None: an older version began it."""
+def stored_sources(store: RunStore) -> Sources:
+    """`user_sources` of a run when it began."""
     data = store.get(SOURCES)
-    return None if data is None else msgspec.json.decode(data, type=dict[str, str])
+    return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
 
 
 def edited_sources(store: RunStore, settings: RunSettings) -> str:
     """Which files of the user's code differ from those that a run began with, in words; "": none does."""
-    before = stored_sources(store)
-    return "" if before is None else changed(before, user_sources(settings))
+    return changed(stored_sources(store), user_sources(settings))
 
 
 def mark_finished(run: Run) -> None:
@@ -156,6 +155,6 @@ def read_enrolment(payload: bytes, folder: Path) -> Enrolment:
     try:
         return codec.decode(payload, Enrolment, None, finite=False)
     except PacketVersion as problem:
-        raise StoreVersion(f"{folder}: its enrolment is from another version ({problem})") from None
+        raise StoreVersion(f"the enrolment in {folder}: {problem}") from None
     except PacketError as problem:
         raise StoreError(f"{folder}: its enrolment is damaged ({problem})") from None

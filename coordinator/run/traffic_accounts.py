@@ -37,8 +37,7 @@ class Accounts:
             else:
                 traffic.down += num_bytes
                 traffic.tasks += 1
-                if self.ledger.as_papers:
-                    traffic.paper_down = (traffic.paper_down or 0) + round(as_in_papers())
+                traffic.paper_down += round(as_in_papers())
 
     def replied(self, device: DeviceId, num_bytes: int, as_in_papers: float | None) -> None:
         """A reply counts; `as_in_papers`: bytes of its update, None: it is of the final evaluation."""
@@ -48,8 +47,7 @@ class Accounts:
         else:
             traffic.up += num_bytes
             traffic.updates += 1
-            if self.ledger.as_papers:
-                traffic.paper_up = (traffic.paper_up or 0) + round(as_in_papers)
+            traffic.paper_up += round(as_in_papers)
 
     def take_back(self, turn: tuple[int, int]) -> None:
         """Count again whatever is sent after this turn."""

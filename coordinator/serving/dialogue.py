@@ -52,7 +52,6 @@ from fleetune.protocols.wire.transport import Connected, Disconnected, Received
 log = logging.getLogger(__name__)
 
 MOST_ASKED = 5  # times that one thing is answered until its device comes again
-WHOLE_WHEN_ASKED = 3  # times for a task that is there: older agents do not say that they cannot read it
 NO_TRAINER_S = 60.0  # for a device with torch to come
 _EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
 
@@ -234,7 +233,7 @@ class Dialogue:
             self.run.controller.note_measured(peer.device, turn, message.actual)
 
     def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
-        if not online and instance not in ("", peer.instance):
+        if not online and instance != peer.instance:
             return  # the broker says so for an agent that had lost the name already
         wait_s = self._names.connected(peer.device, instance, self.timer()) if online else 0.0
         if online:
@@ -357,22 +356,20 @@ class Dialogue:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
         check_ready(ready, peer, self.run)
-        whole = self._asks_for_task(peer)
+        self._limit_asking(peer)
         base = None if ready.base is UNSET else ready.base
-        self.tell(DeviceReady(ready.report, base, peer.agent, whole))
+        self.tell(DeviceReady(ready.report, base, peer.agent))
 
-    def _asks_for_task(self, peer: Peer) -> bool:
-        """Whether a device that is ready is to be sent the whole task.
+    def _limit_asking(self, peer: Peer) -> None:
+        """Leave a device out of the round that reports ready again and again although it has its task.
 
-        One that has its task may be ready again before its reply: with news, or because it cannot read the
-        task. If it goes on asking, it takes no part in the turn.
+        It may report so before its reply: with news, or because it cannot read the task.
         """
         turn = self.run.controller.awaited_turn(peer.device)
         if turn is None or turn != peer.tasked or peer.download_s is None:
-            return False
+            return
         if self._asks_too_often(peer, "for its task", turn):
             self.tell(Declined(peer.device, *turn, f"it asked for its task {MOST_ASKED} times"))
-        return peer.asked["for its task"] == (turn, WHOLE_WHEN_ASKED)
 
     def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"

@@ -84,7 +84,7 @@ def read_ledger(store: RunStore) -> Ledger:
     """
     kept = store.get(LEDGER)
     with _undamaged(store):
-        ledger = Ledger.of_new_run() if kept is None else msgspec.json.decode(kept, type=Ledger)
+        ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)
         ledger.traffic = {name: _traffic.decode(data) for name, data in store.rows("traffic")}
     return ledger
 

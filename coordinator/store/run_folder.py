@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fleetune.coordinator.store.folder_lock import LOCK, claim
 from fleetune.coordinator.store.orders import ORDERS
-from fleetune.coordinator.store.store_versions import version_of
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
@@ -62,10 +61,9 @@ def _found(folder: Path) -> Iterator[Path]:
 
 
 def _check_ours(path: Path) -> None:
-    """Check that a store is ours, reading only: a database of another program stays as it is."""
+    """Check that a store is ours, of whatever format; a database of another program stays unchanged."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
-            version_of(file, path)
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.OperationalError as problem:
         if problem.sqlite_errorcode != sqlite3.SQLITE_BUSY:

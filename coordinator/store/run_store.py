@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.store.folder_lock import claim
-from fleetune.coordinator.store.store_versions import VERSION, bring_up, version_of
+from fleetune.coordinator.store.run_tables import FORMAT
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import keep_private, make_folder, make_private_file
@@ -46,7 +46,7 @@ class RunStore:
             durable: survive a power cut too; simulations do without.
 
         Raises:
-            StoreVersion: a newer coordinator wrote it.
+            StoreVersion: it has a format that is not read here.
             StoreError: it cannot be opened, is no run's state, or another coordinator holds its folder.
         """
         make_folder(path.parent, durable=durable)
@@ -65,14 +65,14 @@ class RunStore:
         All is read in one transaction, so that it goes together; until `close` the writer's log grows.
 
         Raises:
-            StoreVersion: a newer coordinator wrote it.
+            StoreVersion: it has a format that is not read here.
             StoreError: it cannot be opened, or is no run's state.
         """
         with _opening(path) as opened:
             connection = opened.enter_context(closing(_connect(_read_only(path))))
             connection.execute("BEGIN")
-            is_old = version_of(connection, path) < VERSION
-        if is_old:
+            is_current = FORMAT.check(connection, path) == FORMAT.number
+        if not is_current:
             connection.close()
             cls.open(path).close()
             return cls.read(path)
@@ -298,11 +298,11 @@ def _read_only(path: Path) -> str:
 
 
 def _set_up(connection: sqlite3.Connection, path: Path, *, durable: bool) -> None:
-    version_of(connection, path)
+    FORMAT.check(connection, path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     connection.execute("PRAGMA secure_delete = FAST")  # Debian zeroes all that is deleted: twice the writes
-    bring_up(connection, path)
+    FORMAT.bring_up(connection, path)
     if durable:
         disk.DISK.sync_folder(path.parent)
 

@@ -139,11 +139,6 @@ class Tasks:
             elif held.of(device) is None:  # forgotten here; it has done its task, and its reply is on the way
                 held.advance(device, delivered.base)
 
-    def send_whole(self, device: DeviceId) -> None:
-        """Its next task is written over the run's first weights. Inside `store.step()`."""
-        if self.downlink is not None:
-            self.downlink.held.begin_anew(device)
-
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
         """It has answered: it holds what its task brought. Inside `store.step()`."""
         if self.downlink is not None and delivered.advances:

@@ -18,7 +18,8 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Findi
         test_fraction: of the samples, held out for testing.
 
     Raises:
-        DataError: its folder is missing; StoreError: the store is damaged, or of a newer program.
+        DataError: its folder is missing; StoreError: the store is damaged, or has
+            another format.
     """
     check_stream(source)
     source = without_password(source)

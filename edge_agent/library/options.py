@@ -81,7 +81,8 @@ def claim(store: AgentStore, patience_s: float) -> IO[bytes]:
     """Hold the state folder. Who holds it may be the child of a program that was killed, which ends soon.
 
     Raises:
-        StoreError: another agent holds it, or it cannot be written; StoreVersion: a newer one made it.
+        StoreError: another agent holds it, or it cannot be written; StoreVersion: it has another
+            format.
     """
     give_up_at = time.monotonic() + patience_s
     while True:

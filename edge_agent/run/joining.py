@@ -316,7 +316,7 @@ def _session(
     try:
         return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
     except PacketVersion as problem:
-        raise StoreVersion(f"{memory.path} is from another version ({problem}); upgrade this agent") from None
+        raise StoreVersion(f"{memory.path}: {problem}") from None
     except PacketError as problem:
         raise StoreError(
             f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"

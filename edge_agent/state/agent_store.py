@@ -19,7 +19,7 @@ It holds:
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed
 
-Each file begins with the version of its layout (edge_agent/state/state_versions.py). A new name here must be
+Each file begins with its format version (edge_agent/state/state_versions.py). A new name here must be
 one that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe.
 """
 
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from fleetune.edge_agent.state import state_folder, state_versions
-from fleetune.edge_agent.state.state_versions import Layout
+from fleetune.edge_agent.state import state_folder
+from fleetune.edge_agent.state.state_versions import PRESENT, Layout
 from fleetune.protocols.errors import PacketForeign, StoreError
 from fleetune.protocols.files import remove, write_atomically
 from fleetune.protocols.model.backbone_file import mapped
@@ -48,12 +48,12 @@ class FileMemory:
 
     Attributes:
         path: of the file.
-        layout: in which it is written; older ones are read.
+        layout: the formats of this kind of file.
         durable: what was written survives a power cut; simulations do without.
     """
 
     path: Path
-    layout: Layout = state_versions.FIRST
+    layout: Layout = PRESENT
     durable: bool = True
 
     @property
@@ -74,7 +74,7 @@ class FileMemory:
         """Read the value; None: nothing was written yet.
 
         Raises:
-            StoreError: it cannot be read; StoreVersion: a newer agent wrote it.
+            StoreError: it cannot be read; StoreVersion: it has a format that is not read here.
         """
         try:
             with self.path.open("rb") as file:
@@ -107,7 +107,8 @@ class AgentStore:
         """Hold the folder until the returned file is closed, or this process ends in whatever way.
 
         Raises:
-            StoreError: another agent holds it, or it cannot be written; StoreVersion: a newer one made it.
+            StoreError: another agent holds it, or it cannot be written; StoreVersion: it has
+                another format.
         """
         return state_folder.claim(self.folder)
 
@@ -117,7 +118,7 @@ class AgentStore:
         Raises:
             PacketForeign: `run` is no name of a run (it becomes a folder).
         """
-        return FileMemory(self._run(run) / "enrolment", state_versions.ENROLMENT)
+        return FileMemory(self._run(run) / "enrolment")
 
     def session(self, run: str) -> FileMemory:
         """The personal model, the method's state and the last reply in this run.
@@ -125,12 +126,12 @@ class AgentStore:
         Raises:
             PacketForeign: `run` is no name of a run.
         """
-        return FileMemory(self._run(run) / "session", state_versions.SESSION)
+        return FileMemory(self._run(run) / "session")
 
     @property
     def served(self) -> FileMemory:
         """The model that the device serves, see `edge_agent.extensions.adoption.deployed_model`."""
-        return FileMemory(self.folder / "served", state_versions.SERVED)
+        return FileMemory(self.folder / "served")
 
     @property
     def samples(self) -> Path:
@@ -144,7 +145,7 @@ class AgentStore:
             PacketForeign: `run` is no name of a run; StoreError: it cannot be written.
         """
         digest = digest_of(payload)
-        FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).write(payload)
+        FileMemory(self.folder / "bundles" / digest).write(payload)
         FileMemory(self._run(run) / "bundle").write(digest.encode())
 
     def adopt_bundle(self, run: str, digest: str) -> bool:
@@ -170,7 +171,7 @@ class AgentStore:
     def _bundle(self, digest: str) -> bytes | None:
         if not _TRANSFER.fullmatch(digest):
             return None
-        payload = FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).read()
+        payload = FileMemory(self.folder / "bundles" / digest).read()
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def want_backbone(self, run: str, digest: str) -> None:
@@ -199,7 +200,7 @@ class AgentStore:
             StoreError: it cannot be written, or another not be removed.
         """
         digest = digest_of(payload)
-        FileMemory(self.folder / "backbones" / digest, state_versions.BACKBONE).write(payload)
+        FileMemory(self.folder / "backbones" / digest).write(payload)
         runs = {*self.runs()[:RUNS_WITH_BACKBONES], *used_by}
         used = {digest, *(self.wanted_backbone(run) for run in runs)}
         for path in (self.folder / "backbones").glob("*"):
@@ -210,19 +211,19 @@ class AgentStore:
         """A backbone that is here, whole, as pages that are read when they are used; None: it is not.
 
         Raises:
-            StoreError: it cannot be read; StoreVersion: a newer agent wrote it.
+            StoreError: it cannot be read; StoreVersion: it has a format that is not read here.
         """
         if not _TRANSFER.fullmatch(digest):
             return None
         path = self.folder / "backbones" / digest
         try:
             with path.open("rb") as file:
-                start = state_versions.BACKBONE.skip_head(file)
+                start = PRESENT.skip_head(file)
         except FileNotFoundError:
             return None
         except OSError as problem:
             raise StoreError(f"cannot read {path}: {problem.strerror}") from None
-        content = mapped(path, start)
+        content = None if start is None else mapped(path, start)
         return content if content is not None and digest_of(content) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
@@ -231,7 +232,7 @@ class AgentStore:
         Raises:
             PacketForeign: `run` is no name of a run.
         """
-        return FileMemory(self._run(run) / "allowance", state_versions.RATIO_CONTROLLER)
+        return FileMemory(self._run(run) / "allowance")
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """The task that came by this transfer.
@@ -241,7 +242,7 @@ class AgentStore:
         """
         if not _TRANSFER.fullmatch(transfer):
             raise PacketForeign(f"{transfer!r} is no transfer id")
-        return FileMemory(self._run(run) / f"task-{transfer}", state_versions.TASK)
+        return FileMemory(self._run(run) / f"task-{transfer}")
 
     def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
         """Store the task at hand in place of the one before.

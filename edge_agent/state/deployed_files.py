@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from fleetune.edge_agent.state import state_versions
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove
@@ -22,7 +21,7 @@ class DeployedFiles:
     """Where a device keeps its versions.
 
     Attributes:
-        served: the model in use, a copy of its version: this file alone is what apps and older agents read.
+        served: the model in use, a copy of its version: apps read this file alone.
         versions: folder; a file each, by number.
         pin: the version that the owner wants whatever comes.
         decisions: what was decided of late, for people.
@@ -39,14 +38,13 @@ class DeployedFiles:
     def beside(cls, served: FileMemory, prefix: str = "") -> "DeployedFiles":
         """In the folder of `served`, their names beginning with `prefix`."""
         folder, durable = served.path.parent, served.durable
-        first = state_versions.FIRST
-        pin = FileMemory(folder / f"{prefix}pin", first, durable)
-        decisions = FileMemory(folder / f"{prefix}decisions", first, durable)
+        pin = FileMemory(folder / f"{prefix}pin", durable=durable)
+        decisions = FileMemory(folder / f"{prefix}decisions", durable=durable)
         return cls(served, folder / f"{prefix}versions", pin, decisions, durable)
 
     def version(self, number: int) -> FileMemory:
         """The file of a version."""
-        return FileMemory(self.versions / str(number), state_versions.SERVED, self.durable)
+        return FileMemory(self.versions / str(number), durable=self.durable)
 
     @property
     def numbers(self) -> list[int]:

@@ -1,7 +1,6 @@
 """The folder of one agent's state: whose it is, who uses it, and removing what is ours in it.
 
-A marker says that an agent made the folder, and in which layout; a lock is held while one runs. Folders of
-agents up to 0.1.0 have no marker: they are known by their empty lock and an enrolment.
+A marker says that an agent made the folder, and in which format; a lock is held while one runs.
 """
 
 import os
@@ -15,16 +14,16 @@ from typing import IO
 
 import msgspec
 
+from fleetune.edge_agent.state.state_versions import FIRST, PRESENT, REMEDY
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError, StoreVersion
 from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
-from fleetune.protocols.update import codec
 
 if sys.platform != "win32":
     import fcntl
 
 MARKER, LOCK = "fleetune-agent", "lock"
-VERSION = 1
+VERSION = FIRST
 _DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
 
 _RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
@@ -65,7 +64,7 @@ def claim(folder: Path) -> IO[bytes]:
     It is held until the returned file is closed, or this process ends in whatever way.
 
     Raises:
-        StoreVersion: a newer agent made it.
+        StoreVersion: it has a format that is not read here.
         StoreError: another agent holds it, or it cannot be written.
     """
     make_folder(folder)
@@ -80,11 +79,13 @@ def mark(folder: Path) -> None:
     """Say that a folder, made where it is missing, is an agent's, so that a wipe finds what is ours in it.
 
     Raises:
-        StoreVersion: a newer agent made it; StoreError: it cannot be made, or its marker is damaged.
+        StoreVersion: it has a format that is not read here.
+        StoreError: it cannot be made, or its marker is damaged.
     """
+    _check_format(folder)
     make_folder(folder)
     keep_private(folder)
-    if not is_marked(folder):
+    if _marked_version(folder) is None:
         with suppress(StoreError):  # a full disk: the next start marks it
             write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
 
@@ -119,37 +120,48 @@ def _locked(folder: Path) -> IO[bytes]:
     return held
 
 
-def is_marked(folder: Path) -> bool:
-    """Whether an agent made this folder, in a layout known here.
+def _check_format(folder: Path) -> None:
+    """Raises StoreVersion: the folder has another format; StoreError: its marker is damaged."""
+    version = _marked_version(folder)
+    if version is None and any(_has_no_head(path) for path in folder.glob("runs/*/enrolment")):
+        version = 0  # agents that wrote neither markers nor versions
+    if version not in (None, VERSION):
+        raise StoreVersion.of(f"state folder {folder}", version, VERSION, REMEDY)
+
+
+def _has_no_head(path: Path) -> bool:
+    with path.open("rb") as file:
+        return PRESENT.skip_head(file) is None
+
+
+def _marked_version(folder: Path) -> int | None:
+    """The format of an agent's folder; None: no agent has marked it.
 
     Raises:
-        StoreVersion: a newer agent made it; StoreError: its marker cannot be read, or is damaged.
+        StoreError: its marker cannot be read, or is damaged.
     """
     path = folder / MARKER
     try:
-        version = msgspec.json.decode(path.read_bytes(), type=_Marker).version
+        return msgspec.json.decode(path.read_bytes(), type=_Marker).version
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     except OSError as problem:
         raise StoreError(f"cannot read {path}: {problem.strerror}") from None
     except msgspec.DecodeError:
         raise StoreError(f"{path} is damaged; remove it, and the agent makes it anew") from None
-    if version > VERSION:
-        raise StoreVersion.of(folder, version, VERSION)
-    return True
 
 
 def agent_files(state: Path) -> list[AgentFiles]:
-    """Find what agents keep in a folder as `--state` names it, device by device; nothing is ever guessed at.
+    """Find what agents keep in a folder as `--state` names it, device by device, whatever its format.
 
     Raises:
-        StoreVersion, StoreError: see `is_marked`.
+        StoreError: a marker cannot be read, or is damaged.
     """
     return [
         _agent_files(folder)
         for depth in range(_DEPTH + 1)
         for folder in sorted(_below(state, depth))
-        if os.access(folder, os.R_OK | os.X_OK) and (is_marked(folder) or _is_of_old(folder))
+        if os.access(folder, os.R_OK | os.X_OK) and _marked_version(folder) is not None
     ]
 
 
@@ -188,19 +200,6 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     if not depth:
         return iter((folder,))
     return (path for path in folder.glob("/".join("*" * depth)) if not path.is_symlink())
-
-
-def _is_of_old(folder: Path) -> bool:
-    """Whether an agent up to 0.1.0 made the folder."""
-    held = folder / LOCK
-    if not (held.is_file() and held.stat().st_size == 0):
-        return False
-    return any(_begins(path, codec.MAGIC) for path in folder.glob("runs/*/enrolment"))
-
-
-def _begins(path: Path, magic: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic
 
 
 def _agent_files(folder: Path) -> AgentFiles:

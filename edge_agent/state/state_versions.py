@@ -1,8 +1,8 @@
-"""Versions of what an agent stores: an older one is read, a newer one is left alone.
+"""Format versions of what an agent stores, and the migrations from one to the next.
 
-Every file begins with a magic number, the version of its layout (2 bytes, little endian) and 2 zero bytes. A
-file without them is of version 0: they were written so up to 0.1.0. To change what is stored, append to its
-layout the function that makes the new content of the old one.
+Every file begins with a magic number, the version of its format (2 bytes, little endian) and 2 zero bytes.
+Whoever changes what a kind of file holds gives that kind a `Layout` of its own with one more migration. Until
+the first release the change may raise `FIRST` instead: files of an earlier format are then refused.
 """
 
 import struct
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-import msgspec
-
 from fleetune.protocols.errors import StoreVersion
 
+FIRST = 2
+REMEDY = "install the version of fleetune that wrote it, or remove the agent's folder with edge-agent wipe"
 _MAGIC = b"FLTS"
 _HEAD = struct.Struct("<4sH2x")
 
@@ -22,79 +22,56 @@ Migration = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Layout:
-    """The layouts that one kind of file has had.
+    """The formats of one kind of file.
 
     Attributes:
-        migrations: the n-th turns content of version n into content of version n + 1.
+        migrations: the n-th turns content of format `first + n` into content of the next.
+        first: number of the oldest format that is read.
     """
 
-    migrations: tuple[Migration, ...]
+    migrations: tuple[Migration, ...] = ()
+    first: int = FIRST
 
     @property
     def version(self) -> int:
-        """The version that is written."""
-        return len(self.migrations)
+        """The format that is written."""
+        return self.first + len(self.migrations)
 
     @property
     def head(self) -> bytes:
-        """What a file of this version begins with."""
+        """The first bytes of a file in that format."""
         return _HEAD.pack(_MAGIC, self.version)
 
     def read(self, file: IO[bytes]) -> bytes:
-        """Read an open file, and return its content as the present version has it.
+        """The content of an open file, in the format that is written; empty: its first bytes are damaged.
 
         Raises:
-            OSError: it cannot be read; StoreVersion: a newer program wrote it.
+            OSError: it cannot be read; StoreVersion: it has a format that is not read here.
         """
         version = self._checked(file)
-        if version == 0:
-            file.seek(0)
+        if version is None:
+            return b""
         content = file.read()
-        for migrate in self.migrations[version:]:
+        for migrate in self.migrations[version - self.first :]:
             content = migrate(content)
         return content
 
-    def skip_head(self, file: IO[bytes]) -> int:
-        """Where the content of an open file begins, of the version that is written.
+    def skip_head(self, file: IO[bytes]) -> int | None:
+        """Where the content of an open file begins; None: its first bytes are damaged.
 
         Raises:
-            OSError: it cannot be read; StoreVersion: a newer program wrote it.
+            OSError: it cannot be read; StoreVersion: it has a format that is not read here.
         """
-        return _HEAD.size if self._checked(file) else 0
+        return None if self._checked(file) is None else _HEAD.size
 
-    def _checked(self, file: IO[bytes]) -> int:
-        version = _version(file.read(_HEAD.size))
-        if version > self.version:
-            raise StoreVersion.of(file.name, version, self.version)
+    def _checked(self, file: IO[bytes]) -> int | None:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+            return None
+        version: int = _HEAD.unpack(head)[1]
+        if not self.first <= version <= self.version:
+            raise StoreVersion.of(file.name, version, self.version, REMEDY)
         return version
 
 
-def _version(head: bytes) -> int:
-    if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-        return 0
-    version: int = _HEAD.unpack(head)[1]
-    return version
-
-
-def _as_it_is(content: bytes) -> bytes:
-    """Content of version 1 is that of version 0; its head alone is new."""
-    return content
-
-
-def _fits_said_apart(content: bytes) -> bytes:
-    """Bring a ratio controller to version 1: in version 0 it said by ratio 0, which no report may hold, that
-    nothing fits.
-    """
-    try:
-        ratio_controller = msgspec.msgpack.decode(content)
-        if ratio_controller["report"]["ratio"] == 0:
-            ratio_controller["report"]["ratio"] = ratio_controller["choices"][-1]["ratio"]
-            ratio_controller["fits"] = False
-    except (msgspec.DecodeError, TypeError, LookupError):
-        return content  # damaged; whoever reads it says so
-    return msgspec.msgpack.encode(ratio_controller)
-
-
-FIRST = Layout((_as_it_is,))
-ENROLMENT = SESSION = TASK = BUNDLE = BACKBONE = SERVED = FIRST
-RATIO_CONTROLLER = Layout((_fits_said_apart,))
+PRESENT = Layout()

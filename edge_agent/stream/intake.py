@@ -56,7 +56,7 @@ class Intake:
             bounds: what the store keeps; None: as the agent, or whoever was here last, said.
 
         Raises:
-            StoreError: the store cannot be opened, is damaged, or (StoreVersion) of a newer program.
+            StoreError: the store cannot be opened, is damaged, or (StoreVersion) of another format.
         """
         store = AgentStore(Path(state) / fleet / device)
         mark(store.folder)

@@ -83,7 +83,7 @@ class SampleStore:
             durable: what was returned of survives a power cut; simulations do without.
 
         Raises:
-            StoreVersion: a newer program wrote it.
+            StoreVersion: it has a format that is not read here.
             StoreError: it cannot be opened, or is damaged.
         """
         store = cls(open_store(path, durable=durable), path, wall=wall)

@@ -1,6 +1,5 @@
-"""The file of a sample store: SQLite, its tables version by version (`PRAGMA user_version`), and opening it.
+"""The file of a sample store: its tables, and opening it.
 
-Step n brings a file of version n - 1 to version n, in one transaction; one that was released never changes.
 Inputs stand in a table of their own, so that counting and choosing samples reads none of them.
 """
 
@@ -11,13 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from fleetune.protocols import disk
-from fleetune.protocols.errors import StoreError, StoreVersion
+from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import make_folder, make_private_file
+from fleetune.protocols.table_format import TableFormat
 
 BUSY_S = 30.0  # another process may be adding samples, or reading a snapshot's rows
 LOG_BYTES = 4 * 2**20  # of SQLite's own log, which stands beside the file
 
-_TABLES = """
+FORMAT = TableFormat(
+    first=2,
+    tables="""
 CREATE TABLE value (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE form (
     number INTEGER PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, UNIQUE (dtype, shape)
@@ -62,22 +64,12 @@ CREATE TRIGGER recounted AFTER UPDATE OF class, dropped, num_bytes ON sample BEG
     WHERE held = (OLD.dropped IS NOT NULL) AND class = OLD.class;
     INSERT INTO tally VALUES (NEW.dropped IS NOT NULL, NEW.class, 1, NEW.num_bytes)
     ON CONFLICT DO UPDATE SET count = count + 1, num_bytes = num_bytes + NEW.num_bytes;
-END
-"""
-
-
-def _first_tables(connection: sqlite3.Connection) -> None:
-    command = ""
-    for line in _TABLES.splitlines():  # executescript would commit what is open
-        command += line + "\n"
-        if sqlite3.complete_statement(command):
-            connection.execute(command)
-            command = ""
-    connection.execute(command)
-
-
-STEPS = (_first_tables,)
-VERSION = len(STEPS)
+END;
+""",
+    remedy=(
+        "install the version of fleetune that wrote it, or remove the agent's folder with edge-agent wipe"
+    ),
+)
 
 
 def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
@@ -88,7 +80,7 @@ def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
         durable: what was written survives a power cut; simulations do without.
 
     Raises:
-        StoreVersion: a newer program wrote it; it is left as it is.
+        StoreVersion: it has a format that is not read here; it is left unchanged.
         StoreError: it cannot be opened, or is damaged.
     """
     make_folder(path.parent)
@@ -96,12 +88,12 @@ def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
     try:
         make_private_file(path)  # SQLite gives its other files the same permissions
         connection = connect(path)
-        _check_version(connection, path)
+        FORMAT.check(connection, path)
         _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         connection.execute("PRAGMA secure_delete = FAST")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
-        _bring_up(connection, path)
+        FORMAT.bring_up(connection, path)
         if durable:
             disk.DISK.sync_folder(path.parent)
     except (sqlite3.Error, OSError, StoreError) as problem:
@@ -136,29 +128,6 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
                 raise
             time.sleep(0.01)
         else:
-            return
-
-
-def _check_version(connection: sqlite3.Connection, path: Path) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > VERSION:
-        raise StoreVersion.of(path, version, VERSION)
-    return int(version)
-
-
-def _bring_up(connection: sqlite3.Connection, path: Path) -> None:
-    while True:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            version = _check_version(connection, path)  # another process may have been quicker
-            if version < VERSION:
-                STEPS[version](connection)
-                connection.execute(f"PRAGMA user_version = {version + 1}")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        if version >= VERSION:
             return
 
 

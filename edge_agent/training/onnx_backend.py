@@ -1,7 +1,6 @@
 """A bundle's graphs as a `Backend`: training with stock ONNX Runtime and numpy."""
 
 import copy
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -158,8 +157,6 @@ class OnnxBackend:
             feeds |= self._training_feeds(key, len(y), taken)
         into = {"loss": self._loss, **{f"gradient:{name}": self._gradients[name] for name in wanted}}
         found = self._sessions.run(graph, outputs, feeds, into)
-        if len(y) == 1 and training:
-            self._check_single(found)
         self._take(found, wanted, training=training)
         return float(self._loss)
 
@@ -253,19 +250,6 @@ class OnnxBackend:
         if training:
             for name in self._statistics:
                 self._tensors[name][...] = found[f"statistic:{name}"]
-
-    def _check_single(self, found: Mapping[str, Array]) -> None:
-        """Raises ModelError: the graphs divide by zero where a batch norm has one value a channel, as those
-        of older versions do. The loss is finite then.
-        """
-        if math.isfinite(self._loss) and not all(
-            np.isfinite(found[f"statistic:{name}"]).all() for name in self._statistics
-        ):
-            raise ModelError(
-                f"model {self._spec.name}: its bundle is of an older version, whose batch norms cannot train"
-                " on one sample: update the coordinator or export the bundle again, or give the device a"
-                " second training sample"
-            )
 
     def _input(self, x: InputArray) -> Array:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])

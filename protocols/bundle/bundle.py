@@ -118,7 +118,7 @@ class Bundle:
         frozen: likewise the file of the model's backbone (`protocols.model.backbone_file`), as float32; only
             in a bundle's file, because devices get the run's backbone by itself.
         ort_training: files for onnxruntime-training, by name; empty: made without it.
-        task: whose loss the graphs compute; left out: that of classification, as before there were others.
+        task: whose loss the graphs compute; left out: that of classification.
     """
 
     spec: ModelSpec
@@ -166,8 +166,7 @@ class Bundle:
         if isinstance(own, Backbone) and own.tensors and not isinstance(named, Backbone):
             raise PacketForeign(
                 f"the bundle of model {self.spec.name!r} takes {own.tensors[0].name} as a frozen tensor,"
-                " which this run does not send: an older version began it, or the bundle is of another model;"
-                " begin a new run"
+                " which this run does not send: it is the bundle of another model; begin a new run"
             )
         if not isinstance(own, Backbone) or not isinstance(named, Backbone):
             return self
@@ -194,7 +193,7 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
         spec: the model it has to be of; None: any.
 
     Raises:
-        PacketError: damaged, of another model, or of a version that this side does not know.
+        PacketError: damaged, of another model, or of a format that is not read here.
     """
     bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES, elements=MAX_ELEMENTS)
     check_spec(bundle.spec)

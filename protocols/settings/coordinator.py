@@ -5,7 +5,7 @@ Of all this a device is told `deadline_s` alone, by which it chooses its ratio.
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from fleetune.protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive
 from fleetune.protocols.settings.section import Count, Settings
@@ -29,7 +29,7 @@ class RunSection(Settings, frozen=True):
     name: FleetName
     seed: Int64 = 0
     rounds: Count | Literal["open"] = 10
-    final_evaluation: bool = field(default=True, name="rehearsal")
+    final_evaluation: bool = True
     fleet: FleetName | None = None
 
     @property

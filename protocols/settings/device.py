@@ -92,9 +92,7 @@ class DataSection(Settings, frozen=True):
 
 
 def _told(default: T) -> T:
-    """A key that devices are always told; the others only where they differ from their default, so that
-    agents from before there were any go on reading runs without them.
-    """
+    """A key that an enrolment always has; the others only where they differ from their default."""
     return field(default_factory=lambda: default)
 
 

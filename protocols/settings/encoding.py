@@ -26,7 +26,7 @@ def check_encodings(choices: Iterable[Choice]) -> None:
 
 
 class ValueEncodings(Settings, frozen=True):
-    """How values are written, as the enrolment has it. No key may be added: agents of before would refuse it.
+    """How values are written, as the enrolment has it.
 
     Attributes:
         up: how devices write the values of their updates: the name of an encoding (docs/wire.md), or a
@@ -67,7 +67,7 @@ class EncodingSection(ValueEncodings, frozen=True):
 
     Attributes:
         brief: small messages in their brief form instead of JSON, and updates in a shorter frame, for thin
-            uplinks. Agents of before go on as ever. Left out: with `objective.minimise = "bytes"` alone.
+            uplinks. Left out: with `objective.minimise = "bytes"` alone.
         quick_masks: a mask travels as a bitmap where a device would take longer for its code than for the
             bytes that it saves. Left out: with `objective.minimise = "time"` and "energy" alone.
     """
@@ -82,4 +82,4 @@ class EncodingSection(ValueEncodings, frozen=True):
 
 
 PLAIN = EncodingSection(encodings.RAW, encodings.RAW)
-"""Of runs that began before there were encodings."""
+"""Of an enrolment without `encoding`: values are written unencoded."""

@@ -24,8 +24,8 @@ Changes = Sequence[str] | Mapping[str, Any]
 """`section.key=value` each, the value as in TOML, bare words are text; or values by `section.key`."""
 
 _MAX_SHOWN = 300  # characters of what stands in a file
-_STORED = {("run", "final_evaluation"): "rehearsal"}
-"""Keys that were called something else once: both names are read, and runs are stored with the older one."""
+RENAMED = {"run.rehearsal": "run.final_evaluation"}
+"""Settings by their old names, with the names they have now."""
 
 
 def read_run(
@@ -76,18 +76,11 @@ def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Ch
 
 def parse_run(content: dict[str, Any]) -> RunSettings:
     """The settings in an already parsed run.toml. Raises SettingError."""
-    renamed = [where for where in _STORED if where[1] in _section(content, where[0])]
-    content = _as_stored(content, renamed)
+    _check_names(content)
     by_group = _section(_section(content, "data"), "partition").get("kind") == "group"
     if by_group and "devices" not in _section(content, "fleet"):
         content = {**content, "fleet": {**content.get("fleet", {}), "devices": 0}}
-    try:
-        settings = convert(content, RunSettings)
-    except SettingError as problem:
-        line = str(problem)
-        for section, key in renamed:
-            line = line.replace(f"{section}.{_STORED[section, key]}: ", f"{section}.{key}: ")
-        raise SettingError(line) from None
+    settings = convert(content, RunSettings)
     if not settings.fleet.devices and not by_group:
         raise SettingError("fleet.devices: expected `int` >= 1")
     if not isinstance(settings.method.get("name"), str):
@@ -100,15 +93,12 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _as_stored(content: dict[str, Any], renamed: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """`content` with these keys by their older names. Raises SettingError: a key stands there by both."""
-    for name, key in renamed:
-        section, older = dict(content[name]), _STORED[name, key]
-        if older in section:
-            raise SettingError(f"{name}.{older}: an older name of {name}.{key}, which is there too; keep one")
-        section[older] = section.pop(key)
-        content = {**content, name: section}
-    return content
+def _check_names(content: dict[str, Any]) -> None:
+    """Raises SettingError: a setting has its old name."""
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        if key in _section(content, section):
+            raise SettingError(f"{old} is called {new} now")
 
 
 def _change_all(content: dict[str, Any], changes: Changes) -> None:
@@ -134,9 +124,6 @@ def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):
             raise SettingError(f"{said.partition(':')[0]}: {section} is no section")
-    for (section, new), older in _STORED.items():
-        if sections == [section] and key in (new, older):  # it takes the place of the other name
-            content.pop(older if key == new else new, None)
     content[key] = value
 
 

@@ -32,6 +32,7 @@ from fleetune.protocols.errors import (
     PacketTooLarge,
     PacketTruncated,
     PacketVersion,
+    other_format,
 )
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
@@ -261,9 +262,12 @@ def _unframed(data: bytes, *, own: bool) -> brief_frame.Opened:
         if len(packed) != num_bytes:
             raise PacketTruncated(f"{len(packed)} bytes of {num_bytes}")
         return brief_frame.Opened(packed, num_bytes, plain=True)
-    if magic != MAGIC or version != VERSION:
-        readable = f"{VERSION} and {brief_frame.VERSION}"
-        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {readable}")
+    if magic != MAGIC:
+        raise PacketVersion(f"the payload begins with {magic!r}: it is not a payload of fleetune")
+    if version != VERSION:
+        readable = f"{VERSION} or {brief_frame.VERSION}"
+        remedy = "use the version of fleetune that wrote it"
+        raise PacketVersion(other_format("the payload", version, readable, remedy))
     return brief_frame.Opened(memoryview(data)[_HEADER.size :], num_bytes)
 
 

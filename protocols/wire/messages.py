@@ -5,6 +5,7 @@ answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 b
 data.
 """
 
+from contextlib import suppress
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -21,13 +22,14 @@ from fleetune.protocols.bounds import (
     Share,
     Words,
 )
-from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
+from fleetune.protocols.errors import SAME_VERSION, PacketCorrupt, PacketTooLarge, PacketVersion, other_format
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire import brief_message
 from fleetune.protocols.wire.brief_message import is_brief
 
+VERSION = 1
 MAX_CONTROL_BYTES = 16_384
 MAX_AWAY_S = 3600.0
 M = TypeVar("M")
@@ -38,13 +40,15 @@ class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Presence(Message, frozen=True):
-    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent; older
-    agents leave it out when they go.
+    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent.
+
+    `version`: of the messages that the agent writes and reads. A coordinator of another version refuses it.
     """
 
     online: bool
-    instance: Nonce = ""
+    instance: Nonce
     agent: Words = ""
+    version: int = VERSION
 
 
 class TransferKey(Struct, frozen=True):
@@ -212,6 +216,16 @@ ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
+
+
+class _AnyPresence(Struct):
+    """All that is read of an agent's `Presence` before its version is known."""
+
+    agent: str = ""
+    version: int = 0
+
+
+_any_presence = msgspec.json.Decoder(_AnyPresence)
 _ping: msgspec.json.Decoder[Ping] = msgspec.json.Decoder(Ping)
 _pong: msgspec.json.Decoder[Pong] = msgspec.json.Decoder(Pong)
 
@@ -228,8 +242,19 @@ def readable(text: str) -> str:
 
 
 def read_from_device(data: bytes) -> FromDevice:
-    """Raises PacketTooLarge or PacketCorrupt."""
+    """Raises PacketVersion, PacketTooLarge or PacketCorrupt."""
+    if data.startswith(b'{"type":"Presence"') and len(data) <= MAX_CONTROL_BYTES:
+        _check_version(data)
     return _read(_from_device, data)
+
+
+def _check_version(presence: bytes) -> None:
+    """Raises PacketVersion: an agent of another version wrote it."""
+    with suppress(msgspec.DecodeError):  # it is refused as damaged
+        found = _any_presence.decode(presence)
+        if found.version != VERSION:
+            what = f"the message of agent {readable(found.agent) or 'without a name'}"
+            raise PacketVersion(other_format(what, found.version, VERSION, SAME_VERSION))
 
 
 def read_to_device(data: bytes) -> ToDevice:

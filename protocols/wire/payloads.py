@@ -64,21 +64,18 @@ class Enrolment:
         spec: the model.
         method: the [method] section, `name` included.
         training: the [training] section.
-        mean, std, validation_fraction: of the [data] section; a number is sent as a number, so that agents
-            from before there were lists read it.
+        mean, std, validation_fraction: of the [data] section.
         deadline_s: of a round.
         flops_per_sample: floating-point operations of one training step, per sample.
         activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
         weights: the initial model, shape (spec.size,).
         continues: id of the run that this one goes on from: a device that has a model of its own from there
             starts from it; None: all start from `weights`.
-        task: the [task] section; left out where it says what every run was before there were several.
+        task: the [task] section; left out where it is the default: classification by accuracy.
         adoption: the [adoption] section, where it is enabled.
-        encoding: of the [encoding] section; left out where nothing is encoded, as before there was one. An
-            agent of a release that does not know it writes what it always did, which every coordinator reads.
-        brief: likewise, of the same section; left out where it is not wanted. It is no part of `encoding`,
-            where an agent of a release that does not know it would refuse it.
-        quick_masks: likewise: a mask's code must be worth its time.
+        encoding: of the [encoding] section; left out where nothing is encoded.
+        brief: of the [encoding] section; left out where it is not wanted.
+        quick_masks: of the [encoding] section: a mask's code must be worth its time.
         proposes: the coordinator proposes each task's ratio, so a device says what it could do
             (`DeviceReport.affords`); left out where it does not.
         least_work, most_work: how little and how much of the local training it proposes; each is left out
@@ -87,7 +84,7 @@ class Enrolment:
         late: share of a device's rounds that may take longer than the deadline; left out where the
             coordinator proposes no ratios.
         asks_validation: in the final evaluation a device reports its model's score on its validation samples;
-            left out where it holds none out, and by coordinators that do not know such a score.
+            left out where it holds none out.
     """
 
     run: RunId

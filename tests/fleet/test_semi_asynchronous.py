@@ -149,14 +149,14 @@ class Desk:
         self.run = open_run(run_settings, folder, durable=False, enrolment=self.enrolment)
         self.now, self.tasks, self.closed = 0.0, {}, []
 
-    def play(self, step=0):
-        """From after `step` events, which the store has, to the end."""
+    def play(self, step=0, until_closed=None):
+        """From after `step` events, which the store has, to the end, or until so many rounds are closed."""
         self.now = float(step)
         if step:
             self.take(self.run.controller.resume(self.now))
         for device in self.DEVICES:
             self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
-        while self.run.controller.finished is None:
+        while self.run.controller.finished is None and len(self.closed) != until_closed:
             self.now += 1.0
             if self.restart:
                 self.be_killed()

@@ -3,4 +3,3 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OLD_STATES = ROOT / "tests" / "data"  # what earlier versions left; its README says how

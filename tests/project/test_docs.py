@@ -24,10 +24,7 @@ from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools")
 FOLDERS = (*FLOORS, "benchmarks", "tests", "examples", "docs")
 USERS_OWN = {"mymethods.py", "mymodels.py"}  # made up, as a user's own would be called
-OF_OTHERS = {
-    "tests/project/test_wheel.py",
-    "tests/protocols/test_old_names.py",
-}  # write such files, and old ones
+OF_OTHERS = {"tests/project/test_wheel.py"}  # writes such files
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [path for folder in FOLDERS[:-1] for path in sorted((ROOT / folder).rglob("*.py"))]
 READ = [path for path in (*DOCUMENTS, *SOURCES) if str(path.relative_to(ROOT)) not in OF_OTHERS]

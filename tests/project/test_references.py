@@ -9,7 +9,6 @@ FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools"
 _FLOOR = f"(?:{'|'.join(FLOORS)})"
 DOTTED = re.compile(rf"`(?:fleetune\.)?({_FLOOR}(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 PATH = re.compile(rf"`({_FLOOR}(?:/[\w.-]+)+/?)`")
-GONE = {"protocols.exchange"}  # tests/protocols/test_old_names.py, of runs that an earlier version began
 
 
 def texts(*suffixes):
@@ -36,7 +35,7 @@ def is_there(dotted):
 def test_modules_and_names_in_backticks_exist():
     found = {(str(path), name) for path, text in texts(".py", ".md") for name in DOTTED.findall(text)}
     assert len(found) > 100
-    assert {(path, name) for path, name in found if not is_there(name) and name not in GONE} == set()
+    assert {(path, name) for path, name in found if not is_there(name)} == set()
 
 
 def test_files_and_folders_in_backticks_exist():

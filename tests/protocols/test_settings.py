@@ -1,6 +1,5 @@
 """run.toml: what is right is read, what is wrong is named in one line."""
 
-import msgspec
 import pytest
 
 from fleetune.protocols.errors import SettingError
@@ -73,39 +72,18 @@ def test_a_wrong_file_gets_one_line_that_names_the_key(tmp_path, old, new, messa
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("key", ["final_evaluation", "rehearsal"])
-def test_the_final_evaluation_is_read_by_its_name_and_by_its_older_one(tmp_path, key):
-    def file_with(value):
-        return written(tmp_path, GOOD.replace("rounds = 7", f"rounds = 7\n{key} = {value}"))
-
-    assert read_run(file_with("false")).run.final_evaluation is False
-    for other in ("final_evaluation", "rehearsal"):  # on top of the file, whichever name it has there
-        assert read_run(file_with("true"), [f"run.{other}=false"]).run.final_evaluation is False
-        assert read_run(file_with("false"), [f"run.{other}=true"]).run.final_evaluation is True
-    with pytest.raises(SettingError, match=f"run.toml: run.{key}: expected `bool`, got `int`$"):
-        read_run(file_with("1"))
-
-
-def test_both_names_of_one_key_are_one_line(tmp_path):
-    path = written(tmp_path, GOOD.replace("rounds = 7", "rehearsal = true\nfinal_evaluation = true"))
-    with pytest.raises(
-        SettingError, match=r"run.rehearsal: an older name of run.final_evaluation, .*keep one$"
-    ):
+def test_a_setting_by_its_old_name_is_answered_with_the_new_one(tmp_path):
+    path = written(tmp_path, GOOD.replace("rounds = 7", "rehearsal = true"))
+    with pytest.raises(SettingError, match=r"run.rehearsal is called run.final_evaluation now$"):
         read_run(path)
+    with pytest.raises(SettingError, match=r"run.rehearsal is called run.final_evaluation now$"):
+        read_run(written(tmp_path, GOOD), ["run.rehearsal=false"])
 
 
 def test_a_misspelt_key_is_told_the_name_of_today(tmp_path):
     path = written(tmp_path, GOOD.replace("rounds = 7", "final_evaluaton = true"))
     with pytest.raises(SettingError, match="did you mean `final_evaluation`"):
         read_run(path)
-
-
-def test_what_is_stored_keeps_the_older_name():
-    settings = parse_run(
-        {"run": {"name": "r", "final_evaluation": False}, "model": {"name": "mlp"}, "method": {"name": "m"}}
-    )
-    assert msgspec.to_builtins(settings)["run"]["rehearsal"] is False
-    assert "final_evaluation" not in msgspec.to_builtins(settings)["run"]
 
 
 def test_a_missing_file_and_a_bad_change_are_named(tmp_path):

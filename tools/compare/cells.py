@@ -35,7 +35,6 @@ from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSam
 from fleetune.tools.simulator.checkpoint.existing_run import find_existing_run
 from fleetune.tools.simulator.checkpoint.snapshot import STOPPED
 from fleetune.tools.simulator.energy import idle_watts
-from fleetune.tools.simulator.simulated_fleet import with_start
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
@@ -110,8 +109,7 @@ def edited(cell: Cell) -> str:
 def _kept(cell: Cell) -> Summary | None:
     """What a run of these settings came to; None: it was played with others."""
     kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
-    same = with_start(kept) == with_start(cell.settings)  # older versions wrote the default out
-    return read_summary(cell.folder) if same else None
+    return read_summary(cell.folder) if kept == cell.settings else None
 
 
 def _edited(cell: Cell, summary: Summary) -> str:

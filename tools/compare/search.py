@@ -181,8 +181,7 @@ class Search:
         )
         if sources := user_sources([self._settings, [_ends(axis) for axis in self._axes]]):
             asked = (*asked, sources)
-        if self._metric == VALIDATION_MEAN:  # a study of an older version ranked by test samples
-            asked = (*asked, self._metric.name)
+        asked = (*asked, self._metric.name)
         name = blake2b(msgspec.json.encode(asked), digest_size=8).hexdigest()
         return optuna.create_study(
             study_name=name,

@@ -72,7 +72,7 @@ def _title(kind: type[Struct], path: str) -> str:
 
 
 def _row(kind: type[Struct], field: inspect.Field, path: str) -> str:
-    key = field.name  # not the older name by which it may be stored
+    key = field.name
     star = r" \*" if f"{path}.{key}" in CHANGEABLE else ""
     value = ", ".join(filter(None, [value_words(field.type), unit(key)]))
     return _line(

@@ -33,7 +33,12 @@ from fleetune.tools.papers.traffic import Traffic
 
 Average = Callable[[Collection[Measures]], float | None]
 
-_SAME_RUN = ("run.name", "run.seed", "run.rehearsal", "data.source")  # the source is judged by its size
+_SAME_RUN = (
+    "run.name",
+    "run.seed",
+    "run.final_evaluation",
+    "data.source",
+)  # the source is judged by its size
 
 _WHERE = ("fleet.trainer", "fleet.train_on")  # what computes is no part of a paper's cell
 

@@ -108,7 +108,7 @@ def read_result(folder: Path | str) -> Result:
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: what it holds is damaged; StoreVersion: it is from another version.
+        StoreError: what it holds is damaged; StoreVersion: it has a format that is not read here.
     """
     folder = Path(folder)
     if not (folder / STATE).exists():

@@ -104,8 +104,6 @@ def _hand_on(
             return False
         kept = served(devices, name)
         kept.write(codec.encode(found, before, own=True))
-    if not found.weights.size:  # before this version only figures were kept
-        return False
     _link(kept, served(devices, name))
     took_part = found.record.run == enrolment.continues or state(there, name).path.exists()
     if not took_part:

@@ -117,7 +117,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:
-        """Half of its rounds, and what runs of earlier releases do otherwise."""
+        """Half of the run's rounds, and a setting that differs from the paper's."""
         return {"beta": beta_of_run(rounds), "downlink": "share"}
 
     @property

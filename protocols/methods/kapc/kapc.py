@@ -105,7 +105,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - of any length
-        """What runs of earlier releases do otherwise."""
+        """Settings of a run that differ from the paper's."""
         return {"step": "per-layer", "downlink": "share"}
 
     @cached_property

@@ -141,7 +141,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - whatever they are
-        """What runs of earlier releases do otherwise."""
+        """Settings of a run that differ from the paper's."""
         return {"credit": "used", "downlink": "share"}
 
     @classmethod

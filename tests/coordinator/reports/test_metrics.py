@@ -113,19 +113,6 @@ def test_a_new_metric_stands_in_a_comparison_and_its_csv(swap):
     assert "300 MB" in console.file.getvalue()
 
 
-def test_what_papers_count_has_columns_on_the_page_only_where_some_run_was_counted(tmp_path):
-    records = foretold()
-    old = summary_of(records)
-    new = msgspec.structs.replace(
-        old, bytes=msgspec.structs.replace(old.bytes, up_paper=777_000_000, down_paper=0)
-    )
-    for ours, seen in ((old, 0), (new, 1)):
-        write_report(tmp_path, settings_of(), ours, records, rivals={"fedavg": old}, durable=False)
-        text = " ".join(Outline((tmp_path / "report.html").read_bytes()).texts)
-        assert text.count("up as papers count") == text.count("down as papers count") == seen
-        assert text.count("777 MB") == seen
-
-
 def test_without_it_nothing_says_anything_of_it(tmp_path):
     records = foretold()
     summary = summary_of(records)

@@ -327,18 +327,6 @@ def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):
     assert go_on(desk, looser).run.controller.engine_state.rounds_done == 4
 
 
-def test_a_run_begun_with_the_older_default_of_start_with_resumes_as_it_was(tmp_path, caplog):
-    older, now = with_start(desk_settings(), 1), with_start(desk_settings(), None)
-    open_run(older, tmp_path / "run", durable=False).store.close()
-    run = open_run(now, tmp_path / "run", durable=False)
-    with closing(run.store):
-        assert run.resumed
-        assert run.settings.round.start_with == 1
-        assert not caplog.records
-    waiting = replace(older, round=replace(older.round, start_with=4))
-    assert going_on(waiting, now).round.start_with is None, "a line that was removed is gone"
-
-
 def test_round_one_that_opens_with_few_devices_says_so_in_one_line(tmp_path):
     run = open_run(with_start(desk_settings(), None), tmp_path / "run", durable=False)
     with closing(run.store):

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.run.stored_run import BUNDLE
-from fleetune.coordinator.serving.dialogue import MOST_ASKED, WHOLE_WHEN_ASKED
+from fleetune.coordinator.serving.dialogue import MOST_ASKED
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
 from fleetune.protocols.update.base import Base
@@ -52,19 +52,6 @@ def ready(talk, base, device="a"):
 
 def refused(talk):
     return talk.run.controller.ledger.refusals.get(TOO_OFTEN, 0)
-
-
-def test_a_device_of_an_older_release_that_cannot_read_its_task_gets_all_of_it(talk):
-    """It says what it holds, which is what the coordinator thinks that it will hold after this task."""
-    task = talk.task("a")
-    session = talk.sessions["a"]
-    after = session._read(task)
-    holds = session._base_of(after).after(after.task, session.spec).digest
-    asked = [ready(talk, holds) for _ in range(WHOLE_WHEN_ASKED)]
-    [[first], [same], [whole]] = asked
-    assert first.transfer == same.transfer != whole.transfer
-    assert talk.run.controller._execution.tasks.downlink.held.of("a").digest == first_weights(talk)
-    assert talk.run.controller.awaited_turn("a") == (3, 1)
 
 
 def first_weights(talk):

@@ -136,8 +136,8 @@ def test_the_will_of_an_agent_that_lost_the_name_says_nothing_of_the_one_that_ha
     come(talk, "b")
     talk.hear("a", wire.Presence(False, "x"), "state")
     assert talk.server.dialogue.peers["a"].online
-    talk.hear("a", wire.Presence(False), "state")
-    assert not talk.server.dialogue.peers["a"].online, "older agents do not say which they are"
+    talk.hear("a", wire.Presence(False, "b"), "state")
+    assert not talk.server.dialogue.peers["a"].online
 
 
 def test_status_names_the_device_until_only_one_is_left(talk, capsys):

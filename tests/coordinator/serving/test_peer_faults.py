@@ -162,7 +162,7 @@ def test_a_fault_of_the_disk_still_ends_the_coordinator(begun, tmp_path, monkeyp
 
     monkeypatch.setattr(talk.run.store, "put", full)
     with pytest.raises(StoreError, match="no room"):
-        talk.hear("a", wire.Presence(False), "state")
+        talk.hear("a", wire.Presence(False, "x"), "state")
 
 
 def test_a_number_beyond_every_column_is_refused_and_the_loop_goes_on(begun, tmp_path):

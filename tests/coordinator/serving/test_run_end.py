@@ -98,7 +98,7 @@ def test_devices_that_are_connected_without_taking_part_are_told_too(talk):
     talk.greet("a", num_samples=10)
     talk.hear("late", wire.Presence(True, "y"), "state")
     assert talk.server.dialogue.present == {"a", "late"}
-    talk.hear("a", wire.Presence(False), "state")
+    talk.hear("a", wire.Presence(False, "x"), "state")
     assert talk.server.dialogue.present == {"late"}
     assert talk.server.dialogue.absent == {"a"}
 

@@ -1,14 +1,12 @@
-"""What an agent stored is read again: in its extremes, after an upgrade, and never by an older program."""
+"""What an agent stored is read again, also in its extremes; another format version is migrated or refused."""
 
-import tarfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.conftest import PullToTarget, tiny_spec
+from tests.conftest import tiny_spec
 from tests.helpers.every_method import SETTINGS
-from tests.helpers.places import OLD_STATES
 from tests.helpers.world import CAPABILITY, CHOICES
 
 from fleetune.edge_agent.budget.cost_forecast import Capability
@@ -16,23 +14,17 @@ from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, PastRou
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.extensions.session_state import Kept
-from fleetune.edge_agent.run.session import Session
-from fleetune.edge_agent.state import state_versions
-from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
-from fleetune.edge_agent.state.state_folder import agent_files
-from fleetune.edge_agent.state.state_versions import Layout
+from fleetune.edge_agent.state.agent_store import FileMemory
+from fleetune.edge_agent.state.state_versions import FIRST, Layout
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreVersion
-from fleetune.protocols.method.choice import Budget, DeviceReport
-from fleetune.protocols.methods import REGISTRY, create, from_section
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.methods import create
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.payloads import Enrolment
 
 SPEC = tiny_spec()
-RELEASES = ("d2699e9", "6e33d00")  # agent-*.tar.xz, made by make_agent_state.py beside them
-TRAINS_OTHERWISE = {("d2699e9", "per-fedavg")}  # since then, on purpose: by the run's batches and epochs
 TINY, HUGE = 5e-324, 1e308
 LESSON = PastRound(Demand(0.5, 500, 500, 100.0, 10**6), RoundCost(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
 
@@ -69,7 +61,7 @@ EXTREMES = {
 @pytest.mark.parametrize("known", EXTREMES.values(), ids=EXTREMES)
 def test_what_a_device_can_afford_is_remembered_in_every_state(known, tmp_path):
     for one in (known, structs.replace(known, cost_history=CostHistory()).chosen(Conditions())):
-        memory = FileMemory(tmp_path / "allowance", state_versions.RATIO_CONTROLLER)
+        memory = FileMemory(tmp_path / "allowance")
         memory.write(one.encoded())
         again = read_ratio_controller(memory.read())
         assert again is not None
@@ -99,83 +91,30 @@ def test_a_session_is_kept_whatever_its_weights_have_come_to(name, settings, val
     assert method.personal_model(again.state).tobytes() == method.personal_model(kept.state).tobytes()
 
 
-def test_content_is_brought_up_step_by_step_and_a_newer_one_is_left_alone(tmp_path):
+def test_content_is_migrated_step_by_step(tmp_path):
+    """The synthetic example: a kind of file whose content changed three times since the first format."""
     path = tmp_path / "file"
-    layout = Layout(tuple(lambda content, step=step: content + step for step in (b"1", b"2", b"3")))
-    path.write_bytes(b"FLTN from before versions")
-    assert FileMemory(path, layout).read() == b"FLTN from before versions123"
-    FileMemory(path, Layout(layout.migrations[:2])).write(b"second")
-    assert FileMemory(path, layout).read() == b"second3"
-    FileMemory(path, layout).write(b"third")
+    migrations = tuple(lambda content, step=step: content + step for step in (b"1", b"2", b"3"))
+    FileMemory(path).write(b"first")
+    assert FileMemory(path, Layout(migrations)).read() == b"first123"
+    FileMemory(path, Layout(migrations[:2])).write(b"third")
+    assert FileMemory(path, Layout(migrations)).read() == b"third3"
+    FileMemory(path, Layout(migrations)).write(b"newest")
+    assert FileMemory(path, Layout(migrations)).read() == b"newest"
+
+
+@pytest.mark.parametrize("other", [FIRST - 1, FIRST + 1])
+def test_a_file_of_another_format_is_refused_and_left_unchanged(tmp_path, other):
+    path = tmp_path / "file"
+    FileMemory(path, Layout(first=other)).write(b"content")
     written = path.read_bytes()
-    with pytest.raises(StoreVersion, match=r"file is from another version \(3; this program reads up to 1\)"):
+    line = f"file has format {other}; this program reads format {FIRST}: install the version of fleetune"
+    with pytest.raises(StoreVersion, match=line):
         FileMemory(path).read()
     assert path.read_bytes() == written
 
 
-@pytest.mark.parametrize("content", [b"", b"F", b"FLTS", b"FLTS\1\0\0"])
-def test_a_file_that_was_cut_short_is_no_version_of_anything(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"F", b"FLTS", b"FLTS\1\0\0", b"what an agent did not write"])
+def test_a_file_whose_first_bytes_are_damaged_is_read_as_empty(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
-    assert FileMemory(tmp_path / "file").read() == content
-
-
-@pytest.fixture(params=RELEASES)
-def release(request):
-    return request.param
-
-
-@pytest.fixture
-def old(release, tmp_path):
-    """State of a release before, and what that release did next."""
-    with tarfile.open(OLD_STATES / f"agent-{release}.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
-    return AgentStore(tmp_path / "state" / "fleet" / "pi"), tmp_path / "next"
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_a_session_of_a_release_before_goes_on_bit_for_bit(old, release, name):
-    store, following = old
-    if name not in store.runs():
-        pytest.skip(f"{name} is newer")
-    then = {path.name: path.read_bytes() for path in (following / name).iterdir()}
-    enrolment = codec.decode(store.enrolment(name).read(), Enrolment, None)
-    method = from_section(enrolment.method, enrolment.spec)
-    session = Session(enrolment, "pi", method, PullToTarget(SPEC, "pi"), store.session(name))
-    assert session.personal_model.tobytes() == then["model"]
-    reply = session.reply(then["task"], Budget(0.5))
-    assert (reply == then["reply"]) == ((release, name) not in TRAINS_OTHERWISE)
-    again = Session(enrolment, "pi", method, None, store.session(name))
-    assert again.reply(then["task"], Budget(0.5)) == reply
-    assert again.personal_model.tobytes() == session.personal_model.tobytes()
-
-
-def test_the_reply_to_the_last_task_is_still_there(old):
-    store, following = old
-    enrolment = codec.decode(store.enrolment("fedavg").read(), Enrolment, None)
-    kept = codec.decode(
-        store.session("fedavg").read(),
-        Kept[from_section(enrolment.method, enrolment.spec).device_state_type],
-        enrolment.spec,
-    )
-    assert (kept.round, kept.reply) == (2, (following / "fedavg" / "last").read_bytes())
-
-
-def test_cost_history_of_a_release_before_is_kept_also_where_nothing_fitted(old):
-    store, _ = old
-    well, badly = (read_ratio_controller(store.ratio_controller(run).read()) for run in ("fedavg", "fedprox"))
-    assert (well.fits, badly.fits) == (True, False)
-    assert well.cost_history == badly.cost_history
-    assert [lesson.actual.train_s for lesson in well.cost_history.past_rounds] == [3.0]
-    assert well.capability.uplink_bps == 2e6
-    assert badly.report.reason.startswith("nothing fits")
-    assert badly.chosen(Conditions()).report == badly.report
-
-
-def test_all_else_of_a_release_before_is_read_and_marked_and_can_be_wiped(old):
-    store, _ = old
-    store.claim().close()
-    assert store.bundle("fedavg") == b"some bundle"
-    assert store.task("fedavg", "1" * 32).read() == b"some task"
-    (found,) = agent_files(store.folder)
-    assert len(found.runs) == len(store.runs()) > 25
-    assert found.foreign == ()
+    assert FileMemory(tmp_path / "file").read() == b""

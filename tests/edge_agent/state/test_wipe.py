@@ -34,15 +34,6 @@ def a_device(folder, runs=("r1", "r2")):
     return store
 
 
-def an_old_device(folder):
-    """As agents up to 0.1.0 left it."""
-    run = folder / "runs" / "r1"
-    run.mkdir(parents=True)
-    (folder / "lock").touch()
-    (run / "enrolment").write_bytes(b"FLTN and so on")
-    (run / "session").write_bytes(b"FLTN and so on")
-
-
 def invoke(*words, **options):
     return CliRunner().invoke(app, ["wipe", *map(str, words)], **options)
 
@@ -124,36 +115,30 @@ def test_nothing_is_removed_while_one_of_the_agents_runs(tmp_path):
     assert everything(tmp_path) == []
 
 
-def test_state_of_the_release_before_is_known_and_marked_by_the_next_agent(tmp_path):
-    folder = tmp_path / "f" / "pi"
-    an_old_device(folder)
-    assert [one.runs for one in agent_files(tmp_path)] == [("r1",)]
-    AgentStore(folder).claim().close()
-    assert (folder / MARKER).exists()
-    wipe(tmp_path, agent_files(tmp_path))
-    assert everything(tmp_path) == []
-
-
-def test_what_only_looks_like_an_old_state_is_not_taken_for_one(tmp_path):
-    for name, content in (("lock", b"12"), ("runs/r1/enrolment", b"FLTN"), ("other/lock", b"")):
-        (tmp_path / "f" / "pi" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "f" / "pi" / name).write_bytes(content)
-    (tmp_path / "f" / "tv" / "runs" / "r1").mkdir(parents=True)
-    (tmp_path / "f" / "tv" / "lock").touch()
-    (tmp_path / "f" / "tv" / "runs" / "r1" / "enrolment").write_bytes(b"a form")
-    assert agent_files(tmp_path) == []
-
-
-def test_state_of_a_newer_agent_is_left_to_it(tmp_path):
+@pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])
+def test_state_of_another_format_is_refused_left_unchanged_and_can_be_wiped(tmp_path, other):
     store = a_device(tmp_path / "f" / "pi")
-    (store.folder / MARKER).write_text(f'{{"version": {VERSION + 1}, "more": 1}}')
-    line = rf"pi is from another version \({VERSION + 1}; this program reads up to {VERSION}\)"
-    for action in (store.claim, lambda: agent_files(tmp_path)):
-        with pytest.raises(StoreVersion, match=line):
-            action()
+    (store.folder / MARKER).write_text(f'{{"version": {other}, "more": 1}}')
+    (store.folder / "of_that_format").write_bytes(b"more")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    line = f"state folder .*pi has format {other}; this program reads format {VERSION}: .*edge-agent wipe"
+    with pytest.raises(StoreVersion, match=line):
+        store.claim()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     done = invoke("--state", tmp_path, "--yes")
-    assert done.exit_code == 2
-    assert len(done.output.splitlines()) == 1
+    assert done.exit_code == 0
+    assert "of_that_format" in done.output.splitlines()[-1]
+    assert everything(tmp_path) == ["f", "f/pi", "f/pi/of_that_format"]
+
+
+def test_state_without_any_version_is_refused_and_left_unchanged(tmp_path):
+    enrolment = tmp_path / "f" / "pi" / "runs" / "r1" / "enrolment"
+    enrolment.parent.mkdir(parents=True)
+    enrolment.write_bytes(b"FLTN and so on")
+    with pytest.raises(StoreVersion, match=f"has format 0; this program reads format {VERSION}"):
+        AgentStore(tmp_path / "f" / "pi").claim()
+    assert not (tmp_path / "f" / "pi" / MARKER).exists()
+    assert agent_files(tmp_path) == []
 
 
 def test_a_wipe_that_was_cut_short_can_be_done_again(tmp_path):

@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from fleetune.edge_agent.stream.intake import Intake
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import make_label, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.store_layout import LOG_BYTES
+from fleetune.edge_agent.stream.store_layout import FORMAT, LOG_BYTES
 from fleetune.edge_agent.stream.values import Turn
 from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import StoreError, StoreVersion
@@ -341,15 +342,19 @@ def test_what_does_not_fit_the_run_is_refused_and_counted_with_one_line(store, c
     assert len(caplog.records) == len(counts)
 
 
-def test_a_newer_file_is_left_alone_and_a_damaged_one_is_one_line(path):
+@pytest.mark.parametrize("other", [FORMAT.number - 1, 99])
+def test_a_store_of_another_format_is_refused_and_left_unchanged(path, other):
     SampleStore.open(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {other}")
     before = path.read_bytes()
-    with pytest.raises(StoreVersion, match="another version \\(99; this program reads up to 1\\)"):
+    with pytest.raises(StoreVersion, match=f"has format {other}; this program reads format {FORMAT.number}"):
         SampleStore.open(path)
     assert path.read_bytes() == before
+
+
+def test_a_damaged_store_is_one_line(path):
+    SampleStore.open(path).close()
     path.write_bytes(b"what somebody else wrote" * 1000)
     with pytest.raises(StoreError, match="it is damaged: restore it, or remove it") as problem:
         SampleStore.open(path)

@@ -1,7 +1,6 @@
 """One sample a batch: batch norms over one value use their running statistics, with every trainer alike."""
 
 import sys
-from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -16,7 +15,6 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.protocols.bundle.graph import Node
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Distillation
@@ -141,25 +139,6 @@ def test_the_norms_that_rest_are_named(bundle):
     assert resting_words("d", [], 16) == ""
     sizes = ((0, 8), (1, 8), (2, 8), (2, 1))
     assert [has_single_batches(bundle.spec, *one) for one in sizes] == [False, True, False, True]
-
-
-def test_an_older_bundle_declines_single_samples_in_one_line(bundle):
-    def older(graph):
-        nodes = tuple(
-            Node("Identity", node.inputs[2:], node.outputs, {}) if node.op == "Where" else node
-            for node in graph.nodes
-        )
-        return replace(graph, nodes=nodes)
-
-    assert any(node.op == "Where" for node in bundle.graphs["train"].nodes)
-    graphs = {name: older(graph) for name, graph in bundle.graphs.items()}
-    backend = OnnxBackend(replace(bundle, graphs=graphs))
-    backend.load(start(bundle.spec))
-    backend.step(*samples(2), Key(3))
-    backend.load(start(bundle.spec))
-    with pytest.raises(ModelError, match=r"its bundle is of an older version.*export the bundle again"):
-        backend.step(*samples(1), Key(3))
-    np.testing.assert_array_equal(backend.weights, start(bundle.spec))
 
 
 def test_a_norm_without_running_statistics_is_named():

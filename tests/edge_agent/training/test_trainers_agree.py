@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests.helpers.nightly import sooner
-from tests.helpers.places import ROOT
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.model.compute_cost import below_largest
@@ -222,19 +220,3 @@ def test_training_stops_between_two_steps_and_changes_nothing():
 
     with pytest.raises(TrainingStopped, match="after 3 of 20 steps: enough"):
         LocalTrainer(backend, data, SETTINGS, stop).fit(backend.weights.copy(), FitPlan(), Key(1))
-
-
-def test_a_bundle_of_an_earlier_coordinator_trains_as_todays_does():
-    before = read_bundle((ROOT / "tests/data/har-cnn-1b0c147.bundle").read_bytes())
-    now = make_bundle("har-cnn", (9, 128), 6, Key(0))
-    draws = Key.of("earlier bundle").generator()
-    x, y = draws.standard_normal((16, 9, 128)).astype(np.float32), np.arange(16) % 6
-    weights = (0.05 * draws.standard_normal(now.spec.size)).astype(np.float32)
-    losses, gradients = [], []
-    for bundle in (before, now):
-        backend = OnnxBackend(bundle)
-        backend.load(weights)
-        losses.append(backend.step(x, y, Key(0)))
-        gradients.append(backend.gradient.copy())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6 * np.abs(gradients[0]).max())

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.helpers.nightly import sooner
-from tests.helpers.places import ROOT
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.protocols.bundle.axis_factors import Factor, Unfollowed, fixed, regrouped
-from fleetune.protocols.bundle.bundle import TRAIN, Noise, read_bundle
+from fleetune.protocols.bundle.bundle import TRAIN, Noise
 from fleetune.protocols.bundle.graph import Constant, Node
 from fleetune.protocols.bundle.graph_cost import cost_of
 from fleetune.protocols.bundle.smaller_graph import smaller_bundle
@@ -50,10 +49,7 @@ def test_every_built_in_network_has_smaller_ones(name):
         found.graphs[TRAIN].check()
 
 
-def test_pairs_of_channels_stay_pairs():
-    """In bundles of har-cnn of before it pooled each channel by itself, which are still about."""
-    bundle = read_bundle((ROOT / "tests/data/har-cnn-1b0c147.bundle").read_bytes())
-    assert smaller_bundle(bundle, (9, 19, 19)).spec.groups == (10, 20, 20)
+def test_channels_that_are_pooled_one_by_one_need_no_partner():
     now = make_bundle("har-cnn", SHAPES["har-cnn"], 6, Key(1))
     assert smaller_bundle(now, (9, 19, 19)).spec.groups == (9, 19, 19)
 

@@ -425,22 +425,6 @@ def printed(comparison):
     return console.file.getvalue()
 
 
-def counted(run, up, down):
-    told = replace(run.summary.bytes, up_paper=up, down_paper=down)
-    return dataclasses.replace(run, summary=replace(run.summary, bytes=told))
-
-
-def test_what_papers_count_stands_in_the_table_of_costs_where_it_is_known():
-    old, new = hand_made("old"), counted(hand_made("new"), 2_500_000, 0)
-    without, both = (printed(side_by_side(*runs)) for runs in ((old,), (old, new)))
-    assert "papers" not in without
-    row = next(line for line in both.splitlines() if line.startswith("new") and "2.5 MB" in line)
-    assert "0 B" in row
-    assert max(map(len, both.splitlines())) <= 100
-    figures = {one.contender: one.values for one in side_by_side(old, new).figures}
-    assert [figures[name]["bytes_up_paper"] for name in ("old", "new")] == [None, 2_500_000]
-
-
 def test_a_device_counts_with_its_latest_reply():
     run = hand_made(afters=((0.2, None), (None, 0.6), (0.4, None)))
     assert [point.after for point in run.points] == pytest.approx([0.2, 0.4, 0.5])

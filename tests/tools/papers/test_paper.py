@@ -177,7 +177,7 @@ def test_mean_and_deviation_are_over_seeds():
     [
         ([], 0, "full"),
         (["run.seed=7", "run.final_evaluation=false", "run.name=x"], 0, "full"),
-        (["run.rehearsal=false"], 0, "full"),
+        (["run.final_evaluation=false"], 0, "full"),
         (["training.batch_size=64"], 0, "full, another choice of ours: training.batch_size=64"),
         (["fleet.train_on=cuda:0"], 0, "full, another choice of ours: fleet.train_on=cuda:0"),
         (["run.rounds=5"], 0, "scaled: run.rounds=5"),

@@ -5,12 +5,13 @@ import json
 import shutil
 import statistics
 import sys
-import tarfile
+from contextlib import closing
 
 import numpy as np
 import pandas as pd
 import pytest
-from tests.helpers.places import ROOT
+from tests.fleet.test_semi_asynchronous import Desk
+from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 import fleetune
 import fleetune.coordinator.reports.report
@@ -75,7 +76,7 @@ def table(runs):
 
 def test_a_run_is_a_frame_of_rounds_with_the_figures_of_rounds_jsonl(result):
     lines = [json.loads(line) for line in (result.folder / "rounds.jsonl").read_text().splitlines()]
-    training = [line for line in lines if not line.get("rehearsal")]
+    training = [line for line in lines if not line.get("final_evaluation")]
     assert list(result.rounds.index) == [1, 2, 3, 4]
     assert result.rounds.index.name == "round"
     for (_, row), line in zip(result.rounds.iterrows(), training, strict=True):
@@ -382,10 +383,11 @@ def test_rounds_devices_and_gains_of_a_comparison(table):
         table.gains("fedavg")
 
 
-def test_a_real_fleets_run_is_read_while_it_goes_on_one_of_an_older_release_too(tmp_path):
-    with tarfile.open(ROOT / "tests" / "data" / "run-d2699e9.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    found = fleetune.read_result(tmp_path / "runs" / "upgraded")
+def test_a_real_fleets_run_is_read_while_it_goes_on(tmp_path):
+    desk = Desk(tmp_path / "run", desk_settings(start_with=4, deadline_s=1000.0), restart=False)
+    with closing(desk.run.store):
+        desk.play(until_closed=2)
+        found = fleetune.read_result(tmp_path / "run")
     assert (found.summary.simulated, found.finished) == (False, False)
     assert list(found.rounds.index) == [1, 2]
     assert found.rounds["bytes_up"].sum() == found.devices["bytes_up"].sum() == found.summary.bytes.up > 0
