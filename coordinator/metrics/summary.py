@@ -359,6 +359,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The content of summary.json. What does not apply or is not known is None.
 
     Attributes:
+        format: version of the file's format.
         method, model, seed: of the run.
         parameters: of the model.
         rounds: closed training rounds.
@@ -386,9 +387,9 @@ class Summary(Struct, frozen=True, kw_only=True):
         by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
         agents: devices by program and version of their agent, as it reports them; not in simulations.
         provenance: see there.
-        format: version of the file's format.
     """
 
+    format: int = FORMAT
     method: str
     model: str = ""
     parameters: int = 0
@@ -419,7 +420,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_encoding: list[EncodingSummary] | UnsetType = UNSET
     agents: dict[str, int] | UnsetType = UNSET
     provenance: Provenance | UnsetType = UNSET
-    format: int = FORMAT
 
     @property
     def judged_by(self) -> Score:

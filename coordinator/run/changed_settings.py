@@ -74,8 +74,6 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
     for key in ("brief", "quick_masks"):
         if getattr(encoding, key) is None:
             encoding = replace(encoding, **{key: getattr(before.encoding, key)})
-    if now.round.max_share is None:
-        now = replace(now, round=replace(now.round, max_share=before.round.max_share))
     if not now.fleet.devices:
         now = replace(now, fleet=replace(now.fleet, devices=before.fleet.devices))
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)

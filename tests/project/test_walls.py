@@ -17,7 +17,6 @@ MAX_FUNCTION_LINES = 60
 NOT_ROOMS = {
     "arm64",
     "benchmarks",
-    "data",
     "fleet",
     "fuzz",
     "helpers",

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 from tests.helpers.every_method import SETTINGS
@@ -11,7 +10,6 @@ from tests.helpers.hostile_world import SPEC, World, stores_closed  # noqa: F401
 
 from fleetune.coordinator.metrics.personal_scores import refused
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import list_devices
 from fleetune.protocols.method.choice import DeviceReport
@@ -101,29 +99,3 @@ def test_a_restart_before_the_last_reply_changes_nothing(weights, tmp_path):
     whole = Liars(tmp_path / "whole", "fedavg", {}, weights, forge=claiming(HUGE)).play()
     assert np.array_equal(world.shared(), whole.shared())
     assert all(one.devices["mallory"].counted_samples == WITHIN for one in world.closed)
-
-
-def test_a_run_of_an_older_release_goes_on_without_a_limit(weights, tmp_path):
-    world = Liars(tmp_path, "fedavg", {}, weights, forge=claiming(HUGE))
-    world.join()
-    world.step()
-    store = world.run.store
-    settings = msgspec.json.decode(store.get("settings"))
-    assert settings["round"].pop("max_share", "") is None
-    with store.step():
-        store.put("settings", msgspec.json.encode(settings))
-    store.close()
-    with look_at(tmp_path) as run:
-        assert run.settings.round.max_share == 1
-    world.run = open_run(world.settings, tmp_path, durable=False)
-    assert world.run.settings.round.max_share == 1
-    world.run.store.close()
-    limited = replace_share(world.settings, 0.3)
-    world.run = open_run(limited, tmp_path, durable=False)
-    assert world.run.settings.round.max_share == 0.3
-
-
-def replace_share(settings, max_share):
-    return msgspec.structs.replace(
-        settings, round=msgspec.structs.replace(settings.round, max_share=max_share)
-    )
