@@ -1,6 +1,6 @@
-"""What both sides must agree on."""
+"""What both sides share: methods, models, encodings, the wire protocol and settings."""
 
 import os
 
-# ONNX Runtime reports to its makers unless told otherwise before its first import: see its Privacy.md.
+# ONNX Runtime reports usage to its makers unless this is set before its first import (its Privacy.md).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

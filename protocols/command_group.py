@@ -1,4 +1,4 @@
-"""A program's commands, whose messages about a wrong command line show no URL: it may hold a password."""
+"""Command groups whose error messages show no URL, because a URL may hold a password."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from typer.core import TyperGroup
 
 from fleetune.protocols.one_line import without_url
 
-# Some releases of typer bring a click of their own; its UsageError is what their BadParameter derives from.
+# Some releases of typer bundle their own click; BadParameter derives from its UsageError.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Commands(TyperGroup):
-    """Commands of one program (`typer.Typer(cls=Commands)`)."""
+    """The commands of one program (`typer.Typer(cls=Commands)`)."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a message about its command line loses what follows `://`."""
+        """Run a command; error messages about its command line lose what follows `://`."""
         try:
             return super().invoke(ctx)
         except _UsageError as problem:

@@ -1,4 +1,4 @@
-"""How a board is just now, as far as it can tell."""
+"""The current conditions of a board, as far as they can be measured."""
 
 from typing import Annotated, Literal
 
@@ -10,17 +10,17 @@ Power = Literal["mains", "charging", "battery"]
 
 
 class Conditions(Struct, frozen=True, omit_defaults=True):
-    """What an owner's policy is judged by; None: not known, which is never the same as 0 or False.
+    """Measurements that an owner's policy is checked against; None: unknown, which differs from 0 and False.
 
     Attributes:
-        memory_bytes: what the agent's process may take altogether: the smallest of what is available and
-            every limit set on it (cgroup, RLIMIT_AS), counting what it has already.
-        power: from the mains, without or with a battery that is charging, or from a battery.
-        battery: charge, 0..1; None also where there is none.
-        watts: drawn by the whole board.
-        celsius: of its hottest thermal zone.
-        throttled: whether it runs slower than it could, for heat or low voltage.
-        metered: whether traffic costs money.
+        memory_bytes: memory that the agent's process may use in total: the smallest of available memory and
+            all limits (cgroup, RLIMIT_AS), including what it already uses.
+        power: mains without a battery, mains while charging, or battery.
+        battery: charge, 0..1; None also without a battery.
+        watts: power draw of the whole board.
+        celsius: temperature of its hottest thermal zone.
+        throttled: True if heat or low voltage slows it down.
+        metered: True if traffic costs money.
     """
 
     memory_bytes: NumBytes | None = None

@@ -1,7 +1,7 @@
-"""The one place where something durable is changed on disk: plain operations, each of them one step.
+"""The only place where durable data are changed on disk: plain operations, one step each.
 
-`protocols.files` puts them together so that a power cut between any two leaves the old or the new. A test
-puts a double in place of `DISK` that loses what was not synced, and stops before or after any of them.
+`protocols.files` combines them so that a power cut leaves the old or the new content. Tests replace `DISK` by
+one that loses unsynced data and stops before or after any step.
 """
 
 import errno
@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 from typing import IO
 
-_CANNOT = (errno.EINVAL, errno.EACCES)  # a file system that syncs no folders, a folder that we may not read
+# a file system that cannot sync folders, or a folder that we may not read
+_CANNOT = (errno.EINVAL, errno.EACCES)
 
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-"""Permissions of what belongs to one user: state, models, runs."""
+"""Permissions of files and folders of one user: state, models, runs."""
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """A file opened to append; a new one is its owner's alone. Raises OSError."""
+    """Open a file for appending; a new one is readable by its owner only. Raises OSError."""
     file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab")  # noqa: PTH123, SIM115
     if not os.fstat(file.fileno()).st_size:
         _hand_over(file.fileno(), path.parent)
@@ -26,7 +27,7 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def _hand_over(made: int | Path, folder: Path) -> None:
-    """Give what root made in another user's folder to that user: `sudo edge-agent pin` may write for one."""
+    """Give a file that root created in another user's folder to that user (`sudo edge-agent pin`)."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return
     owner = folder.stat()
@@ -35,17 +36,17 @@ def _hand_over(made: int | Path, folder: Path) -> None:
 
 
 class Disk:
-    """The file system as it is. Every operation raises OSError.
+    """The real file system. Every operation raises OSError.
 
     Attributes:
-        lasting: folders known to survive a power cut, because their own parent was synced.
+        lasting: folders that survive a power cut, because their parent was synced.
     """
 
     def __init__(self) -> None:
         self.lasting: set[Path] = set()
 
     def make_folder(self, path: Path, mode: int | None = PRIVATE_FOLDER) -> None:
-        """Make a folder; `mode`: its permissions, None: as the umask says."""
+        """Create a folder with these permissions; None: those of the umask."""
         if mode is None:
             path.mkdir()
             return
@@ -53,16 +54,18 @@ class Disk:
         _hand_over(path, path.parent)
 
     def write(self, path: Path, data: bytes | memoryview, mode: int | None = PRIVATE) -> None:
-        """Write a new file, never readable for more users than `mode` says; None: as the umask says."""
+        """Write a new file that is at no moment readable beyond `mode`; None: the permissions of the
+        umask.
+        """
         given = 0o666 if mode is None else mode
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, given), "wb") as file:  # noqa: PTH123
             if mode is not None:
-                os.fchmod(file.fileno(), mode)  # whatever the umask says
+                os.fchmod(file.fileno(), mode)  # regardless of the umask
                 _hand_over(file.fileno(), path.parent)
             file.write(data)
 
     def append(self, path: Path, data: bytes | memoryview) -> None:
-        """Write at the end of a file; a new one is private."""
+        """Append to a file; a new one is private."""
         with open_private(path) as file:
             file.write(data)
 
@@ -79,13 +82,13 @@ class Disk:
         path.rmdir()
 
     def sync(self, path: Path) -> None:
-        """The file's content is on the medium when this returns."""
+        """Return when the file's content is on the medium."""
         _sync(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
 
     def sync_folder(self, path: Path) -> None:
-        """The names in the folder are on the medium when this returns."""
+        """Return when the folder's names are on the medium."""
         if sys.platform == "win32":
-            return  # a folder cannot be opened there; NTFS keeps a journal of names
+            return  # Windows cannot open a folder; NTFS journals names
         try:
             _sync(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as problem:

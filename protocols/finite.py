@@ -1,8 +1,8 @@
-"""Numbers that are NaN or infinite: found where they arise and named, never sent or kept.
+"""Checks for NaN and infinite numbers, so that they are named where they arise and never stored or sent.
 
-Local training checks its own loss and weights; here is what methods compute beside it. On the coordinator no
-step makes such numbers from finite updates; on a device such a step ends in TrainingDiverged, by which the
-device declines the round and stays as it was.
+Local training checks its own loss and weights; these functions check what methods compute. On the coordinator
+no step makes such numbers from finite updates. On a device such a step raises TrainingDiverged: the device
+declines the round and stays unchanged.
 """
 
 import dataclasses
@@ -16,13 +16,17 @@ from fleetune.protocols.errors import TrainingDiverged
 
 
 def check_finite(values: ArrayLike, what: str) -> None:
-    """`what` names the method and the step. Raises TrainingDiverged: some of `values` are NaN or infinite."""
+    """Raise TrainingDiverged if some of `values` are NaN or infinite; `what` names the method and the
+    step.
+    """
     if not np.isfinite(values).all():
         raise TrainingDiverged(f"{what} is not finite: lower training.learning_rate")
 
 
 def check_loss(loss: float, what: str) -> None:
-    """`what` names the method and the loss. Raises TrainingDiverged: the coordinator would refuse it."""
+    """Raise TrainingDiverged if the coordinator would reject this loss; `what` names the method and the
+    loss.
+    """
     if not 0 <= loss <= LARGEST_LOSS:
         raise TrainingDiverged(f"{what} is {loss:g}: lower training.learning_rate")
 

@@ -1,8 +1,9 @@
-"""Opening files that a user or another program supplies: regular ones only, bounded, each fault in one line.
+"""Opening files that a user or another program supplies: regular files only, bounded, each fault in one
+line.
 
-Such a file may be a pipe that never ends, a link to a device, a sparse file of 100 GB, or change while it is
-read. `open_input` follows links and then takes regular files only. It never blocks, and refuses more bytes
-than its caller states. Our own files in our own folders are not opened here.
+Such a file may be an endless pipe, a link to a device, a sparse file of 100 GB, or change while it is read.
+`open_input` follows links and accepts regular files only. It never blocks, and reads at most the bytes that
+its caller states. Our own files in our own folders are not opened here.
 """
 
 import errno
@@ -21,10 +22,10 @@ from typing import Any, BinaryIO, TextIO
 from fleetune.protocols.errors import DataError, ReadingStopped
 from fleetune.protocols.one_line import flat
 
-MAX_SETTINGS_BYTES = 2**20  # of a TOML file, a list of classes, a certificate
-_READ_BYTES = 2**20  # between two looks at whether to stop
+MAX_SETTINGS_BYTES = 2**20  # for a TOML file, a list of classes, a certificate
+_READ_BYTES = 2**20  # bytes between two checks of whether to stop
 _BUFFER_BYTES = 2**16
-_ANY_MEMORY_BYTES = 2**33  # where the system does not say how much it has
+_ANY_MEMORY_BYTES = 2**33  # if the system does not report its memory
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe (FIFO)"),
@@ -34,7 +35,8 @@ _KINDS = (
 )
 _WORDS = {errno.ENOENT: "no such file", errno.EACCES: "no permission to read it"}
 _FLAGS = os.O_RDONLY
-for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"):  # not all of them exist on every system
+# some systems lack some of these error numbers
+for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"):
     _FLAGS |= getattr(os, _flag, 0)
 
 MakeError = Callable[[str], Exception]
@@ -53,12 +55,12 @@ _limits: ContextVar[_Limits] = ContextVar("limits of input files", default=_Limi
 def input_limits(
     *, memory_bytes: int | None = None, is_stopped: Callable[[], bool] | None = None
 ) -> Iterator[None]:
-    """Set what reading in this thread may take, inside this context.
+    """Set limits for reading in this thread, inside this context.
 
     Args:
-        memory_bytes: that the content of one file may take in memory; None: as outside this context.
-        is_stopped: asked at least once for each MiB that is read; when it returns True, reading ends with
-            `ReadingStopped`. None: as outside this context.
+        memory_bytes: memory for the content of one file; None: unchanged.
+        is_stopped: called at least once per MiB; when it returns True, reading raises `ReadingStopped`. None:
+            unchanged.
     """
     now = _limits.get()
     new = replace(
@@ -74,7 +76,7 @@ def input_limits(
 
 
 def memory_limit_bytes() -> int:
-    """Bytes that the content of one file may take: see `input_limits`; else all memory of this machine."""
+    """Memory for the content of one file: that of `input_limits`, or all memory of this machine."""
     found = _limits.get().memory_bytes
     if found is not None:
         return found
@@ -85,7 +87,7 @@ def memory_limit_bytes() -> int:
 
 
 def check_stop() -> None:
-    """Raises ReadingStopped: `input_limits` says that reading in this thread shall end."""
+    """Raise ReadingStopped if `input_limits` asks this thread to stop reading."""
     if _limits.get().is_stopped():
         raise ReadingStopped("stopped while a file was read")
 
@@ -93,19 +95,19 @@ def check_stop() -> None:
 def open_input(
     path: Path, max_bytes: int | None = None, *, error: MakeError = DataError, unpack: bool = False
 ) -> BinaryIO:
-    """Open a user's file for reading, as bytes.
+    """Open a user's file for reading bytes.
 
-    Every fault of the file is raised as `error`, here and while the file is read, with a line that names the
-    path, what is wrong and what to do.
+    Every fault, here and while the file is read, is raised as `error` with a line that names the path, the
+    fault and the remedy.
 
     Args:
         path: of the file; links are followed.
-        max_bytes: the most that is read of it, and that it may have; None: `memory_limit_bytes()`.
-        error: makes an exception of the line.
-        unpack: decompress the content of a file whose name ends with `.gz`; `max_bytes` bounds both.
+        max_bytes: largest size of the file; None: `memory_limit_bytes()`.
+        error: makes an exception from the line.
+        unpack: decompress a file whose name ends with `.gz`; `max_bytes` bounds both sizes.
 
     Raises:
-        error: the file is missing, is no regular file, is too large, or cannot be read.
+        error: the file is missing, not regular, too large, or unreadable.
         ReadingStopped: see `input_limits`.
     """
     limit = memory_limit_bytes() if max_bytes is None else max_bytes
@@ -125,28 +127,32 @@ def read_input(
 
 
 def read_text_input(path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, error: MakeError = DataError) -> str:
-    """The content of a user's text file in UTF-8, without a byte-order mark. Raises as `open_input`; also
-    `error` when it is no such text.
+    """The content of a user's UTF-8 text file, without a byte-order mark.
+
+    Raises as `open_input`; also `error` if it is not UTF-8.
     """
     data = read_input(path, max_bytes, error=error)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise error(f"{path}: no UTF-8 text (byte {problem.start}); save it as UTF-8") from None
+        raise error(f"{path}: not UTF-8 text (byte {problem.start}); save it as UTF-8") from None
 
 
 def open_text_input(path: Path, max_bytes: int | None = None, *, error: MakeError = DataError) -> TextIO:
-    """Open a user's text file in UTF-8 for reading, unpacked, as the csv module wants it: with its line ends.
+    """Open a user's UTF-8 text file for reading, decompressed, with its line ends as the csv module needs
+    them.
 
-    Raises as `open_input`. Bytes that are no UTF-8 raise UnicodeDecodeError where they are read.
+    Raises as `open_input`. Bytes that are not UTF-8 raise UnicodeDecodeError when they are read.
     """
     file = open_input(path, max_bytes, error=error, unpack=True)
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _regular_file(path: Path, max_bytes: int, error: MakeError) -> io.FileIO:
-    """Opened without blocking. Checked before, because opening some devices changes them, and after, because
-    the path may lead to another file by then.
+    """Open a file without blocking, and check it before and after.
+
+    Before, because opening some devices changes them; after, because the path may lead to another file by
+    then.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - as the line below
@@ -164,7 +170,7 @@ def _regular_file(path: Path, max_bytes: int, error: MakeError) -> io.FileIO:
 
 
 def _problem(found: os.stat_result, path: Path, max_bytes: int) -> str | None:
-    """Why such a file is not read; None: it is."""
+    """Why such a file is not read; None if it is."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((words for is_kind, words in _KINDS if is_kind(found.st_mode)), "no regular file")
         return f"{path} is {kind}; expected a regular file"
@@ -172,13 +178,13 @@ def _problem(found: os.stat_result, path: Path, max_bytes: int) -> str | None:
 
 
 def too_large(path: Path, num_bytes: int | None, max_bytes: int, what: str = "") -> str:
-    """The line that says so.
+    """The message for a file that is too large.
 
     Args:
         path: of the file.
-        num_bytes: that it has, or its content would take; None: more than `max_bytes`.
-        max_bytes: that are read of it.
-        what: whose bytes these are, such as "unpacked"; empty: the file's own.
+        num_bytes: its size, or that of its content; None: more than `max_bytes`.
+        max_bytes: the limit.
+        what: which bytes these are, such as "unpacked"; empty: the file's own.
     """
     has = f"more than {size_words(max_bytes)}" if num_bytes is None else size_words(num_bytes)
     beside = f" {what}" if what else ""
@@ -186,7 +192,7 @@ def too_large(path: Path, num_bytes: int | None, max_bytes: int, what: str = "")
 
 
 def size_words(num_bytes: int) -> str:
-    """A number of bytes as people read it."""
+    """A number of bytes for people."""
     for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:,.1f} {unit}"
@@ -194,7 +200,7 @@ def size_words(num_bytes: int) -> str:
 
 
 class _Packed(gzip.GzipFile):
-    """A decompressed stream that closes the one below it."""
+    """A decompressing stream that also closes the stream below it."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(fileobj=file, mode="rb")
@@ -206,9 +212,9 @@ class _Packed(gzip.GzipFile):
 
 
 class _Bounded(io.RawIOBase):
-    """A stream of which `max_bytes` are read at most; it asks whether to stop, and names its faults.
+    """A stream that reads at most `max_bytes`, checks whether to stop, and names its faults.
 
-    It has no file descriptor to be read past these bounds.
+    It has no file descriptor, so that its limits cannot be bypassed.
     """
 
     def __init__(
@@ -226,7 +232,7 @@ class _Bounded(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # zipfile tries places that are none
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # zipfile seeks to invalid positions
         self._at = self._source.seek(offset, whence)
         return self._at
 
@@ -238,7 +244,7 @@ class _Bounded(io.RawIOBase):
         if count is None:
             raise self._error(f"{self._path}: has no content to read just now; expected a regular file")
         self._at += count
-        if self._at > self._max_bytes:  # it grew, or it is packed
+        if self._at > self._max_bytes:  # the file grew, or it is compressed
             raise self._error(too_large(self._path, None, self._max_bytes))
         return int(count)
 

@@ -1,18 +1,18 @@
-"""Random draws that coordinator, agent and simulator make alike, in any language.
+"""Random draws that are equal on coordinator, agent and simulator, in any language.
 
-A `Key` is 64 bits. Keys are derived, never advanced: `Key.of("fleetune", seed).child("round", 3)`
-is the same on every machine, and two different paths of names never share a stream.
+A `Key` is 64 bits. Keys are derived, never advanced: `Key.of("fleetune", seed).child("round", 3)` is the same
+on every machine, and two different paths of names never share a stream.
 
-The definition, so that an agent in another language draws the same:
+The definition, for agents in other languages:
 
-- a key is the first 8 bytes (little endian) of SHA-256 over the parts of its path, each part as
-  UTF-8 text preceded by its length in bytes as 4 bytes little endian; integers are written in
-  decimal; `key.child(...)` starts with the parent's value in decimal as its first part;
-- draw i (from 0) of a key is the SplitMix64 output at counter i: z = key + (i + 1) * 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9; z = (z ^ (z >> 27)) * 0x94D049BB133111EB; z ^ (z >> 31);
-- a uniform number in [0, 1) is the upper 53 bits of a draw times 2^-53;
-- a permutation of n orders 0..n-1 by their draws, ties by index; a sample of k of n is the sorted
-  first k of that permutation.
+- A key is the first 8 bytes (little endian) of SHA-256 over the parts of its path. Each part is UTF-8 text
+  preceded by its length in bytes as 4 bytes little endian. Integers are written in decimal. `key.child(...)`
+  starts with the parent's value in decimal.
+- Draw i (from 0) of a key is the SplitMix64 output at counter i: z = key + (i + 1) * 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9; z = (z ^ (z >> 27)) * 0x94D049BB133111EB; z ^ (z >> 31).
+- A uniform number in [0, 1) is the upper 53 bits of a draw times 2^-53.
+- A permutation of n orders 0..n-1 by their draws, ties by index. A sample of k of n is the sorted first k of
+  that permutation.
 """
 
 import hashlib
@@ -67,7 +67,8 @@ class Key:
         return np.sort(self.permutation(of)[:count])
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator for distributions beyond the above (data partitions, first
-        weights, augmentation; never what both sides draw).
+        """A NumPy generator for other distributions (data partitions, first weights, augmentation).
+
+        Never for draws that both sides must make alike.
         """
         return np.random.Generator(np.random.Philox(key=self.value))

@@ -1,4 +1,4 @@
-"""What a round takes of a device, predicted or measured."""
+"""What a round costs a device, predicted or measured."""
 
 from msgspec import Struct
 
@@ -6,18 +6,17 @@ from fleetune.protocols.bounds import Amount, NumBytes, Share
 
 
 class RoundCost(Struct, frozen=True, omit_defaults=True):
-    """One device's part in one round; None: not known, which is never the same as 0.
+    """The cost of one device's part in one round; None: unknown, which differs from 0.
 
     Attributes:
         bytes_down, bytes_up: payload bytes.
-        download_s, train_s, upload_s: the device's work stands in `train_s`, evaluations included.
+        download_s, train_s, upload_s: seconds; `train_s` includes evaluations.
         memory_bytes: peak resident memory of the agent's process.
-        joules: drawn by the whole board meanwhile.
-        processor_s: of `train_s`, what the agent's threads used of processors. The rest is waiting, for other
-            programs or the disk; with several threads at once it may be more than `train_s`. It is told
-            where messages may be long.
-        left_out: of what an update was to change, the share that its encoding left for a later one, by
-            Euclidean length; it is told where the coordinator proposes encodings.
+        joules: energy drawn by the whole board.
+        processor_s: processor time of the agent's threads within `train_s`; the rest is waiting. With several
+            threads it may exceed `train_s`. It is reported where messages may be long.
+        left_out: compression error of the update, as a share of its Euclidean length. It is reported where
+            the coordinator proposes encodings.
     """
 
     bytes_down: NumBytes | None = None
@@ -32,12 +31,12 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
 
     @property
     def known_s(self) -> float:
-        """Seconds of the parts that are known."""
+        """The sum of the known parts, in seconds."""
         parts = (self.download_s, self.train_s, self.upload_s)
         return sum(part for part in parts if part is not None)
 
     @property
     def round_s(self) -> float | None:
-        """Seconds of the whole round; None unless every part is known."""
+        """Duration of the whole round in seconds; None unless every part is known."""
         parts = (self.download_s, self.train_s, self.upload_s)
         return None if None in parts else self.known_s

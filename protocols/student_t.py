@@ -3,16 +3,16 @@
 import math
 from functools import lru_cache
 
-_STEPS = 200  # of a continued fraction, or halvings of an interval: far more than float64 needs
+_STEPS = 200  # steps of a continued fraction, or halvings of an interval: more than float64 needs
 _TINY = 1e-300
 
 
 @lru_cache(1024)
 def student_t_quantile(share: float, freedom: float) -> float:
-    """The value that `share` (0.5 <= share < 1) of Student's t distribution lies below.
+    """The quantile of Student's t distribution for `share` (0.5 <= share < 1).
 
     Args:
-        share: of the distribution.
+        share: probability of smaller values.
         freedom: degrees of freedom, above 0, not necessarily whole.
     """
     low, high = 0.0, 1.0
@@ -27,14 +27,14 @@ def student_t_quantile(share: float, freedom: float) -> float:
 
 
 def student_t_share(value: float, freedom: float) -> float:
-    """The share of Student's t distribution below `value`, at least 0."""
+    """The probability of Student's t distribution below `value`, which is at least 0."""
     at = freedom / (freedom + value * value)
     return 1.0 - 0.5 * _incomplete_beta(at, freedom / 2, 0.5)
 
 
 @lru_cache(1024)
 def beta_quantile(share: float, a: float, b: float) -> float:
-    """The value that `share` (0 < share < 1) of the beta distribution with shapes a, b > 0 lies below."""
+    """The quantile of the beta distribution with shapes a, b > 0 for `share` (0 < share < 1)."""
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Reading TOML that a user wrote: bounded in size, depth and numbers, one line for every mistake."""
+"""Reading TOML that a user wrote: bounded in size, depth and numbers; each mistake is one line."""
 
 import re
 import tomllib
@@ -9,19 +9,19 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.input_files import MAX_SETTINGS_BYTES, read_text_input
 from fleetune.protocols.one_line import flat
 
-MAX_DEPTH = 32  # tables and arrays in each other
-_WHOLE = range(-(2**63), 2**63)  # TOML's own range of integers
+MAX_DEPTH = 32  # levels of nested tables and arrays
+_WHOLE = range(-(2**63), 2**63)  # the range of integers in TOML
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')\s*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:\.\s*+{_PART}){{{MAX_DEPTH},}}")
-_DEEP_LINE = f"tables or arrays are nested deeper than {MAX_DEPTH}; make it flatter"
+_DEEP_LINE = f"tables or arrays are nested deeper than {MAX_DEPTH}; nest them less"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file.
 
     Raises:
-        SettingError: it is missing, is no regular file, is larger than `MAX_SETTINGS_BYTES`, or its text is
-            as `parse_toml` says; the line begins with its path.
+        SettingError: it is missing, not regular, larger than `MAX_SETTINGS_BYTES`, or wrong as for
+            `parse_toml`; the line begins with its path.
     """
     text = read_text_input(path, MAX_SETTINGS_BYTES, error=SettingError)
     try:
@@ -31,12 +31,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The content of TOML.
+    """The content of a TOML text.
 
     Raises:
-        SettingError: it is no TOML, is nested deeper than `MAX_DEPTH`, or has an integer beyond 64 bits.
+        SettingError: it is not TOML, is nested deeper than `MAX_DEPTH`, or has an integer beyond 64 bits.
     """
-    if _DEEP_KEY.search(text):  # tomllib takes time that grows with the square of a key's parts
+    if _DEEP_KEY.search(text):  # tomllib needs time quadratic in the parts of a key
         raise SettingError(_DEEP_LINE)
     try:
         content = tomllib.loads(text)
@@ -44,17 +44,17 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise SettingError(_DEEP_LINE) from None
     except tomllib.TOMLDecodeError as problem:
         raise SettingError(flat(problem)[:300]) from None
-    except ValueError:  # Python converts no more than 4,300 digits
+    except ValueError:  # Python converts at most 4,300 digits
         raise SettingError("an integer of too many digits; TOML has integers of 64 bits") from None
     _check(content)
     return content
 
 
 def parse_value(text: str) -> Any:
-    """One value as TOML has it, for options of commands; what is no TOML is text, as it stands.
+    """One TOML value, for options of commands; anything else is returned as text.
 
     Raises:
-        SettingError: as `parse_toml`, for what is nested too deep or too large.
+        SettingError: as `parse_toml`, for values that are nested too deep or too large.
     """
     try:
         content = tomllib.loads(f"value = {text}")
@@ -67,7 +67,7 @@ def parse_value(text: str) -> Any:
 
 
 def _check(content: dict[str, Any]) -> None:
-    """Raises SettingError: `content` is nested too deep, or an integer is too large."""
+    """Raise SettingError if `content` is nested too deep, or an integer is too large."""
     waiting: list[tuple[str, Any, int]] = [("", content, 0)]
     while waiting:
         name, value, depth = waiting.pop()

@@ -1,4 +1,4 @@
-"""Which Fleetune this is, as its installation says."""
+"""The installed version of Fleetune."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,7 +9,7 @@ except PackageNotFoundError:
 
 
 def show_version(asked: bool) -> None:
-    """Of a program that was asked for it: print it and stop."""
+    """Print the version and exit, if a program was asked for it."""
     if asked:
         print(f"fleetune {VERSION}")
         raise SystemExit(0)

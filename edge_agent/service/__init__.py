@@ -1,3 +1,1 @@
-"""The agent as a service of systemd: its unit and settings, what installs them, and what the agent tells
-systemd.
-"""
+"""The agent as a systemd service: unit file, settings, installation, and notifications to systemd."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run the agent as a systemd service.", no_args_is_help=True)
 
 Into = Annotated[
-    Path, typer.Option(help="root of another board's file system, as of a mounted image; nothing is started")
+    Path,
+    typer.Option(help="root of another board's file system, such as a mounted image; nothing is started"),
 ]
 DryRun = Annotated[bool, typer.Option(help="only show what would be done")]
 
@@ -26,11 +27,13 @@ def install(
     fleet: Annotated[str | None, typer.Option(help="name of the fleet (the coordinator's run.name)")] = None,
     broker: Annotated[
         str | None,
-        typer.Option(envvar="FLEETUNE_BROKER", help="as for run; better by the variable, for its password"),
+        typer.Option(
+            envvar="FLEETUNE_BROKER", help="as for run; better in the variable, because it holds a password"
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="as for run; a path must be absolute")] = None,
     device: Annotated[
-        str | None, typer.Option(help="name of the device; else the host name, at start")
+        str | None, typer.Option(help="name of the device; default: the host name when the agent starts")
     ] = None,
     options: Annotated[
         str | None, typer.Option(help="more options of run, in one: --options '--charging-only --nice 10'")
@@ -38,7 +41,9 @@ def install(
     into: Into = Path("/"),
     dry_run: DryRun = False,
 ) -> None:
-    """Make, or change, the service fleetune-agent, and start it. Options not given stay as they are."""
+    """Create or change the service fleetune-agent, and start it. Options that are not given stay
+    unchanged.
+    """
     from fleetune.edge_agent.service.install import activation, files, program, systemd_version, write
 
     values = {
@@ -69,7 +74,7 @@ def install(
 @app.command()
 def uninstall(
     into: Into = Path("/"),
-    purge: Annotated[bool, typer.Option(help="its settings too; personal models always stay")] = False,
+    purge: Annotated[bool, typer.Option(help="remove its settings too; personal models always stay")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Stop the service and remove it. Its settings and its state folder stay."""
@@ -125,7 +130,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] 
 
 
 def _as_service_user() -> dict[str, Any]:
-    """For `subprocess.run`: the service's user and all its groups.
+    """Arguments for `subprocess.run`: the service's user and all its groups.
 
     Raises:
         StoreError: there is no such user.
@@ -136,7 +141,7 @@ def _as_service_user() -> dict[str, Any]:
     try:
         user = pwd.getpwnam("fleetune")
     except KeyError:
-        raise StoreError("there is no user fleetune; edge-agent service install makes it") from None
+        raise StoreError("there is no user fleetune; run edge-agent service install to create it") from None
     groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem]
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
 
@@ -192,5 +197,6 @@ def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
 
 
 def _without_secrets(content: str) -> str:
-    """A file's content to be shown: users and passwords of URLs are for agent.env alone."""
-    return re.sub(r"://.*@", "://***@", content)  # to the line's last @: a password may hold one
+    """A file's content for display, without users and passwords of URLs."""
+    # up to the line's last @, because a password may contain one
+    return re.sub(r"://.*@", "://***@", content)

@@ -1,4 +1,4 @@
-"""/etc/fleetune/agent.env: the service's settings, which systemd, a shell and we read alike."""
+"""/etc/fleetune/agent.env: the service's settings, in a form that systemd, a shell and we read alike."""
 
 import shlex
 
@@ -7,7 +7,7 @@ from fleetune.protocols.errors import SettingError
 _HEADER = (
     "# Settings of fleetune-agent.service; `edge-agent service install` changes the lines of its options.\n"
 )
-_FORBIDDEN = "'\\\n\r"  # systemd and shells differ about these
+_FORBIDDEN = "'\\\n\r"  # systemd and shells treat these characters differently
 
 
 def read(text: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def read(text: str) -> dict[str, str]:
 
 
 def changed(text: str, values: dict[str, str]) -> str:
-    """`text` with these variables set; everything else stays as its owner wrote it.
+    """`text` with these variables set; all other lines stay unchanged.
 
     Raises:
         SettingError: a value cannot be written, or `text` cannot be read.

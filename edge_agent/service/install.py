@@ -1,6 +1,7 @@
-"""The agent as a systemd service: its files, and the commands that make systemd know them.
+"""The agent as a systemd service: its files, and the commands that make systemd load them.
 
-Installing twice changes nothing; installing with other options changes what these say and restarts it.
+Installing again changes nothing. Installing with other options changes those settings and restarts the
+service.
 """
 
 import subprocess
@@ -29,14 +30,14 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class File:
-    """One of the files that the service consists of; `path` is below the root of a file system."""
+    """One of the service's files; `path` is relative to the root of a file system."""
 
     path: Path
     content: str
     mode: int
 
     def is_there(self, into: Path) -> bool:
-        """Whether it lies there, with this content and mode."""
+        """True if the file exists with this content and mode."""
         try:
             there = into / self.path
             return there.read_text(encoding="utf-8") == self.content and (
@@ -52,20 +53,20 @@ def files(
     """The service's files as they should be.
 
     Args:
-        into: the file system they belong to, whose present agent.env is kept but for `values`.
-        program: edge-agent, as the service will start it.
+        into: root of the file system; its agent.env is kept except for `values`.
+        program: path of edge-agent, as the service will start it.
         values: variables of agent.env to set.
-        systemd_version: keys that it does not know are left out; None: not known, all stay.
+        systemd_version: keys that this version does not know are left out; None: unknown, all are written.
 
     Raises:
-        SettingError: a variable that is needed is in neither, or cannot be written.
-        StoreError: the present agent.env cannot be read.
+        SettingError: a required variable is missing, or cannot be written.
+        StoreError: the current agent.env cannot be read.
     """
     settings = environment.changed(_present(into), values)
     known = environment.read(settings)
     missing = [option for name, option in _NEEDED.items() if not known.get(name)]
     if missing:
-        raise SettingError(f"{', '.join(missing)}: needed, as /{SETTINGS_FILE} does not say it yet")
+        raise SettingError(f"{', '.join(missing)}: needed, because /{SETTINGS_FILE} does not set it yet")
     unit = _template(UNIT).replace("@PROGRAM@", str(program).replace("%", "%%"))
     if systemd_version is not None and systemd_version < STEPS_SINCE:
         unit = "".join(line for line in unit.splitlines(keepends=True) if not line.startswith(_STEPS))
@@ -77,10 +78,10 @@ def files(
 
 
 def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
-    """Write what is not as it should be; tell of each file whether it had to be changed.
+    """Write the files that differ; yield each file with True if it was changed.
 
     Raises:
-        StoreError: one cannot be written.
+        StoreError: a file cannot be written.
     """
     for file in wanted:
         changes = not file.is_there(into)
@@ -92,10 +93,11 @@ def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
 def activation(into: Path, *, changed: bool) -> list[Command]:
     """The commands to run after the files were written.
 
-    `restart` does not wait: an agent may be long in finding its broker.
+    `restart` does not wait, because an agent may need long to reach its broker.
     """
     if into != Path("/"):
-        return [("systemctl", f"--root={into}", "enable", UNIT)]  # the user is made when that system boots
+        # systemd creates the user when that system boots
+        return [("systemctl", f"--root={into}", "enable", UNIT)]
     commands: list[Command] = [
         ("systemd-sysusers", f"/{USER_FILE}"),
         ("systemctl", "daemon-reload"),
@@ -112,10 +114,10 @@ def removal(into: Path) -> list[Command]:
 
 
 def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
-    """Remove these files, and tell of each that was there.
+    """Remove these files; yield those that existed.
 
     Raises:
-        StoreError: one cannot be removed.
+        StoreError: a file cannot be removed.
     """
     for path in paths:
         if (into / path).exists():
@@ -124,10 +126,11 @@ def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
 
 
 def settings(into: Path) -> dict[str, str]:
-    """What agent.env says.
+    """The variables of agent.env.
 
     Raises:
-        StoreError: it cannot be read; SettingError: it is wrong.
+        StoreError: it cannot be read.
+        SettingError: a line is wrong.
     """
     text = _present(into)
     if not text:
@@ -136,10 +139,10 @@ def settings(into: Path) -> dict[str, str]:
 
 
 def program(executable: Path = Path(sys.executable)) -> Path:
-    """The edge-agent beside the Python that runs us, which may be a link into somebody's home (pyenv, uv).
+    """The edge-agent next to this Python, which may be a link into a home folder (pyenv, uv).
 
     Raises:
-        SettingError: there is none, or the service's user could not start it.
+        SettingError: there is none, or the service's user cannot start it.
     """
     found = executable.with_name("edge-agent")
     if not found.is_file():
@@ -149,13 +152,13 @@ def program(executable: Path = Path(sys.executable)) -> Path:
         if closed:
             raise SettingError(
                 f"{needed}: user fleetune may not enter {closed[-1]}; install into a folder that is open to "
-                "all, like /opt/fleetune, with the system's Python"
+                "all users, like /opt/fleetune, with the system's Python"
             )
     return found
 
 
 def systemd_version() -> int | None:
-    """The version of the systemd installed here; None: it does not say."""
+    """The installed systemd's version; None if it does not report one."""
     try:
         words = run(("systemctl", "--version")).split()
     except StoreError:
@@ -193,9 +196,9 @@ def _template(name: str) -> str:
 
 
 def _replace(path: Path, content: str, mode: int) -> None:
-    """Write a file that is never, not for a moment, readable for more than `mode` says."""
+    """Write a file that is at no moment readable beyond `mode`."""
     try:
-        make_folder(path.parent, private=False)  # others' files lie there too, e.g. the authority's
+        make_folder(path.parent, private=False)  # other files lie there too, e.g. the authority's
         write_atomically(path, content.encode(), mode=mode)
     except StoreError as problem:
         raise StoreError(f"{problem}; sudo may help") from None

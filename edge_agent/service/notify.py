@@ -1,6 +1,6 @@
-"""What an agent tells the service manager that started it: ready, still alive, stopping (sd_notify(3)).
+"""What an agent reports to the service manager that started it: ready, alive, stopping (sd_notify(3)).
 
-Datagrams to the socket that NOTIFY_SOCKET names; without it nothing is sent, and nobody needs to wake up.
+It sends datagrams to the socket in NOTIFY_SOCKET. Without that variable it sends nothing.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 
 ENVIRONMENT = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _SEND_S = 1.0
-_LONGEST = 1000  # characters of a status: it is one line of `systemctl status`
+_LONGEST = 1000  # characters of a status, which is one line of `systemctl status`
 
 
 class Notifier:
     """The service manager, if there is one.
 
     Args:
-        environment: NOTIFY_SOCKET is where it listens; WATCHDOG_USEC is how long it waits for a sign of life
-            of process WATCHDOG_PID.
+        environment: NOTIFY_SOCKET is its address; WATCHDOG_USEC is how long it waits for a keepalive of
+            process WATCHDOG_PID.
 
     Attributes:
-        wake_at: when `beat` is due, by the caller's clock; None: never, nobody waits for it.
+        wake_at: when `beat` is due, by the caller's clock; None: never.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -36,30 +36,30 @@ class Notifier:
 
     @property
     def listens(self) -> bool:
-        """Whether there is a service manager that listens."""
+        """True if there is a service manager."""
         return bool(self._address)
 
     def ready(self) -> None:
-        """Say, once, that the service does what it is for."""
+        """Report, once, that the service works."""
         if not self._is_ready:
             self._is_ready = True
             self._send("READY=1")
 
     def beat(self, now: float) -> None:
-        """Say that the main loop still turns, if it is time to: twice within what the watchdog waits."""
+        """Send a keepalive if one is due: twice per watchdog period."""
         if self._every_s is not None and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = now + self._every_s
             self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """Say in one line, for people, what the service is at."""
+        """Report in one line, for people, what the service is doing."""
         self._send(f"STATUS={text.partition(chr(10))[0][:_LONGEST]}")
 
     def stopping(self) -> None:
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
-        """Send a message. A manager that does not take it has lost it; our work goes on."""
+        """Send a message. A message that the manager does not accept is lost; the agent continues."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
@@ -72,7 +72,7 @@ class Notifier:
 def service_manager() -> Notifier:
     """The service manager of this process.
 
-    What names it leaves the environment: programs that we run shall not speak for us.
+    Its variables are removed from the environment, so that child processes do not report in our name.
     """
     found = Notifier(os.environ)
     for name in ENVIRONMENT:
@@ -81,7 +81,7 @@ def service_manager() -> Notifier:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """How long the watchdog waits, in seconds; None: there is none, or it watches another process."""
+    """The watchdog's period in seconds; None if there is none, or if it watches another process."""
     microseconds, whose = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not microseconds.isdecimal() or int(microseconds) == 0 or whose not in ("", str(os.getpid())):
         return None

@@ -49,7 +49,7 @@ def test_a_folder_of_an_older_release_is_closed_to_others(tmp_path, caplog):
         keep_private(folder)
     assert mode(folder) == 0o700
     assert [one.getMessage() for one in caplog.records] == [
-        f"{folder} was open to other users; it is its owner's alone now"
+        f"{folder} was open to other users; only its owner can access it now"
     ]
     keep_private(tmp_path / "none")
 

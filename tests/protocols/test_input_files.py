@@ -177,5 +177,5 @@ def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path):
     with open_text_input(path) as file:
         assert list(file) == ["a,ä\r\n"]
     path.write_bytes(b"a\xff")
-    with pytest.raises(SettingError, match=r"no UTF-8 text \(byte 1\)"):
+    with pytest.raises(SettingError, match=r"not UTF-8 text \(byte 1\)"):
         read_text_input(path, error=SettingError)
