@@ -30,7 +30,7 @@ from typing import Self
 
 
 class FleetuneError(Exception):
-    """Base of everything raised on purpose; `str()` is the line a user reads."""
+    """Base of all exceptions raised on purpose; `str()` is the line that a user reads."""
 
 
 class SettingError(FleetuneError):
@@ -46,11 +46,11 @@ class ModelError(FleetuneError):
 
 
 class TrainingDiverged(ModelError):  # noqa: N818 - it reports what the model did
-    """Local training ended in numbers that are not finite; nothing was changed."""
+    """Local training ended in non-finite numbers; nothing changed."""
 
 
 class MethodError(FleetuneError):
-    """A method's step failed, or returned what cannot be kept or sent; the line names the step."""
+    """A method's step failed, or returned a value that cannot be stored or sent; the line names the step."""
 
 
 class StoreError(FleetuneError):
@@ -67,27 +67,27 @@ class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is 
 
 
 class AgentClosed(FleetuneError):  # noqa: N818 - reads as the state it is in
-    """An Agent was asked for something after it was closed, or in another process than its own."""
+    """An Agent was used after it was closed, or in another process than its own."""
 
 
 class TransportError(FleetuneError):
-    """The broker cannot be reached or refuses us."""
+    """The broker is unreachable or refuses the connection."""
 
 
 class TrainingStopped(FleetuneError):  # noqa: N818 - it reports a wish that was granted, not a fault
-    """Local training was asked to stop; nothing was changed."""
+    """Local training was asked to stop; nothing changed."""
 
 
 class ReadingStopped(FleetuneError):  # noqa: N818 - as `TrainingStopped`
-    """Reading a file was asked to stop; nothing of it was taken."""
+    """Reading a file was asked to stop; nothing was kept."""
 
 
 class PacketError(FleetuneError):
-    """The peer sent something we refuse."""
+    """The peer sent something invalid."""
 
 
 class PacketTruncated(PacketError):  # noqa: N818 - reads as the verdict on a packet
-    """Shorter than it says."""
+    """Shorter than announced."""
 
 
 class PacketVersion(PacketError):  # noqa: N818
@@ -95,23 +95,23 @@ class PacketVersion(PacketError):  # noqa: N818
 
 
 class PacketTooLarge(PacketError):  # noqa: N818
-    """A length is beyond its limit."""
+    """A length is above its limit."""
 
 
 class PacketCorrupt(PacketError):  # noqa: N818
-    """Checksum or structure is wrong."""
+    """The checksum or the structure is wrong."""
 
 
 class PacketNotFinite(PacketError):  # noqa: N818
-    """NaN or infinite values where numbers are due."""
+    """NaN or infinite values instead of numbers."""
 
 
 class PacketOutlying(PacketError):  # noqa: N818
-    """Finite, but far larger than the model and all others' updates."""
+    """Finite, but far larger than the model and all other updates."""
 
 
 class PacketOverclaimed(PacketError):  # noqa: N818
-    """Claims more samples than its device reported, or figures that the run's task cannot give."""
+    """Claims more samples than its device reported, or scores that the run's task cannot have."""
 
 
 class PacketForeign(PacketError):  # noqa: N818
@@ -119,7 +119,7 @@ class PacketForeign(PacketError):  # noqa: N818
 
 
 class BaseUnknown(PacketForeign):
-    """Its values are differences to what this side does not hold."""
+    """Its values are differences to a model that this side does not hold."""
 
 
 SAME_VERSION = "install the same version of fleetune on the coordinator and its devices"

@@ -1,5 +1,6 @@
-"""Writing files so that a power cut leaves the old content or the new one, never half of it, and never the
-old one once the writer went on: a rename is durable only when the folder is synced too.
+"""Writing files so that a power cut leaves the old or the new content, never a mixture.
+
+A rename is durable only after its folder was synced, so these functions sync folders too.
 """
 
 import contextlib
@@ -21,15 +22,15 @@ log = logging.getLogger(__name__)
 def write_atomically(
     path: Path, data: bytes, *, head: bytes = b"", durable: bool = True, mode: int | None = disk.PRIVATE
 ) -> None:
-    """Replace `path`, making its folder where needed.
+    """Replace the file at `path`; create its folder if needed.
 
     Args:
         path: the file.
         data: its new content.
-        head: what stands before it.
-        durable: also survive a power cut; simulations do without.
-        mode: its permissions; None: as the umask says, for files that a user names as output. A folder that
-            is made for a file of one user is this user's alone.
+        head: bytes before the content.
+        durable: survive a power cut; simulations pass False.
+        mode: permissions; None: those of the umask, for files that a user names as output. A folder created
+            for a private file is private too.
 
     Raises:
         StoreError: the disk is full or the folder cannot be written.
@@ -40,11 +41,12 @@ def write_atomically(
         _make_folders(path.parent, durable=durable, private=private)
         with contextlib.suppress(
             FileNotFoundError
-        ):  # of a process that was killed, perhaps with other rights
+        ):  # left by a process that was killed, perhaps with other permissions
             disk.DISK.remove(draft)
         disk.DISK.write(draft, head or data, mode)
         if head:
-            disk.DISK.append(draft, data)  # no copy of both is made: a model may be large
+            # written apart, because a copy of both would double a large model's memory
+            disk.DISK.append(draft, data)
         if durable:
             disk.DISK.sync(draft)
         disk.DISK.rename(draft, path)
@@ -57,10 +59,10 @@ def write_atomically(
 
 
 def append(path: Path, data: bytes | memoryview, *, at: int) -> None:
-    """Write after the first `at` bytes, which are all that is there; `seal` makes that durable.
+    """Truncate the file to `at` bytes and append `data`; `seal` makes it durable.
 
     Raises:
-        StoreError: the disk is full or the folder cannot be written; the file is as before.
+        StoreError: the disk is full or the folder cannot be written; the file is unchanged.
     """
     try:
         _make_folders(path.parent, durable=True)
@@ -72,7 +74,7 @@ def append(path: Path, data: bytes | memoryview, *, at: int) -> None:
 
 
 def seal(path: Path) -> None:
-    """Return when the file, its name included, would survive a power cut. Raises StoreError."""
+    """Return when the file and its name would survive a power cut. Raises StoreError."""
 
     def both() -> None:
         disk.DISK.sync(path)
@@ -82,10 +84,10 @@ def seal(path: Path) -> None:
 
 
 def make_folder(folder: Path, *, durable: bool = True, private: bool = True) -> None:
-    """Make a folder, and those above it, where they are missing; `private`: for their owner alone.
+    """Create a folder and its missing parents; `private`: accessible to their owner only.
 
     Raises:
-        StoreError: one cannot be made.
+        StoreError: a folder cannot be created.
     """
     _attempt("make", folder, lambda: _make_folders(folder, durable=durable, private=private))
 
@@ -96,17 +98,17 @@ def keep_private(folder: Path) -> None:
         found = folder.stat()
         if sys.platform != "win32" and found.st_uid == os.geteuid() and found.st_mode & 0o077:
             folder.chmod(disk.PRIVATE_FOLDER)
-            log.info("%s was open to other users; it is its owner's alone now", folder)
+            log.info("%s was open to other users; only its owner can access it now", folder)
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file for its owner alone, if there is none. Raises OSError."""
+    """Create an empty private file if there is none. Raises OSError."""
     if not path.exists():
         disk.open_private(path).close()
 
 
 def remove(path: Path, *, durable: bool = True) -> None:
-    """Remove a file, if it is there. Raises StoreError."""
+    """Remove a file if it exists. Raises StoreError."""
 
     def gone() -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -118,10 +120,10 @@ def remove(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_tree(path: Path, *, durable: bool = True) -> None:
-    """Remove a folder with all that is in it, or a file. A link is removed, what it leads to stays.
+    """Remove a file, or a folder with its content. A link is removed, its target stays.
 
     Raises:
-        StoreError: something could not be removed, and is still there.
+        StoreError: something could not be removed.
     """
     if path.is_dir() and not path.is_symlink():
         for one in sorted(_listed(path)):
@@ -135,7 +137,7 @@ def remove_tree(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_empty(folder: Path, *, durable: bool = True) -> None:
-    """Remove a folder, if there is one and nothing is in it. Raises StoreError."""
+    """Remove a folder if it exists and is empty. Raises StoreError."""
     if folder.is_dir() and not _listed(folder):
         remove_tree(folder, durable=durable)
 
@@ -145,8 +147,9 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _make_folders(folder: Path, *, durable: bool, private: bool = True) -> None:
-    """A folder that was there may have been made by a process that was killed before its name was synced:
-    once a process, every folder on the way is synced.
+    """Create the folder and its parents; sync each of them once per process.
+
+    A killed process may have created an existing folder without syncing its name.
     """
     folder = folder.absolute()
     if folder.is_dir() and (not durable or folder in disk.DISK.lasting):
@@ -156,7 +159,8 @@ def _make_folders(folder: Path, *, durable: bool, private: bool = True) -> None:
         if is_new:
             _make(path, disk.PRIVATE_FOLDER if private else None)
         if durable and (is_new or path not in disk.DISK.lasting):
-            with contextlib.suppress(*([] if is_new else [OSError])):  # what others made may stand anywhere
+            # folders that others created keep their permissions
+            with contextlib.suppress(*([] if is_new else [OSError])):
                 disk.DISK.sync_folder(path.parent)
             disk.DISK.lasting.add(path)
 
@@ -164,7 +168,7 @@ def _make_folders(folder: Path, *, durable: bool, private: bool = True) -> None:
 def _make(folder: Path, mode: int | None) -> None:
     try:
         disk.DISK.make_folder(folder, mode)
-    except FileExistsError:  # by another process, just now
+    except FileExistsError:  # another process has created it meanwhile
         if not folder.is_dir():
             raise
 

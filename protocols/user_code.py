@@ -1,7 +1,7 @@
-"""A user's own code, `package.module:function`, is looked for in the current folder too, and there last.
+"""Finding a user's own code, `package.module:function`: in the current folder too, but there last.
 
-No folder a user stands in may hide a package of ours or of the libraries: one named `tools` beside a run.toml
-is common.
+So no folder of the user's can hide a package of ours or of a library: a folder named `tools` next to a
+run.toml is common.
 """
 
 import sys
@@ -23,7 +23,7 @@ class _CurrentFolder(MetaPathFinder):
         return PathFinder.find_spec(name, [str(Path.cwd())]) if path is None else None
 
 
-_MAX_LINE = 1000  # characters of what a user's code says
+_MAX_LINE = 1000  # characters of a message from a user's code
 _finders = (_CurrentFolder(),)
 _PYTHON = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, "<frozen", "built-in")
 _PACKAGE = str(Path(__file__).parents[1])  # src/fleetune, or the installed package
@@ -31,14 +31,15 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def user_module(name: str) -> ModuleType:
-    """The module `name`, imported. Raises whatever its code raises, ImportError when there is none."""
+    """Import the module `name`. Raises what its code raises, or ImportError if there is none."""
     _look_here_too()
     return import_module(name)
 
 
 def user_module_file(name: str) -> Path | None:
-    """The file of the module `name`, which is not imported (the packages that it is in are); None: there is
-    none, or it is one of Python's or of ours.
+    """The file of the module `name`, without importing it (its packages are imported).
+
+    None if there is none, or if it belongs to Python or to us.
     """
     _look_here_too()
     try:
@@ -52,12 +53,12 @@ def user_module_file(name: str) -> Path | None:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file lies where packages are installed."""
+    """True if a file lies in a folder of installed packages."""
     return file.startswith(_INSTALLED)
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is of Python, of an installed package, or of Fleetune."""
+    """True if a file belongs to Python, an installed package, or Fleetune."""
     return file.startswith((*_PYTHON, *_INSTALLED, _PACKAGE))
 
 
@@ -77,7 +78,9 @@ def as_line(problem: BaseException) -> str:
 
 @contextmanager
 def running_model(name: str, what: str) -> Iterator[None]:
-    """A user's module runs inside; what it raises becomes a ModelError: `what`, and why."""
+    """Turn exceptions of a user's module, raised inside, into a ModelError that says `what` failed and
+    why.
+    """
     try:
         yield
     except FleetuneError:
