@@ -1,10 +1,10 @@
-"""What memory an agent that trains with ONNX Runtime takes at its peak, task by task.
+"""Peak memory of an agent that trains with ONNX Runtime, for each kind of task.
 
     python -m benchmarks.agent_memory
 
-Real processes on loopback for each case: a broker, a coordinator, and an agent that trains a few rounds, is
-evaluated, and stays. Memory is what Linux counts for the agent's process: VmRSS before its first run, VmHWM
-after the last round. Other load on the machine does not change it.
+Each case starts a broker, a coordinator and an agent on loopback. The agent trains a few rounds, is
+evaluated, and stays. Memory is VmRSS before the first run and VmHWM after the last round. Other load on the
+machine does not change it.
 """
 
 import json
@@ -61,12 +61,12 @@ deadline_s = 600
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what is learned, by which model, and what else the agent does.
+    """One measured run: task, model, and further features of the agent.
 
     Attributes:
-        part: lines of [model]; they name `pretrained.safetensors` where a part is frozen.
+        part: lines of [model]; they name `pretrained.safetensors` if a part is frozen.
         training, sections: lines of [training], and further sections.
-        watched: the samples come by a watched folder.
+        watched: whether the samples come from a watched folder.
     """
 
     task: str = "classification"
@@ -129,7 +129,7 @@ def samples_of(case: Case, count: int) -> dict[str, NDArray[Any]]:
 
 
 def agent_memory(case: Case, folder: Path, rounds: int, samples: int) -> dict[str, float]:
-    """Megabytes of one real agent: idle before its first run, at its peak, and idle after the run."""
+    """Return the megabytes of one real agent: idle before its first run, at its peak, idle after it."""
     folder.mkdir()
     watched = folder / "samples"
     watched.mkdir()
@@ -151,7 +151,7 @@ def agent_memory(case: Case, folder: Path, rounds: int, samples: int) -> dict[st
             serve = ["fleetune.coordinator.cli", "serve", str(run_file), "--runs", str(folder / "runs")]
             with started([*serve, *address], folder / "coordinator.log"):
                 wait_for(log, "is finished")
-            time.sleep(1)  # it tidies up
+            time.sleep(1)  # for its clean-up
             return {
                 "parameters": parameters,
                 "idle before its first run, MB": idle,
@@ -161,7 +161,7 @@ def agent_memory(case: Case, folder: Path, rounds: int, samples: int) -> dict[st
 
 
 def _write_pretrained(run_file: Path, toml: str, path: Path) -> int:
-    """The whole model, as drawn, as a file that frozen tensors are read from; its number of parameters."""
+    """Write a model's first weights, from which frozen tensors are read; return its parameter count."""
     from safetensors.numpy import save_file
 
     whole = "\n".join(
@@ -190,7 +190,7 @@ def main(
     only: Annotated[str, typer.Option(help="cases whose name has this")] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file for all figures")] = None,
 ) -> None:
-    """Measure an agent's memory in each case, and end with 1 where one took 120 MB or more."""
+    """Measure an agent's memory in each case; exit with 1 if one needs 120 MB or more."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     found: dict[str, dict[str, float]] = {}
     with one_line_errors("agent_memory"), tempfile.TemporaryDirectory() as folder:

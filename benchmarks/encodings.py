@@ -1,15 +1,17 @@
-"""Every encoding on what devices truly send: bytes, error, speed and memory, side by side.
+"""Bytes, error, speed and memory of every encoding on updates of real training.
 
     python -m benchmarks.encodings --out encodings.json
 
 Models are trained on Fashion-MNIST (a folder `fashion-mnist`, here or in $FLEETUNE_DATA) with the product's
-trainer and methods; `recorded_updates.py` says how, and what counts as the base. Of each method and model,
-every encoding of the registry, and XOR with the base beside them, writes and reads the same values in turn.
+trainer and methods, see `recorded_updates.py`. Every encoding of the registry, and XOR with the base for
+comparison, encodes and decodes the same values.
 
-Columns: bytes of the payload (zstd once more) over those of the raw float32; what `decode` gives, its
-distance to the values over that of the base (0: the same bits); megabytes of float32 per second of processor
-time, medians; what decoding takes at its peak, the values that it returns included, over these values. The
-bytes that come in are not counted, nor what zstd's own context takes (1 MB and less).
+Columns:
+- bytes of the payload after zstd, relative to raw float32;
+- distance of the decoded values to the values, relative to the distance of the base (0: equal bits);
+- megabytes of float32 per second of processor time, medians;
+- peak memory of decoding, with the returned values, relative to these values. Input bytes and zstd's context
+  (at most 1 MB) are not counted.
 """
 
 import json
@@ -38,13 +40,13 @@ from fleetune.protocols.update.byte_planes import shuffled, unshuffled
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 
 RATIOS = {"fedspu": 0.4}  # of devices; 1.0 where a method is not named
-_TAKEN = 4  # patches of a method, evenly spaced, its first round left out
-_TIMES = 3  # each is written and read
+_TAKEN = 4  # patches of a method, evenly spaced, without round 1
+_TIMES = 3  # repetitions of each
 _BITS = np.dtype("<u4")
 
 
 class Xor(Encoding):
-    """For comparison: bit patterns XOR those of the base, in byte planes."""
+    """XOR of the bits with those of the base, in byte planes; for comparison."""
 
     name = "xor planes"
     cost = EncodingCost(bytes_per_value=4 * 0.5, encode_ns=5, decode_ns=5)
@@ -71,7 +73,7 @@ class Xor(Encoding):
 
 
 def measured(encoding: Encoding, patches: Sequence[Sent]) -> dict[str, float]:
-    """The figures of one encoding on all these patches."""
+    """Measure one encoding on all these patches."""
     figures: dict[str, list[float]] = defaultdict(list)
     raw_bytes, packed_bytes = 0, 0
     for sent in patches:
@@ -121,13 +123,13 @@ def _peak_of_decoding(encoding: Encoding, data: bytes, sent: Sent) -> float:
 
 
 def chosen(patches: Sequence[Sent]) -> list[Sent]:
-    """`_TAKEN` of them, evenly spaced, and none of the first round, in which nothing is trained yet."""
+    """Choose `_TAKEN` patches, evenly spaced, none from round 1, where nothing is trained yet."""
     later = [sent for sent in patches if sent.round > 1 and sent.values.size]
     return [later[index * len(later) // _TAKEN] for index in range(min(_TAKEN, len(later)))]
 
 
 def keep(sent: Sent, every: int, path: Path) -> None:
-    """Write a downsampled patch for tests: of each tensor the first of `every` parts."""
+    """Write a smaller patch for tests: the first of `every` equal parts of each tensor."""
     tensors, counts = np.unique(sent.known.tensors, return_counts=True)
     starts = np.cumsum(counts) - counts
     rows = np.concatenate(
@@ -168,7 +170,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="JSON file for all figures")] = None,
     fixture: Annotated[Path | None, typer.Option(help="npz file for a sixth of the last patch")] = None,
 ) -> None:
-    """Hold all encodings of values against each other."""
+    """Compare all encodings of values."""
     console, found = Console(), dict[str, Any]()
     with one_line_errors("bench_encodings"):
         for model in models.split(","):

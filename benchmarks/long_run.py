@@ -1,12 +1,12 @@
-"""Whether a fleet that is left on stays as large as it is: an open run over MQTT, with data that arrive.
+"""Growth of memory, files and disk of a fleet in a long open run with arriving data.
 
     python -m benchmarks.long_run FOLDER --rounds 10000
 
-A real broker, a coordinator with `rounds = "open"` and [adoption], and an agent with ONNX Runtime that
-publishes its model: short rounds back to back. Meanwhile a sensor sends handwritten digits under noise to the
-agent's socket, none twice: a tenth get their label later, one in fifty is no sample at all. Now and then is
-read how much memory, how many files and threads each process holds and what lies in its folder; from the
-second half of these readings follows how much each would grow in so many rounds again.
+It runs a real broker, a coordinator with `rounds = "open"` and [adoption], and an agent with ONNX Runtime
+that publishes its model. Rounds are short and follow each other directly. A simulated sensor sends noisy
+handwritten digits to the agent. A tenth of them get their label later, and one in fifty is invalid. The
+benchmark reads memory, open files, threads and folder size of each process at intervals. A line through the
+second half of the readings predicts the growth in as many rounds again.
 """
 
 import argparse
@@ -49,25 +49,25 @@ deadline_s = 60
 enabled = true
 """
 FLEET, DEVICE = "left-on", "digits"
-KEEP_MB = 1  # some hundred digits: full within minutes
-LABEL_LATER, BAD = 10, 50  # one in so many
-GROWN = 0.02  # of its size, in as many rounds again: more is growth
-LEAST_MB = 1.0  # or by less than that
+KEEP_MB = 1  # some hundred digits; full within minutes
+LABEL_LATER, BAD = 10, 50  # one in this many
+GROWN = 0.02  # share of its size; a larger rise counts as growth
+LEAST_MB = 1.0  # a smaller rise never counts
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How large a part of the fleet was.
+    """Size of one process and its folder at one time.
 
     Attributes:
-        round: that had closed.
-        at_s: since the beginning.
+        round: latest closed round.
+        at_s: seconds since the start.
         part: `coordinator`, `agent` or `broker`.
-        resident_mb: memory.
-        files: open ones, sockets too.
+        resident_mb: resident memory.
+        files: open files and sockets.
         threads: of the process.
-        folder_mb: what it has on disk, the rounds that an open run has let go of apart.
-        folder_files: how many.
+        folder_mb: size of its folder without downsampled rounds.
+        folder_files: number of files there.
         past_mb: those rounds, bounded by `coordinator.run.downsampling.MOST_BYTES` twice.
     """
 
@@ -83,10 +83,10 @@ class Reading:
 
 
 class Sensor(threading.Thread):
-    """Sends samples to an agent's socket until it is stopped.
+    """A thread that sends samples to an agent's socket until it is stopped.
 
     Attributes:
-        sent: samples so far.
+        sent: number of samples so far.
     """
 
     def __init__(self, path: Path, a_second: float) -> None:
@@ -116,7 +116,7 @@ class Sensor(threading.Thread):
             self.sent += 1
 
     def _messages(self, x: list[object], y: int) -> Iterator[dict[str, object]]:
-        """What is sent of one sample."""
+        """Messages of the next sample."""
         name = f"s{self.sent}"
         if self.sent % BAD == BAD - 1:
             yield {"x": [0.0, 1.0], "y": y}
@@ -128,11 +128,11 @@ class Sensor(threading.Thread):
 
 
 def read_part(part: str, pid: int, folder: Path, closed: int, at_s: float) -> Reading:
-    """How large a process and its folder are. Raises OSError: it has ended."""
+    """Measure a process and its folder. Raises OSError: the process has ended."""
     words = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     sizes, past = [], 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # deleted meanwhile
             if path.name.startswith("rounds-past"):
                 past += path.stat().st_size
             elif path.is_file():
@@ -151,7 +151,7 @@ def read_part(part: str, pid: int, folder: Path, closed: int, at_s: float) -> Re
 
 
 def closed_rounds(journal: Path) -> int:
-    """Number of the latest round in rounds.jsonl; 0: there is none yet."""
+    """Number of the latest round in rounds.jsonl, or 0."""
     if not journal.exists():
         return 0
     with journal.open("rb") as file:
@@ -163,8 +163,9 @@ def closed_rounds(journal: Path) -> int:
 
 
 def growth(readings: list[Reading], key: str) -> tuple[float, float]:
-    """Where a figure stands, and by how much it would rise in as many rounds again: a line through the second
-    half of the readings.
+    """Mean of a figure, and its predicted rise in as many rounds again.
+
+    A line is fitted to the second half of the readings.
     """
     late = readings[len(readings) // 2 :]
     rounds = np.asarray([one.round for one in late], float)
@@ -174,12 +175,12 @@ def growth(readings: list[Reading], key: str) -> tuple[float, float]:
 
 
 def is_flat(key: str, level: float, rises: float) -> bool:
-    """Whether a figure stays: files and threads to one, megabytes to GROWN or LEAST_MB."""
+    """Whether a figure is constant: within one for counts, within GROWN or LEAST_MB for megabytes."""
     return rises < (max(LEAST_MB, GROWN * level) if key.endswith("mb") else 1.0)
 
 
 def start(command: list[str], log: Path, stack: ExitStack) -> "subprocess.Popen[bytes]":
-    """A program of ours, ended with the stack."""
+    """Start a module of ours; the stack ends it."""
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, "-P", "-m", *command], stdout=output, stderr=output)
     stack.callback(process.wait, 60)
@@ -187,8 +188,8 @@ def start(command: list[str], log: Path, stack: ExitStack) -> "subprocess.Popen[
     return process
 
 
-def play(folder: Path, rounds: int, readings: int, samples_a_second: float) -> list[Reading]:
-    """Run the fleet until so many rounds have closed; what was read.
+def run_fleet(folder: Path, rounds: int, readings: int, samples_a_second: float) -> list[Reading]:
+    """Run the fleet for this many rounds and return the readings.
 
     Raises:
         SettingError: a process ended.
@@ -229,7 +230,7 @@ def _watch(
     rounds: int,
     readings: int,
 ) -> list[Reading]:
-    """Readings of all parts, in equal steps of rounds."""
+    """Read all processes at equal intervals of rounds."""
     journal = folder / "runs" / FLEET / ROUNDS
     found: list[Reading] = []
     began, next_at = time.monotonic(), 0
@@ -250,7 +251,7 @@ def _watch(
 
 
 def report(found: list[Reading]) -> Iterator[str]:
-    """A Markdown table of each part: as it was after some rounds, what it would grow by, and the verdict."""
+    """Lines of a Markdown table: each figure at four times, its predicted growth, and a verdict."""
     keys = ("resident_mb", "files", "threads", "folder_mb", "folder_files")
     yield "| part | figure | first | at a tenth | at half | last | in as many rounds again | |"
     yield "|---|---|--:|--:|--:|--:|--:|---|"
@@ -266,12 +267,12 @@ def report(found: list[Reading]) -> Iterator[str]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("folder", type=Path, help="a new one, for all that the fleet leaves")
+    options.add_argument("folder", type=Path, help="a new folder for the fleet's files")
     options.add_argument("--rounds", type=int, default=10_000)
     options.add_argument("--readings", type=int, default=100)
-    options.add_argument("--samples", type=float, default=20.0, help="a second")
-    asked = options.parse_args()
-    found = play(asked.folder, asked.rounds, min(asked.readings, asked.rounds), asked.samples)
+    options.add_argument("--samples", type=float, default=20.0, help="sent in a second")
+    given = options.parse_args()
+    found = run_fleet(given.folder, given.rounds, min(given.readings, given.rounds), given.samples)
     print("\n".join(report(found)))
 
 

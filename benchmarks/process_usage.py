@@ -1,4 +1,4 @@
-"""What a process and all that it started take, as the system tells it; and what machine that is."""
+"""Time and memory of a process and its children, read from the operating system."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def processor_s(pid: int) -> float:
-    """Of a process and its children, those that have ended included."""
+    """Processor seconds of a process and its children, including children that have ended."""
     total = 0.0
     for one in _family(pid):
         with suppress(psutil.Error):
@@ -33,7 +33,7 @@ def processor_s(pid: int) -> float:
 
 
 class Memory:
-    """Looks at how much memory a process and its children have."""
+    """Samples the memory of a process and its children in a thread."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._highest, self._over = pid, 0, Event()
@@ -41,7 +41,7 @@ class Memory:
         self._thread.start()
 
     def highest(self) -> int:
-        """So far; it looks no more."""
+        """Stop sampling and return the maximum, in bytes."""
         self._over.set()
         self._thread.join()
         return self._highest
@@ -57,12 +57,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What a process that says so took of each round.
+    """Time and memory of each round of a process.
 
     Attributes:
-        ended_s: when each was over, in seconds since `began`.
-        processor_s: processor time by then, of the process and all that it started.
-        memory_bytes: at its highest, shared pages counted once (PSS).
+        ended_s: end of each round, in seconds since `began`.
+        processor_s: processor seconds until then, of the process and its children.
+        memory_bytes: maximum; shared pages count once (PSS).
     """
 
     ended_s: list[float]
@@ -71,12 +71,12 @@ class Rounds:
 
 
 def rounds_of(process: "subprocess.Popen[str]", began: float, most: int | None = None) -> Rounds:
-    """Look at it while it writes a line `round ...` when one is over.
+    """Measure a process that prints a line `round ...` after each round.
 
     Args:
-        process: its output is a pipe.
-        began: `time.perf_counter()` when it did.
-        most: after so many it is killed; None: it comes to its end.
+        process: started with a pipe as its output.
+        began: `time.perf_counter()` when it was started.
+        most: kill it after this many rounds; None: let it finish.
     """
     memory, ended, processor = Memory(process.pid), list[float](), list[float]()
     assert process.stdout is not None, "it is a pipe"
@@ -91,7 +91,7 @@ def rounds_of(process: "subprocess.Popen[str]", began: float, most: int | None =
 
 
 def machine() -> str:
-    """In words: its processor, and how many cores."""
+    """The processor of this machine and its number of cores."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,4 +1,4 @@
-"""Environments of their own for rivals: made once, by pip, kept beside the results."""
+"""Virtual environments for rivals: made once by pip, in the folder of results."""
 
 import subprocess
 import venv
@@ -7,19 +7,19 @@ from pathlib import Path
 _MADE = "made"
 
 
-class NotInstalled(Exception):  # noqa: N818 - it reports why there is no such line in the table
-    """A rival's packages cannot be installed here."""
+class NotInstalled(Exception):  # noqa: N818 - a reason for a missing row, not a failure of ours
+    """Pip cannot install a rival's packages here."""
 
 
 def python_in(where: Path, *installs: tuple[str, ...]) -> Path:
-    """The Python of the environment in this folder, which is made where there is none yet.
+    """Return the Python of the environment in a folder; make the environment if it is missing.
 
     Args:
         where: the folder.
-        installs: what to hand to `pip install`, one call after the other.
+        installs: arguments of `pip install`, one tuple for each call.
 
     Raises:
-        NotInstalled: pip fails; its last line says why.
+        NotInstalled: pip fails; the message is its last line.
     """
     python = where / "bin" / "python"
     if not (where / _MADE).exists():
@@ -28,6 +28,6 @@ def python_in(where: Path, *installs: tuple[str, ...]) -> Path:
             command = [str(python), "-m", "pip", "install", "--quiet", *packages]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise NotInstalled((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
+                raise NotInstalled((done.stderr.strip().splitlines() or ["pip printed no reason"])[-1])
         (where / _MADE).touch()
     return python

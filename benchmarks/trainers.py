@@ -1,10 +1,10 @@
-"""What an agent takes with each trainer that is installed here, side by side.
+"""Time and memory of an agent with each trainer that is installed here.
 
     python -m benchmarks.trainers
 
-First the time of a training step, the trainers taking turns, for every built-in model; then real agents
-that train LeNet-5 over MQTT: until they are connected and until they have joined, memory idle and at its
-peak. Ratios are of medians, to torch.
+First it measures a training step of every built-in model, with alternating trainers. Then real agents train
+LeNet-5 over MQTT. It measures the seconds until they are connected and have joined, and their memory, idle
+and at its peak. Ratios are of medians, relative to torch.
 """
 
 import json
@@ -63,7 +63,7 @@ deadline_s = 600
 
 
 def step_seconds(name: str, kinds: tuple[Kind, ...], steps: int) -> dict[str, list[float]]:
-    """Of each trainer, taking turns, after three steps that do not count."""
+    """Seconds of each step for each trainer, alternating; three warm-up steps are left out."""
     from fleetune.coordinator.export.make_bundle import make_bundle
 
     bundle = make_bundle(name, MODELS[name], NUM_CLASSES, run_key(0).child("weights"))
@@ -84,7 +84,7 @@ def step_seconds(name: str, kinds: tuple[Kind, ...], steps: int) -> dict[str, li
 
 
 def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
-    """Seconds and megabytes of one real agent."""
+    """Seconds and megabytes of one real agent, by name of the figure."""
     folder.mkdir()
     draw = Key.of("bench").generator()
     x = draw.standard_normal((NUM_SAMPLES, *MODELS["lenet5"])).astype(np.float32)
@@ -102,7 +102,7 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
             with started([*serve, *address], folder / "coordinator.log"):
                 joined_s = _joining_s(folder)
                 wait_for(folder / "agent.log", "is finished")
-            time.sleep(1)  # it tidies up
+            time.sleep(1)  # for its clean-up
             return {
                 "connected after, s": connected_s,
                 "joined after, s": joined_s,
@@ -113,7 +113,7 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
 
 
 def _joining_s(folder: Path) -> float:
-    """Seconds from the enrolment on disk until the agent has joined, by its log."""
+    """Seconds from the enrolment on disk until the agent's log says that it joined."""
     wait_for(folder / "agent.log", "joined run")
     (run,) = (folder / "state" / "bench" / "d" / "runs").iterdir()
     log = next(line for line in (folder / "agent.log").read_text().splitlines() if "joined run" in line)
@@ -161,7 +161,7 @@ def main(
     models: Annotated[str, typer.Option(help="comma-separated; none: agents only")] = ",".join(MODELS),
     out: Annotated[Path | None, typer.Option(help="JSON file for all figures")] = None,
 ) -> None:
-    """Hold the trainers that are installed here against each other."""
+    """Compare the trainers that are installed here."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     kinds, console = installed(), Console()
     found: dict[str, Any] = {"steps": {}, "agents": {}, "help_s": _help_s()}

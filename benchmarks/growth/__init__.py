@@ -1,1 +1,1 @@
-"""How the cost of a simulated round, and of summing updates, grows with fleets and models."""
+"""Growth of a simulated round's cost with devices, participants and parameters."""

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.growth`: what a simulated round costs with more devices, participants or parameters.
+"""Cost of a simulated round with more devices, participants or parameters.
 
     python -m benchmarks.growth --out growth
     python -m benchmarks.growth --out growth --only devices --most 1000000
 
-Each play that came to its end is a file in OUT/runs; the same command goes on where it was stopped.
+Each finished run is a file in OUT/runs, and the same command resumes after a stop.
 """
 
 import os
@@ -27,10 +27,10 @@ _KNOWN = ("devices", "participants", "parameters", SUMMING)
 def growth(
     out: Annotated[Path, typer.Option(help="folder of runs, tables and a picture")] = Path("growth"),
     only: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(_KNOWN)}")] = ",".join(_KNOWN),
-    most: Annotated[int, typer.Option(min=1, help="nothing larger is played")] = 10**7,
-    workers: Annotated[int | None, typer.Option(help="processes that train; else one a core")] = None,
+    most: Annotated[int, typer.Option(min=1, help="largest value to run")] = 10**7,
+    workers: Annotated[int | None, typer.Option(help="training processes; else one for each core")] = None,
 ) -> None:
-    """Seconds, processor time and memory of a round as fleets and models grow, and of summing updates."""
+    """Measure seconds, processor time and memory of a round for growing fleets and models."""
     with one_line_errors("benchmarks.growth"):
         from rich.console import Console
 

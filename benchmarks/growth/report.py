@@ -1,4 +1,4 @@
-"""What the runs came to: results.json, results.md, log-log plots with the power that a round grows with."""
+"""Results of the growth benchmark: results.json, results.md and log-log plots."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _SUMMING = ("parameters", "density", "summed by", "an update, ms", "floor, ms", 
 
 
 def markdown(name: str, runs: Sequence[Run]) -> str:
-    """The table of what was varied."""
+    """Markdown table of the runs along one axis."""
     power = exponent(runs)
     grows = "" if power is None else f": a round's processor time grows with its power of {power:.2f}"
     lines = [f"**{name}**{grows}", "", f"| {' | '.join(_HEAD)} |", "|--:" * len(_HEAD) + "|"]
@@ -33,7 +33,7 @@ def markdown(name: str, runs: Sequence[Run]) -> str:
 
 
 def summing_markdown(found: Sequence[Summed]) -> str:
-    """The table of sums."""
+    """Markdown table of the sums."""
     lines = ["**summing updates**", "", f"| {' | '.join(_SUMMING)} |", "|--:" * len(_SUMMING) + "|"]
     for one in found:
         by = "Numba" if one.compiled else "NumPy"
@@ -52,7 +52,7 @@ def summing_markdown(found: Sequence[Summed]) -> str:
 def write_results(
     runs: Mapping[str, Sequence[Run]], found: Sequence[Summed], machine: str, folder: Path
 ) -> str:
-    """Write all; the tables."""
+    """Write all files and return the tables."""
     tables = [markdown(name, own) for name, own in runs.items()]
     text = "\n".join([*tables, *([summing_markdown(found)] if found else [])])
     whole = {
@@ -69,7 +69,7 @@ def write_results(
 
 
 def _draw(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
-    """A panel for each thing that is varied, both axes logarithmic."""
+    """Draw a log-log panel for each axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(runs), 3.4), layout="constrained")

@@ -1,4 +1,4 @@
-"""What is varied, and one play of it: a simulation as a user starts it, looked at from outside."""
+"""One measured simulation, and the quantities that the benchmark varies."""
 
 import json
 import subprocess
@@ -18,35 +18,35 @@ from benchmarks.process_usage import rounds_of
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.files import write_atomically
 
-ROUNDS, WARM = 8, 2  # of a play; the first few are not counted
-DEVICES, PARTICIPANTS = 1000, 10  # where others are varied
+ROUNDS, WARM = 8, 2  # rounds of a run; the first WARM are not counted
+DEVICES, PARTICIPANTS = 1000, 10  # unless they are varied
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is varied in it.
+    """A quantity that the benchmark varies.
 
     Attributes:
-        name: of what is on the horizontal axis.
-        values: of it, ascending.
+        name: the quantity, shown on the horizontal axis.
+        values: its values, ascending.
     """
 
     name: str
     values: Sequence[int]
 
     def settings(self, value: int) -> dict[str, Any]:
-        """Of `edge-sim run --set`, by `section.key`."""
+        """Settings of the run with this value, by `section.key`."""
         devices = value if self.name == "devices" else DEVICES
-        asked = value if self.name == "participants" else PARTICIPANTS
+        participants = value if self.name == "participants" else PARTICIPANTS
         model = "mlp"
         if self.name == "parameters":
-            devices = asked = PARTICIPANTS
+            devices = participants = PARTICIPANTS
             model = f"benchmarks.growth.networks:p{len(str(value)) - 1}"
         return {
             "model.name": model,
             "fleet.devices": devices,
             "fleet.boards": {"raspberry-pi-4b": devices},
-            "round.participants": asked,
+            "round.participants": participants,
         }
 
 
@@ -83,14 +83,14 @@ ratios = [1.0]
 
 @dataclass(frozen=True)
 class Run:
-    """What one took.
+    """Cost of one run.
 
     Attributes:
-        axis, value: of what.
-        round_s: the median of the rounds that count.
-        round_processor_s: their mean, of all processes.
-        first_s: from the command until the first round was over.
-        memory_bytes: of all processes at its highest, shared pages counted once (PSS).
+        axis, value: the varied quantity and its value.
+        round_s: median of the counted rounds.
+        round_processor_s: mean processor seconds of all processes in the same rounds.
+        first_s: seconds from the command to the end of the first round.
+        memory_bytes: maximum of all processes; shared pages count once (PSS).
     """
 
     axis: str
@@ -125,9 +125,9 @@ def run(axis: Axis, value: int, workers: int) -> Run:
                 text=True,
             ) as process,
         ):
-            found = rounds_of(process, began, ROUNDS)  # its report is no matter here
+            found = rounds_of(process, began, ROUNDS)  # killed before its report
         if len(found.ended_s) < ROUNDS:
-            lines = (Path(folder) / "said").read_text().splitlines() or ["it said nothing"]
+            lines = (Path(folder) / "said").read_text().splitlines() or ["it printed no reason"]
             raise FleetuneError(f"{axis.name} {value:,}: {lines[-1]}")
     rounds, work = (np.diff(one[WARM - 1 :]) for one in (found.ended_s, found.processor_s))
     figures = float(median(rounds)), float(work.mean()), found.ended_s[0], found.memory_bytes
@@ -141,19 +141,20 @@ def _as_toml(value: Any) -> str:
 
 
 def save(one: Run, path: Path) -> None:
-    """Write a play down."""
+    """Write a finished run to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(one)).encode(), mode=None)
 
 
 def saved(path: Path) -> Run | None:
-    """A play of before."""
+    """Read an earlier run, or None."""
     return Run(**json.loads(path.read_bytes())) if path.exists() else None
 
 
 def exponent(runs: Sequence[Run]) -> float | None:
-    """The power of what is varied with which a round's processor time grows: the slope of a straight line
-    through the logarithms; None: there are no two.
+    """Power with which a round's processor time grows: slope of a line fitted to the logarithms.
+
+    None for fewer than two runs.
     """
     if len(runs) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What it takes to sum up updates, against what reading and writing the memory of it takes at least."""
+"""Time to add an update to a sum, against the time to read and write that memory."""
 
 import time
 from collections.abc import Callable
@@ -19,14 +19,14 @@ TURNS = 7
 
 @dataclass(frozen=True)
 class Summed:
-    """One update into the sum.
+    """Time to add one update to the sum.
 
     Attributes:
         parameters: of the model.
-        density: share of the entries that it has.
-        ms: that it takes, the least of some turns.
-        floor_ms: that NumPy takes to add as many float64 as the model has to others, likewise.
-        compiled: by the compiled loop, see `protocols.update.compiled_sum`.
+        density: share of the entries in the update.
+        ms: minimum of several repetitions.
+        floor_ms: time of NumPy's addition of as many float64 values, likewise.
+        compiled: whether the compiled loop was used, see `protocols.update.compiled_sum`.
     """
 
     parameters: int
@@ -37,7 +37,7 @@ class Summed:
 
 
 def summed(parameters: int, density: float) -> Summed:
-    """Measured here and now."""
+    """Measure one addition on this machine."""
     spec = _spec(parameters)
     draws = Key.of("summing").generator()
     values = draws.standard_normal(parameters).astype(np.float32)
@@ -59,7 +59,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def _spec(parameters: int) -> ModelSpec:
-    """One layer."""
+    """Spec of a model with one layer."""
     whole = (Span(ALWAYS_ACTIVE, 0, parameters),)
     tensor = TensorSpec("0.weight", (1, parameters), "weight", "0", ((), whole))
     return ModelSpec(name="summing", tensors=(tensor,), groups=(), input_shape=(parameters,), num_classes=1)

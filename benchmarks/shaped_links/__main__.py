@@ -1,8 +1,8 @@
-"""What the simulation says of a fleet behind its links, and what the same run.toml does as real processes.
+"""Simulation of a fleet behind shaped links against real processes with the same run.toml.
 
     python -m benchmarks.shaped_links examples/shaped-links.toml --out FOLDER --repeats 2
 
-1. A rehearsal of real agents measures the speed of this machine, which the simulated boards get.
+1. A calibration run of real agents measures the speed of this machine, which the simulated boards get.
 2. Each configuration is simulated. The result is the prediction.
 3. Each configuration runs as real processes, in turn: a coordinator with its broker, and an agent for each
    device. The agent runs in a network namespace behind that device's link, with the device's samples.
@@ -39,34 +39,34 @@ CONFIGURATIONS = {
     "fedavg": ["method.name=fedavg", "fleet.ratios=[1.0]"],
 }
 FILE = "shaped-links.json"
-REHEARSAL = ["fleet.ratios=[0.2]"]
+CALIBRATION = ["fleet.ratios=[0.2]"]
 CHOICES = ", ".join(CONFIGURATIONS)
 
 
 def main(
-    run_file: Annotated[Path, typer.Argument(help="with a [fleet] of links")],
+    run_file: Annotated[Path, typer.Argument(help="a run.toml whose [fleet] has links")],
     out: Annotated[Path, typer.Option(help="a new folder")],
     configurations: Annotated[str, typer.Option(help=f"comma-separated, of {CHOICES}")] = ",".join(
         CONFIGURATIONS
     ),
-    repeats: Annotated[int, typer.Option(min=1, help="real runs of each configuration, taking turns")] = 1,
-    target: Annotated[float, typer.Option(help="score whose seconds are told")] = 0.5,
-    rehearsed: Annotated[int, typer.Option(min=2, help="rounds of the rehearsal")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="real runs of each configuration, alternating")] = 1,
+    target: Annotated[float, typer.Option(help="score up to which seconds are counted")] = 0.5,
+    calibration_rounds: Annotated[int, typer.Option(min=2, help="rounds of the calibration run")] = 8,
     workers: Annotated[int, typer.Option(help="processes that simulate")] = os.cpu_count() or 1,
     changes: Annotated[list[str], typer.Option("--set", help="section.key=value, for all; may repeat")] = [],  # noqa: B006
 ) -> None:
-    """Predicted against actual, of a fleet behind shaped links."""
+    """Compare predicted and actual runs of a fleet behind shaped links."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with in_one_line("shaped-links"):
-        asked = {}
+        chosen = {}
         for name in configurations.split(","):
             if name not in CONFIGURATIONS:
                 raise SettingError(f"--configurations: {name!r} is none of {CHOICES}")
-            asked[name] = CONFIGURATIONS[name]
+            chosen[name] = CONFIGURATIONS[name]
         if out.exists():
-            raise SettingError(f"--out {out} is there already; name a new folder")
+            raise SettingError(f"--out {out} exists already; name a new folder")
         try:
-            _measure(run_file, out, asked, repeats, target, rehearsed, workers, changes)
+            _measure(run_file, out, chosen, repeats, target, calibration_rounds, workers, changes)
         except KeyboardInterrupt:
             kept = (
                 f"{out / FILE} has what was measured" if (out / FILE).exists() else "nothing was measured yet"
@@ -78,10 +78,10 @@ def main(
 def _measure(
     run_file: Path,
     out: Path,
-    asked: dict[str, list[str]],
+    chosen: dict[str, list[str]],
     repeats: int,
     target: float,
-    rehearsed: int,
+    calibration_rounds: int,
     workers: int,
     changes: list[str],
 ) -> None:
@@ -96,40 +96,47 @@ def _measure(
 
     settings = read_run(run_file, changes)
     everywhere = [*changes, f"round.start_with={settings.fleet.devices}"]
-    rehearsal = [*everywhere, *REHEARSAL, f"run.rounds={rehearsed}", "run.final_evaluation=false"]
-    machine = speeds(read_run(run_file, rehearsal), run_real_fleet(run_file, rehearsal, out / "rehearsal"))
+    calibration = [
+        *everywhere,
+        *CALIBRATION,
+        f"run.rounds={calibration_rounds}",
+        "run.final_evaluation=false",
+    ]
+    machine = speeds(
+        read_run(run_file, calibration), run_real_fleet(run_file, calibration, out / "calibration")
+    )
     listed = write_boards(machine, out / "boards")
     boards = {device: load_file(board_file(out / "boards", device)) for device in machine.gflops}
     speed = ", ".join(f"{device} {gflops:.1f}" for device, gflops in machine.gflops.items())
-    _say(f"rehearsed, GFLOPS: {speed}; from round to round a factor of {math.exp(machine.jitter):.2f}")
+    _say(f"calibrated, GFLOPS: {speed}; from round to round a factor of {math.exp(machine.jitter):.2f}")
     found = {}
-    for name, own in asked.items():
+    for name, own in chosen.items():
         rounds = simulated(run_file, [*everywhere, *own, *listed], out / "simulated" / name, workers)
         found[name] = report.Configuration(own, trajectory_of(rounds, boards))
         _say(f"{name}: {found[name].predicted.seconds:.1f} s simulated")
     links = {name: words(link) for name, link in emulated_links(settings).items()}
-    told = report.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found)
+    results = report.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found)
     for repeat in range(repeats):
-        for name, own in asked.items():
+        for name, own in chosen.items():
             rounds = run_real_fleet(
                 run_file, [*everywhere, *own], out / f"real-{repeat}" / name, out / "boards"
             )
             found[name].actual.append(trajectory_of(rounds, boards))
             _say(f"{name}: {found[name].actual[-1].seconds:.1f} s for real")
-            _keep(told, out)
+            _write(results, out)
     score = task_of(settings.task).score
     write_atomically(
-        out / "shaped-links.png", picture(report.draw(told, score, LIGHT), LIGHT, "png"), mode=None
+        out / "shaped-links.png", picture(report.draw(results, score, LIGHT), LIGHT, "png"), mode=None
     )
     console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(report.table(told, score))
-    console.print(report.parts_table(told))
+    console.print(report.table(results, score))
+    console.print(report.parts_table(results))
 
 
-def _keep(told: "Shaped", out: Path) -> None:
-    """What is measured so far, as JSON."""
+def _write(results: "Shaped", out: Path) -> None:
+    """Write the results so far as JSON."""
     write_atomically(
-        out / FILE, msgspec.json.format(msgspec.json.encode(told.reckoned()), indent=1), mode=None
+        out / FILE, msgspec.json.format(msgspec.json.encode(results.with_seconds()), indent=1), mode=None
     )
 
 

@@ -1,7 +1,7 @@
-"""Boards as this machine is: how fast each agent trained in a rehearsal, all of them at work here.
+"""Board profiles with the speed that agents have on this machine in a calibration run.
 
-A simulated board trains alone. Agents that share a machine wait for each other, for the broker and for the
-relays of their links, and for whatever else runs here: so a speed is by the clock, of real rounds.
+A simulated board trains alone. Agents on one machine wait for each other, for the broker, for the relays of
+their links and for other programs. So the speed is measured by the clock in real rounds.
 """
 
 import math
@@ -28,11 +28,11 @@ from fleetune.tools.simulator.simulated_fleet import PartitionedData, SampleCoun
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast a fleet trained.
+    """Training speed of a fleet.
 
     Attributes:
-        gflops: of each device by the clock: the median of its rounds after the first.
-        jitter: from round to round: standard deviation of the logarithm, the devices' in the quadratic mean.
+        gflops: of each device by the clock; median of its rounds after the first.
+        jitter: standard deviation of the logarithm between rounds; quadratic mean over devices.
     """
 
     gflops: dict[str, float]
@@ -40,14 +40,14 @@ class Speeds:
 
 
 def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
-    """What a rehearsal shows.
+    """Compute the speeds from a calibration run.
 
     Args:
-        settings: of the rehearsal.
+        settings: settings of the calibration run.
         rounds: its rounds.
 
     Raises:
-        SettingError: a device replied in none after the first.
+        SettingError: a device replied in no round after the first.
     """
     shares = PartitionedData(settings)
     enrolment = prepare(with_model_shape(settings, shares))
@@ -63,24 +63,24 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
             if (reply := record.devices.get(device.name)) and reply.actual.train_s
         ]
         if not seen:
-            raise SettingError(f"{device.name} replied in no round of the rehearsal but the first")
+            raise SettingError(f"{device.name} replied in no round of the calibration run but the first")
         gflops[device.name] = median(seen) * enrolment.flops_per_sample / 1e9
         variances += [variance(map(math.log, seen))] if len(seen) > 1 else []
     return Speeds(gflops, math.sqrt(fmean(variances)) if variances else 0.0)
 
 
 def board_file(folder: Path, device: str) -> Path:
-    """Where `write_boards` leaves a device's board."""
+    """Path of a device's board file."""
     return folder / f"{device}.toml"
 
 
 def write_boards(found: Speeds, folder: Path) -> list[str]:
-    """A board's file for each device; each `section.key=value` that a simulation of them needs."""
+    """Write a board file for each device; return the `section.key=value` changes for a simulation."""
     known = firmware_profiles.load(UNKNOWN).profile
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for device, speed in found.gflops.items():
-        figure = Figure(float(f"{speed:.4g}"), MEASURED, "by the clock, in a rehearsal of the fleet")
+        figure = Figure(float(f"{speed:.4g}"), MEASURED, "by the clock, in a calibration run of the fleet")
         profile = replace(known, title=device, figures=replace(known.figures, training_gflops=figure))
         files.append(board_file(folder, device))
         firmware_profiles.save(files[-1], profile)

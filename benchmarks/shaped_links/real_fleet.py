@@ -29,22 +29,22 @@ PORT = 1883
 PATIENCE_S = 4 * 3600.0
 LOOK_S = 0.1
 STOP_S = 20.0  # then it is killed
-BEGUN = "round 1: training"  # an agent's word, in its log
+BEGUN = "round 1: training"  # a line of an agent's log
 
 
 def run_real_fleet(
     run_file: Path, changes: Sequence[str], folder: Path, boards: Path | None = None
 ) -> list[RoundRecord]:
-    """The rounds of a run of real agents, the final evaluation not among them.
+    """Run real agents and return the rounds without the final evaluation.
 
     Args:
-        run_file: its settings.
+        run_file: settings of the run.
         changes: `section.key=value` on top of it.
-        folder: a new one, for all that coordinator and agents leave.
-        boards: the folder of the boards that agents are told they are; None: they look themselves.
+        folder: a new folder for the files of coordinator and agents.
+        boards: folder of the agents' board files; None: agents detect their board.
 
     Raises:
-        SettingError: no namespaces here, or a process failed; with the end of its log.
+        SettingError: no network namespaces, or a process failed; the message has the end of its log.
     """
     settings = read_run(run_file, changes)
     links = emulated_links(settings)
@@ -58,7 +58,7 @@ def run_real_fleet(
             board = [] if boards is None else ["--board", str(board_file(boards, device))]
             fleet.join(settings.run.name, device, share, namespace, password, board)
         fleet.watch(lambda: any(BEGUN in log.read_text() for log in fleet.logs))
-        network.start_traces()  # on the virtual clock, links begin with the first round too
+        network.start_traces()  # as on the virtual clock, traces start with the first round
         fleet.watch((folder / settings.run.name / SUMMARY).exists)
     return training_rounds(folder / settings.run.name)
 
@@ -77,7 +77,7 @@ def emulated_links(settings: RunSettings) -> dict[str, Constant | Trace]:
 
 
 def training_rounds(folder: Path) -> list[RoundRecord]:
-    """Of a run's folder, without the final evaluation."""
+    """Read the rounds of a run's folder without the final evaluation."""
     lines = (folder / ROUNDS).read_bytes().splitlines()
     records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
     return [record for record in records if not record.final_evaluation]
@@ -88,7 +88,7 @@ class _Fleet:
     """The processes of a fleet.
 
     Attributes:
-        logs: of the agents.
+        logs: log files of the agents.
     """
 
     network: Network
@@ -105,7 +105,7 @@ class _Fleet:
     def join(
         self, fleet: str, device: str, share: Path, namespace: str, password: str, more: Sequence[str]
     ) -> None:
-        """Start an agent behind its link; `more`: options of it."""
+        """Start an agent behind its link, with `more` options."""
         words = ["run", "--fleet", fleet, "--device", device, "--data", f"npz:{share}", "--trainer", "onnx"]
         words += ["--state", str(self.folder / "state"), "--leave-after-run", *more]
         broker = f"mqtt://{JOIN_USER}:{password}@{HUB_ADDRESS}:{PORT}"
@@ -113,10 +113,10 @@ class _Fleet:
         self.logs.append(self._log(device))
 
     def watch(self, condition: Callable[[], bool]) -> None:
-        """Return when it holds.
+        """Wait until the condition holds.
 
         Raises:
-            SettingError: a process failed before, or it took too long.
+            SettingError: a process failed, or the wait took too long.
         """
         give_up_at = time.monotonic() + PATIENCE_S
         while not condition():
@@ -127,7 +127,7 @@ class _Fleet:
             time.sleep(LOOK_S)
 
     def close(self) -> None:
-        """End them all."""
+        """End all processes."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():

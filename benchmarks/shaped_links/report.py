@@ -1,4 +1,4 @@
-"""The simulation beside real processes: a table, and a picture of the score over seconds."""
+"""Tables and a picture of simulated and real runs."""
 
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -19,12 +19,12 @@ from fleetune.protocols.tasks.scores import Score
 
 
 class Configuration(Struct, frozen=True):
-    """One configuration to run the fleet.
+    """A configuration of the fleet with its runs.
 
     Attributes:
         changes: `section.key=value` on top of the run.toml.
-        predicted: by the simulation.
-        actual: of real processes, once for each repeat.
+        predicted: the simulated run.
+        actual: the real runs, one for each repeat.
     """
 
     changes: list[str]
@@ -33,14 +33,14 @@ class Configuration(Struct, frozen=True):
 
 
 class Shaped(Struct, frozen=True):
-    """All that was found; the JSON file is this.
+    """All results, as in the JSON file.
 
     Attributes:
-        run: its name.
-        target: score that `seconds_to_target` is about.
-        gflops: of each device's board, from the rehearsal.
-        jitter: of all, likewise.
-        links: of each device, in words.
+        run: name of the run.
+        target: score of `seconds_to_target`.
+        gflops: speed of each device in the calibration run.
+        jitter: variation from round to round in the calibration run.
+        links: each device's link in words.
         configurations: by name.
     """
 
@@ -52,8 +52,8 @@ class Shaped(Struct, frozen=True):
     configurations: dict[str, Configuration]
     seconds_to_target: dict[str, list[float | None]] = {}
 
-    def reckoned(self) -> Self:
-        """With how long each configuration took to the target: simulated first, then for real."""
+    def with_seconds(self) -> Self:
+        """Add the seconds of each configuration to the target: simulated first, then real."""
         reached = {
             name: [one.seconds_to(self.target) for one in (configuration.predicted, *configuration.actual)]
             for name, configuration in self.configurations.items()
@@ -65,7 +65,7 @@ Of = Callable[[Trajectory], float | None]
 
 
 def table(found: Shaped, score: Score) -> Table:
-    """Predicted / actual (the median repeat), and how many times as much the actual is."""
+    """Table of predicted and actual values (median repeat) and their ratio."""
     target = unit_of(score).text(found.target)
     columns: dict[str, tuple[Of, Callable[[float | None], str]]] = {
         f"seconds to {target}": (lambda one: one.seconds_to(found.target), _to(1)),
@@ -85,9 +85,9 @@ def table(found: Shaped, score: Score) -> Table:
 
 
 def parts_table(found: Shaped) -> Table:
-    """Where a round goes: of the device that takes longest in it, simulated / real, medians."""
+    """Table of the parts of a round of its slowest device: simulated / real, medians."""
     shown = Table(title="a round of its slowest device, ms: simulated / real", box=None, header_style="bold")
-    for title in ("configuration", "task comes", "work", "reply goes", "beside it"):
+    for title in ("configuration", "download", "train", "upload", "rest"):
         shown.add_column(title, justify="left" if title == "configuration" else "right")
     for name, configuration in found.configurations.items():
         sides = configuration.predicted.parts, [one.parts for one in configuration.actual if one.parts]
@@ -108,19 +108,19 @@ def _cell(configuration: Configuration, of: Of, text: Callable[[float | None], s
 
 
 def typical(values: Iterable[float | None]) -> float | None:
-    """The median of what is there; None: half of them, or more, are not."""
+    """Median of the values; None if half of them or more are missing."""
     listed = list(values)
     there = [value for value in listed if value is not None]
     return median(there) if 2 * len(there) > len(listed) else None
 
 
 def _to(digits: int) -> Callable[[float | None], str]:
-    """How a number is written, with so many behind the point."""
+    """Return a formatter with this number of decimals."""
     return lambda number: readable.UNKNOWN if number is None else f"{number:.{digits}f}"
 
 
 def draw(found: Shaped, score: Score, theme: Theme) -> Figure:
-    """The score over seconds: simulated dashed, each real run a line."""
+    """Draw the score over seconds: simulated runs dashed, real runs solid."""
     times = unit_of(score).on_axis
     with rc_context(theme.settings):
         label = f"{score.title}{', %' if score.share else ''}"

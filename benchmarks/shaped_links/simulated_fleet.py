@@ -1,4 +1,4 @@
-"""The same run.toml on the virtual clock."""
+"""The simulated run of a run.toml."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from fleetune.tools.simulator.runner import simulate
 
 
 def simulated(run_file: Path, changes: Sequence[str], folder: Path, workers: int) -> list[RoundRecord]:
-    """The rounds of a simulated run, the final evaluation not among them.
+    """Return the rounds of a simulated run without the final evaluation.
 
     Raises:
         FleetuneError: see `runner.simulate`.

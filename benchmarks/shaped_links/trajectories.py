@@ -1,4 +1,4 @@
-"""What a run came to in seconds, bytes and joules, the same of a simulated run and of a real one."""
+"""Seconds, bytes and joules of a run, computed alike for simulated and real runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
@@ -10,12 +10,12 @@ from fleetune.firmware_profiles import Board
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.simulator.energy import joules_by_round
 
-SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
-FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
+SMOOTHED = 3  # rounds; few devices have few test samples
+FIRST = 3  # rounds that medians leave out, because devices learn their costs in them
 
 
 class Parts(Struct, frozen=True):
-    """Where a round goes, in seconds: of the device that took longest in it, and the rest of the round."""
+    """Seconds of the slowest device of a round, by part, and the rest of the round."""
 
     download: float
     train: float
@@ -24,18 +24,19 @@ class Parts(Struct, frozen=True):
 
 
 class Trajectory(Struct, frozen=True):
-    """A run.
+    """Score, time, bytes and joules over a run.
 
     Attributes:
-        rounds: that closed.
-        seconds: until the last one had.
-        round_s: of one, in the median.
-        bytes_up, bytes_down: of all replies that counted, and of their tasks.
-        late: replies that were asked for and did not count.
-        points: seconds since the first round opened, and the fleet's score then, smoothed.
-        joules: of all boards since the first round opened, idling included, at each of these points; reckoned
-            by the boards' watts and the seconds that devices told.
-        parts: medians over rounds; None: too few rounds, or no device told.
+        rounds: number of closed rounds.
+        seconds: until the last round closed.
+        round_s: median length of a round.
+        bytes_up, bytes_down: bytes of all counted replies, and of their tasks.
+        late: replies of stragglers, which did not count.
+        points: seconds since the first round opened, and the smoothed score of the fleet.
+        joules: of all boards at each of these points, with idle energy; computed from the boards' watts and
+            the
+            seconds that devices report.
+        parts: medians over rounds; None: too few rounds, or no device reported them.
     """
 
     rounds: int
@@ -49,17 +50,17 @@ class Trajectory(Struct, frozen=True):
     parts: Parts | None = None
 
     def joules_to(self, target: float) -> float | None:
-        """Until the score was there; None: it never was."""
-        told = zip(self.joules, self.points, strict=True)
-        return next((joules for joules, (_, score) in told if score >= target), None)
+        """Value when the score was reached; None: never."""
+        reached = zip(self.joules, self.points, strict=True)
+        return next((joules for joules, (_, score) in reached if score >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
-        """Until the score was there; None: it never was."""
+        """Value when the score was reached; None: never."""
         return next((at_s for at_s, score in self.points if score >= target), None)
 
 
 def trajectory_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> Trajectory:
-    """The trajectory of a run's training rounds, ascending; `boards`: of all devices."""
+    """Compute the trajectory of training rounds, ascending; `boards` has every device's board."""
     began_s = rounds[0].opened_s
     replies = [reply for one in rounds for reply in one.devices.values()]
     lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
@@ -73,12 +74,12 @@ def trajectory_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) ->
         late=sum(len(one.participants) - len(one.devices) for one in rounds),
         points=points,
         parts=_parts(rounds[FIRST:] or rounds),
-        joules=_joules(rounds, boards)[len(rounds) - len(points) :],  # no score before there is a reply
+        joules=_joules(rounds, boards)[len(rounds) - len(points) :],  # no score before the first reply
     )
 
 
 def _joules(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> list[float]:
-    """By watts, whatever a device told: no sensor is as precise in some runs as in others."""
+    """Joules from watts, whatever devices report, because sensors differ in precision."""
     began_s, idle_w = rounds[0].opened_s, {name: board.idle_w for name, board in boards.items()}
     reckoned = [
         structs.replace(
@@ -103,11 +104,11 @@ def _by_watts(reply: DeviceRound, board: Board) -> DeviceRound:
 
 
 def _scores(rounds: Sequence[RoundRecord]) -> Iterable[tuple[float, float]]:
-    """When each round closed, and the fleet's score then: each device's latest, in the mean."""
+    """Yield when each round closed, and the mean of the devices' latest scores."""
     latest: dict[str, float] = {}
     for one in rounds:
-        told = {device: reply.measures.after for device, reply in one.devices.items()}
-        latest |= {device: score for device, score in told.items() if score is not None}
+        known = {device: reply.measures.after for device, reply in one.devices.items()}
+        latest |= {device: score for device, score in known.items() if score is not None}
         if latest:
             yield one.closed_s, fmean(latest.values())
 
@@ -118,17 +119,17 @@ def _smoothed(scores: Sequence[tuple[float, float]]) -> Iterable[tuple[float, fl
 
 
 def _parts(rounds: Sequence[RoundRecord]) -> Parts | None:
-    told = [parts for one in rounds if (parts := _of_longest(one))]
-    if not told:
+    known = [parts for one in rounds if (parts := _of_longest(one))]
+    if not known:
         return None
-    return Parts(*(median(getattr(one, key) for one in told) for key in Parts.__struct_fields__))
+    return Parts(*(median(getattr(one, key) for one in known) for key in Parts.__struct_fields__))
 
 
 def _of_longest(record: RoundRecord) -> Parts | None:
-    told = [seconds for reply in record.devices.values() if (seconds := _seconds(reply))]
-    if not told:
+    known = [seconds for reply in record.devices.values() if (seconds := _seconds(reply))]
+    if not known:
         return None
-    longest = max(told, key=sum)
+    longest = max(known, key=sum)
     return Parts(*longest, rest=record.closed_s - record.opened_s - sum(longest))
 
 

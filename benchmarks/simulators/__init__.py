@@ -1,1 +1,1 @@
-"""The simulator beside others of its kind: the same networks, samples and work, in turns on one machine."""
+"""Fleetune's simulator against Flower, pfl-research, APPFL and a bare loop, on the same work."""

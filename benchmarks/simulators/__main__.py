@@ -1,11 +1,11 @@
-"""`python -m benchmarks.simulators`: this simulator beside others, in turns on this machine.
+"""Fleetune's simulator against others, alternating on this machine.
 
     python -m benchmarks.simulators --out simulator --data idx:fashion-mnist
     python -m benchmarks.simulators --out simulator --workloads lenet5 --only 'fleetune*,pfl*' --repeats 3
     python -m benchmarks.simulators --out on-card --device cuda:0 --workloads cnn,lenet5
 
-Rivals are installed into environments of their own in OUT/environments, once. Every play that came to its
-end is a file in OUT/runs (of cards runs-cuda-0 and so on); the same command goes on where it was stopped.
+Rivals are installed once, into their own environments in OUT/environments. Every finished run is a file in
+OUT/runs (runs-cuda-0 and so on with a GPU), and the same command resumes after a stop.
 """
 
 import os
@@ -38,14 +38,14 @@ def simulators(
         "simulator"
     ),
     data: Annotated[
-        str, typer.Option(help="samples of all workloads; else Fashion-MNIST's, of har-cnn UCI HAR's")
+        str, typer.Option(help="source of samples; default Fashion-MNIST, and UCI HAR for har-cnn")
     ] = "",
     workloads: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(WORKLOADS)}")] = "cnn",
     only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
-    repeats: Annotated[int, typer.Option(min=1, help="runs of each")] = 5,
-    device: Annotated[str, typer.Option(help="that torch trains on: cpu, cuda:0")] = "cpu",
+    repeats: Annotated[int, typer.Option(min=1, help="runs of each configuration")] = 5,
+    device: Annotated[str, typer.Option(help="what torch trains on: cpu, cuda:0")] = "cpu",
 ) -> None:
-    """Seconds of a round, processor time, memory: ours, pfl-research's, Flower's, APPFL's, a bare loop's."""
+    """Measure round time, processor time and memory of Fleetune and of other simulators."""
     with one_line_errors("benchmarks.simulators"):
         from rich.console import Console
 
@@ -56,7 +56,7 @@ def _named(workloads: str) -> list[str]:
     names = workloads.split(",")
     for name in names:
         if name not in WORKLOADS:
-            raise SettingError(f"--workloads {name}: there is none; known: {', '.join(WORKLOADS)}")
+            raise SettingError(f"--workloads {name}: unknown; known: {', '.join(WORKLOADS)}")
     return names
 
 
@@ -64,7 +64,7 @@ def _wanted(only: str, device: str) -> dict[str, Configuration]:
     known = configurations(os.cpu_count() or 1, device)
     found = {name: one for name, one in known.items() if any(fnmatchcase(name, p) for p in only.split(","))}
     if not found:
-        raise SettingError(f"--only {only}: there is none; known: {', '.join(known)}")
+        raise SettingError(f"--only {only}: unknown; known: {', '.join(known)}")
     return found
 
 
@@ -123,7 +123,7 @@ def _run_all(
 def _turns(
     names: list[str], wanted: dict[str, Configuration], repeats: int
 ) -> "Iterator[tuple[str, Configuration, int]]":
-    """Simulators take turns, so that what else the machine does meets all of them."""
+    """Alternate between simulators, so that other load on the machine affects all of them."""
     for name in names:
         for repeat in range(repeats):
             for configuration in wanted.values():

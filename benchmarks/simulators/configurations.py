@@ -1,4 +1,4 @@
-"""Rivals' own environments: made once, by pip, beside the results."""
+"""Configurations of the simulators, and the environments that they need."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from benchmarks.rival_environments import python_in
 from fleetune.tools.simulator.engine import WORKERS_A_CARD
 
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
-# Of what APPFL requires, what its simulator imports: with all of it, clouds included, pip does not end.
+# The part of APPFL's requirements that its simulator imports; pip does not finish with all of them.
 _FOR_APPFL = (
     "colorama",
     "lz4",
@@ -24,16 +24,16 @@ _FOR_APPFL = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """A simulator.
+    """A simulator with its options.
 
     Attributes:
-        name: in tables.
-        script: in `configurations`.
-        processes: that train.
-        packages: that pip installs for it; empty: it runs here.
-        bare: that pip installs besides, without what they require.
-        by_torchrun: it is started in as many copies as it has processes.
-        arguments: that its script takes besides.
+        name: shown in tables.
+        script: file name in `scripts`.
+        processes: number of training processes.
+        packages: installed by pip into its own environment; empty: it uses this environment.
+        bare: packages installed without their requirements.
+        by_torchrun: whether torchrun starts one copy for each process.
+        arguments: further arguments of its script.
     """
 
     name: str
@@ -46,9 +46,7 @@ class Configuration:
 
 
 def configurations(cores: int, device: str = "cpu") -> dict[str, Configuration]:
-    """All there are that train on this, by name; on processors each of those that can both with one process
-    and with one a core.
-    """
+    """Configurations for a device, by name; on processors with one process and with one for each core."""
     pfl, flwr = ("pfl==0.6.0",), ("flwr[simulation]==1.41.0",)
     on_processors = [
         Configuration("fleetune", "run_fleetune.py", cores),
@@ -78,10 +76,10 @@ def configurations(cores: int, device: str = "cpu") -> dict[str, Configuration]:
 
 
 def python_of(configuration: Configuration, folder: Path) -> Path:
-    """The Python that a configuration's script is run by; its environment is made where there is none yet.
+    """Return the Python for a configuration's script; make its environment if it is missing.
 
     Raises:
-        NotInstalled: pip fails; its last line says why.
+        NotInstalled: pip fails; the message is its last line.
     """
     if not configuration.packages:
         return Path(sys.executable)

@@ -1,4 +1,4 @@
-"""The network that simulators were measured with from the start, of torch's own layers alone."""
+"""The network `cnn`, made of torch's own layers only, so that every simulator can load it."""
 
 from torch import nn
 

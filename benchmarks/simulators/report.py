@@ -1,4 +1,4 @@
-"""What the runs came to: results.json, results.md, a picture."""
+"""Results of the simulators: results.json, results.md and a picture."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ _REFERENCE = "fleetune"
 
 
 def rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """One a simulator of a workload: medians over its runs; fastest first."""
+    """One row for each simulator: medians over its runs; fastest first."""
     by_configuration: dict[str, list[Run]] = {}
     for one in runs:
         by_configuration.setdefault(one.configuration, []).append(one)
@@ -51,7 +51,7 @@ def _row(name: str, runs: list[Run]) -> dict[str, Any]:
 
 
 def markdown(workload: str, table: list[dict[str, Any]], missing: Mapping[str, str]) -> str:
-    """The table of a workload, and why a simulator is not in it."""
+    """Markdown table of a workload, with the reason for each missing simulator."""
     lines = [f"**{workload}**", "", f"| {' | '.join(_HEAD)} |", "|---|" + "--:|" * (len(_HEAD) - 1)]
     for row in table:
         cells = (
@@ -72,7 +72,7 @@ def markdown(workload: str, table: list[dict[str, Any]], missing: Mapping[str, s
 def write_results(
     runs: Mapping[str, list[Run]], missing: Mapping[str, str], machine: str, folder: Path
 ) -> str:
-    """Write all; the tables."""
+    """Write all files and return the tables."""
     tables = {workload: rows(own) for workload, own in runs.items()}
     text = "\n".join(markdown(workload, table, missing) for workload, table in tables.items())
     whole = {
@@ -88,7 +88,7 @@ def write_results(
 
 
 def _draw(tables: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
-    """Seconds a round, and until the first one, of each simulator."""
+    """Draw the seconds of a round of each simulator."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(tables), 3.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""One play of a workload by a simulator: a process, looked at from outside."""
+"""One run of a workload by a simulator, measured from outside its process."""
 
 import json
 import subprocess
@@ -16,23 +16,23 @@ from benchmarks.simulators.configurations import Configuration
 from fleetune.protocols.files import write_atomically
 
 _SCRIPTS = Path(__file__).parent / "scripts"
-_WARM = 2  # rounds that do not count for the time of a round
+_WARM = 2  # first rounds, which do not count
 
 
-class RunFailed(Exception):  # noqa: N818 - it reports why there is no such line in the table
-    """A simulator did not come to the end."""
+class RunFailed(Exception):  # noqa: N818 - a reason for a missing row, not a failure of ours
+    """A simulator failed before its last round."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a play took.
+    """Cost of one run.
 
     Attributes:
-        configuration, workload, repeat: what was played.
-        ended_s: when each round was over, in seconds since the process was started.
-        processor_s: processor time by then, of the process and all that it started.
-        memory_bytes: at its highest, shared pages counted once (PSS).
-        accuracy: of the model at the end, on samples that nobody had; 0 to 1.
+        configuration, workload, repeat: what ran.
+        ended_s: end of each round, in seconds since the process was started.
+        processor_s: processor seconds until then, of the process and its children.
+        memory_bytes: maximum; shared pages count once (PSS).
+        accuracy: of the final model on samples that no device has, 0 to 1.
     """
 
     configuration: str
@@ -45,32 +45,32 @@ class Run:
 
     @property
     def first_s(self) -> float:
-        """From the command until the first round is over."""
+        """Seconds from the command to the end of the first round."""
         return self.ended_s[0]
 
     @property
     def round_s(self) -> float:
-        """The median of the rounds after the first few."""
+        """Median of the rounds after the first few."""
         return float(median(np.diff(self.ended_s[_WARM - 1 :])))
 
     @property
     def round_processor_s(self) -> float:
-        """Their mean: this clock is too coarse for a single one."""
+        """Mean of the same rounds; this clock is too coarse for a median."""
         return float(np.diff(self.processor_s[_WARM - 1 :]).mean())
 
 
 def run(configuration: Configuration, python: Path, workload: Path, repeat: int, device: str = "cpu") -> Run:
-    """Play it.
+    """Run a workload and measure it.
 
     Args:
-        configuration: who does.
-        python: that runs its script.
-        workload: its folder.
-        repeat: the number of this play.
-        device: that torch trains on, by its name for it.
+        configuration: the simulator.
+        python: interpreter of its script.
+        workload: folder of the workload.
+        repeat: number of this run.
+        device: torch device, e.g. cpu.
 
     Raises:
-        RunFailed: it did not come to the end; the last thing it said.
+        RunFailed: it failed; the message is its last line.
     """
     name = json.loads((workload / "workload.json").read_bytes())["name"]
     with TemporaryDirectory() as folder:
@@ -80,8 +80,8 @@ def run(configuration: Configuration, python: Path, workload: Path, repeat: int,
         if process.returncode or len(rounds.ended_s) <= _WARM:
             raise RunFailed(_last_line(Path(folder) / "said"))
         accuracy = _accuracy(Path(folder), workload)
-        looked_at = rounds.ended_s, rounds.processor_s, rounds.memory_bytes
-        return Run(configuration.name, name, repeat, *looked_at, accuracy)
+        measured = rounds.ended_s, rounds.processor_s, rounds.memory_bytes
+        return Run(configuration.name, name, repeat, *measured, accuracy)
 
 
 def _started(
@@ -98,7 +98,7 @@ def _started(
     command += [str(_SCRIPTS / configuration.script), str(workload.resolve()), str(configuration.processes)]
     command += configuration.arguments
     variables = {**environment(), "MKL_NUM_THREADS": "1", "BENCH_DEVICE": device}
-    if device == "cpu":  # pfl would take a card without being asked
+    if device == "cpu":  # pfl would use a GPU by default
         variables["CUDA_VISIBLE_DEVICES"] = ""
     if configuration.packages:
         del variables["PYTHONPATH"]
@@ -109,11 +109,13 @@ def _started(
 
 
 def _last_line(file: Path) -> str:
-    return next((line for line in reversed(file.read_text().splitlines()) if line.strip()), "it said nothing")
+    return next(
+        (line for line in reversed(file.read_text().splitlines()) if line.strip()), "it printed no reason"
+    )
 
 
 def _accuracy(folder: Path, workload: Path) -> float:
-    """Of the model that a configuration left, on samples that no device has."""
+    """Accuracy of the model that a simulator left, on samples that no device has."""
     import torch
     from safetensors.torch import load_file
 
@@ -131,11 +133,11 @@ def _accuracy(folder: Path, workload: Path) -> float:
     return float((found == y).double().mean())
 
 
-def save(played: Run, path: Path) -> None:
-    """Write a play down."""
-    write_atomically(path, json.dumps(asdict(played)).encode(), mode=None)
+def save(done: Run, path: Path) -> None:
+    """Write a finished run to a file."""
+    write_atomically(path, json.dumps(asdict(done)).encode(), mode=None)
 
 
 def saved(path: Path) -> Run | None:
-    """A play of before."""
+    """Read an earlier run, or None."""
     return Run(**json.loads(path.read_bytes())) if path.exists() else None

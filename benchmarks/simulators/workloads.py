@@ -1,4 +1,4 @@
-"""What all simulators are given to do, and the files that tell them of it."""
+"""Workloads of the simulators, and the files that describe them to the scripts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,23 +12,23 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.randomness import Key
 
-TEST_SAMPLES = 10  # of a device, which our own alone looks at
-MOST_UNSEEN = 10_000  # samples that a model is judged by at the end
+TEST_SAMPLES = 10  # for each device; rivals do not use them
+MOST_UNSEEN = 10_000  # samples for the final accuracy
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Federated averaging of a network.
+    """Federated averaging of one network.
 
     Attributes:
         name: of the workload.
-        model: a name that Fleetune builds.
-        devices: that there are.
-        samples: of each, for training; dealt alike.
-        participants: of a round.
-        rounds: of a play.
-        epochs, batch_size, learning_rate: of local training, by plain SGD.
-        source: of its samples, unless another one is said.
+        model: name of a model that Fleetune builds.
+        devices: number of devices.
+        samples: training samples of each device.
+        participants: devices in a round.
+        rounds: rounds of a run.
+        epochs, batch_size, learning_rate: local training by plain SGD.
+        source: default source of its samples.
     """
 
     name: str
@@ -64,15 +64,15 @@ WORKLOADS = {
 
 
 def lay_out(workload: Workload, source: str, folder: Path) -> None:
-    """Write the files of a workload: workload.json, samples.npz with what is dealt, unseen.npz, module.pt.
+    """Write the files of a workload: workload.json, samples.npz, unseen.npz and module.pt.
 
     Args:
-        workload: whose.
-        source: of its samples; "": its own.
-        folder: where they are written.
+        workload: the workload.
+        source: source of samples; "": the default.
+        folder: where to write.
 
     Raises:
-        DataError: there are no such samples, or too few.
+        DataError: the source is missing or has too few samples.
     """
     import torch
 
@@ -94,16 +94,14 @@ def lay_out(workload: Workload, source: str, folder: Path) -> None:
 
 
 def _as_given(x: NDArray[np.generic]) -> NDArray[np.float32]:
-    """As every script takes them: images of one channel with it, between 0 and 1; windows of sensors as they
-    are.
-    """
+    """Inputs as the scripts need them: images with one channel, scaled to 0 to 1; other samples unchanged."""
     scaled = x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
     is_image = scaled.ndim == 3 and scaled.shape[1] == scaled.shape[2]
     return scaled[:, np.newaxis] if is_image else scaled
 
 
 def _assigned(workload: Workload, num_samples: int, source: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The samples of devices, one device after the other; and those that nobody has."""
+    """Rows of the devices' samples, device by device, and rows that no device has."""
     needed = workload.devices * (workload.samples + TEST_SAMPLES)
     if num_samples <= needed:
         raise DataError(

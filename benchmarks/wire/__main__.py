@@ -32,17 +32,15 @@ def wire(
     only: Annotated[
         str, typer.Option(help="configurations, comma-separated, `stc*`; dense always runs")
     ] = "*",
-    rate: Annotated[float, typer.Option(help="how much of the averaged step the coordinator takes")] = 1.0,
-    momentum: Annotated[float, typer.Option(help="of the coordinator")] = 0.0,
-    rounds: Annotated[int | None, typer.Option(min=1, help="of a run, instead of the setting's")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="source of the one setting's samples instead of its own")
-    ] = None,
+    rate: Annotated[float, typer.Option(help="server learning rate")] = 1.0,
+    momentum: Annotated[float, typer.Option(help="server momentum")] = 0.0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds of a run; else the setting's")] = None,
+    data: Annotated[str | None, typer.Option(help="source of samples for a single setting")] = None,
     steps: Annotated[
-        bool, typer.Option(help="also weigh every encoding, and NNCodec, on single steps of a CNN")
+        bool, typer.Option(help="also measure every encoding and NNCodec on single updates of a CNN")
     ] = False,
 ) -> None:
-    """Bytes up to 90, 95 and 99 % of dense FedAvg's final accuracy, of encodings and published rivals."""
+    """Count the bytes up to 90, 95 and 99 % of dense FedAvg's final accuracy."""
     with one_line_errors("benchmarks.wire"):
         from rich.console import Console
 

@@ -25,7 +25,7 @@ STEPS_OF_CNN = PatchFleet(model="cnn-kapc", devices=2, samples=500, rounds=4)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for, see `command.wire`."""
+    """Options of the command line, see `benchmarks.wire.__main__`."""
 
     out: Path
     settings: str
@@ -39,10 +39,10 @@ class Wanted:
 
 
 def run_all(wanted: Wanted, console: Console) -> None:
-    """Play what is missing, and write down what came of all.
+    """Run what is missing and write the results of all runs.
 
     Raises:
-        SettingError: there is no such setting or configuration.
+        SettingError: unknown setting or configuration.
     """
     chosen = _settings(wanted.settings, wanted.rounds, wanted.data)
     configurations = [_configuration(name, wanted) for name in _names(wanted.only)]
@@ -57,7 +57,7 @@ def run_all(wanted: Wanted, console: Console) -> None:
 
 
 def _measure_steps(out: Path, console: Console) -> None:
-    """Leave steps.md and steps.json: of a device, the first round's step (hot) and the last one's (calm)."""
+    """Write steps.md and steps.json: a device's update in the first round (hot) and the last (calm)."""
     sent = list(updates_of("fedavg", STEPS_OF_CNN))
     steps = {"hot": sent[:1], "calm": sent[-STEPS_OF_CNN.devices :][:1]}
     tables = {sort: rate_distortion.measured(patches) for sort, patches in steps.items()}
@@ -76,7 +76,7 @@ def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Set
     chosen: dict[str, Setting] = {}
     for name in [] if names == NO_SETTING else names.split(","):
         if name not in SETTINGS:
-            raise SettingError(f"--settings: no {name!r}; there are {', '.join([*SETTINGS, NO_SETTING])}")
+            raise SettingError(f"--settings: unknown {name!r}; known: {', '.join([*SETTINGS, NO_SETTING])}")
         chosen[name] = SETTINGS[name]
     if data is not None and len(chosen) > 1:
         raise SettingError("--data goes with one of --settings")
@@ -89,12 +89,12 @@ def _names(only: str) -> list[str]:
     known, patterns = [*SENDERS, *OWN_TRAINING], only.split(",")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            raise SettingError(f"--only: no {pattern!r}; there are {', '.join(known)}")
+            raise SettingError(f"--only: unknown {pattern!r}; known: {', '.join(known)}")
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _configuration(name: str, wanted: Wanted) -> Configuration:
-    """A coordinator that averages no steps has no damping."""
+    """A configuration; one with its own training has no damping."""
     return Configuration(name) if name in OWN_TRAINING else Configuration(name, wanted.rate, wanted.momentum)
 
 
@@ -124,7 +124,7 @@ def _path(out: Path, name: str, setting: Setting, label: str, seed: int) -> Path
 
 
 def _folder(out: Path, name: str, setting: Setting) -> Path:
-    """Runs of another length are not compared with these."""
+    """Folder of runs with this number of rounds; runs of another length are kept apart."""
     return out / "runs" / f"{name}-{setting.rounds}"
 
 

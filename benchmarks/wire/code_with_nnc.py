@@ -1,8 +1,8 @@
-"""Weighs NNCodec (ISO/IEC 15938-17) on tensors; a script for an environment of its own, without this project.
+"""Measures NNCodec (ISO/IEC 15938-17) on tensors; a script for NNCodec's own environment.
 
     python code_with_nnc.py TENSORS.npz SETTINGS.json
 
-It prints a line for each of the settings: bytes, squared error, processor seconds to write and to read.
+It prints a line for each of the settings: bytes, squared error, processor seconds to encode and decode.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_TIMES = 3  # each; the fastest counts
+_TIMES = 3  # repetitions of each; the fastest counts
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def _coded(nnc: Any, tensors: dict[str, Any], settings: dict[str, Any]) -> dict[
 
 
 def _coder() -> Any:
-    """NNCodec's coder alone: what looks at models of frameworks would bring torch, torchvision and OpenCV."""
+    """Import NNCodec's coder without its readers of models, which need torch, torchvision and OpenCV."""
     frameworks = types.ModuleType("nncodec.framework")
     for name in ("tensorflow_model", "pytorch_model", "use_case_init"):
         sys.modules[f"nncodec.framework.{name}"] = types.ModuleType(name)

@@ -1,7 +1,7 @@
 """FedPM (Isik, Pase, Gunduz, Weissman, Zorzi 2023, arXiv:2209.15328), for comparison only.
 
-Weights stay as they were drawn. What is learned is a chance for each to be there at all: devices train
-scores, and send one draw of the mask.
+Weights keep their random first values. FedPM learns a probability for each weight to be present. Devices
+train scores and send one sample of the mask.
 """
 
 import math
@@ -17,13 +17,13 @@ from fleetune.protocols.wire.payloads import run_key, work_key
 
 Vector = NDArray[np.float64]
 
-_LEAST = 0.01  # chance: an entry that all masks agree on can still be learned (the authors' code)
+_LEAST = 0.01  # probability; so entries on which all masks agree can still change (authors' code)
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's, as published
 
 
 @dataclass
 class _Adam:
-    """Of one device; it stays from round to round, as in the authors' code."""
+    """Adam of one device, kept from round to round as in the authors' code."""
 
     rate: float
     mean: Vector
@@ -31,7 +31,7 @@ class _Adam:
     steps: int = 0
 
     def step(self, gradient: Vector) -> Vector:
-        """What to take off."""
+        """Return the value to subtract."""
         self.steps += 1
         self.mean += (1 - _FIRST) * (gradient - self.mean)
         self.square += (1 - _SECOND) * (gradient**2 - self.square)
@@ -41,18 +41,22 @@ class _Adam:
 
 @dataclass
 class FedPm:
-    """The whole of FedPM: its own training, sending and aggregation, after the authors' code.
+    """FedPM with its own training, sending and aggregation, after the authors' code.
 
-    From there (github.com/BerivanIsik/sparse-random-networks): weights and biases are plus or minus
-    e / sqrt(fan-in), scores begin as N(0, 1), Adam, masks count as 0.01 and 0.99. A mask's bytes are the
-    entropy of its share of ones and log2 of its size, as they count. Ours: priors (lambda_0 = 1) are reset
-    when every device would have taken part once, there in every round; the gradient passes a draw of the
-    mask as it is, there times the chance; and what is judged is the mean over draws of the network's
-    weights, there a draw, which is much worse on small networks. For models without running statistics.
+    As there (github.com/BerivanIsik/sparse-random-networks): weights and biases are plus or minus e /
+    sqrt(fan-in). Scores start as N(0, 1) and are trained by Adam. Masks count as 0.01 and 0.99. The bytes of
+    a mask are the entropy of its share of ones plus log2 of its size.
+
+    Differs from the authors' code:
+    - Priors (lambda_0 = 1) are reset when every device could have taken part once, there in every round.
+    - The gradient passes a sample of the mask unchanged, there multiplied by the probability.
+    - The evaluated network is the mean over masks, there one sample, which is much worse on small networks.
+
+    It needs models without running statistics.
 
     Attributes:
-        fleet: whose data, batches, epochs and participants are used, of all configurations the same.
-        rate: of Adam on the scores; theirs is 0.1, of 0.01, 0.1 and 0.3 the last is best here (fashion-0.5).
+        fleet: data, batches, epochs and participants, the same for all configurations.
+        rate: of Adam on the scores. Theirs is 0.1; of 0.01, 0.1 and 0.3 the last is best on fashion-0.5.
     """
 
     fleet: Fleet
@@ -68,7 +72,7 @@ class FedPm:
         self._reset_every = math.ceil(setting.devices / setting.participants)
 
     def run_round(self, number: int) -> tuple[FlatArray, float]:
-        """A round: the mean network after it, and what devices sent, bytes."""
+        """Run a round; return the mean network and the bytes that devices sent."""
         if (number - 1) % self._reset_every == 0:
             self._hits, self._masks = np.zeros(self._frozen.size), 0
         num_bytes = 0.0
@@ -81,7 +85,7 @@ class FedPm:
         return (self._chances * self._frozen).astype(np.float32), num_bytes
 
     def _mask(self, device: int, number: int) -> NDArray[np.bool_]:
-        """What a device sends: its scores are trained straight through draws of the mask."""
+        """Train a device's scores straight through samples of the mask; return its mask."""
         trainer = self.fleet.trainers[device]
         key = work_key(self.fleet.seed, number, 1, f"device-{device}")
         draws, scores = key.child("fedpm").generator(), np.log(self._chances / (1 - self._chances))
@@ -103,7 +107,7 @@ class FedPm:
 
 
 def frozen_weights(spec: ModelSpec, draws: np.random.Generator) -> Vector:
-    """Plus or minus e over the root of what a neuron takes in; a layer's bias as its weights."""
+    """Random weights of plus or minus e / sqrt(fan-in); a bias like its layer's weights."""
     scales, fan_in = np.empty(spec.size), 1
     start = 0
     for tensor in spec.tensors:

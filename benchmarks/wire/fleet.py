@@ -1,4 +1,4 @@
-"""A small fleet in memory: the product's data, partition, model and local training, no engine, no clock."""
+"""A small fleet in memory: the product's data, partition, model and local training, without a clock."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,16 +46,16 @@ devices = {devices}
 
 @dataclass(frozen=True)
 class Setting:
-    """What is learned, and by whom.
+    """Data, model and fleet of one setting.
 
     Attributes:
         source, partition: of [data].
         model: a built-in one.
-        devices, participants: of the fleet, and of a round.
+        devices, participants: in the fleet, and in a round.
         rounds: of a run.
-        learning_rate, momentum: of local SGD: one epoch a round, batches of 16.
+        learning_rate, momentum: of local SGD with one epoch a round and batches of 16.
         schedule: of the learning rate over the rounds.
-        mean, std: of [data], what inputs are scaled by.
+        mean, std: of [data], to scale the inputs.
     """
 
     source: str
@@ -72,7 +72,7 @@ class Setting:
 
 
 def _fashion(partition: str) -> Setting:
-    words = "{ " + partition + ", samples = 714 }"  # 500 to train on, the others are tested on
+    words = "{ " + partition + ", samples = 714 }"  # 500 for training, the others for testing
     return Setting("idx:fashion-mnist", words, "lenet5", 20, 10, 80, 0.05)
 
 
@@ -92,7 +92,7 @@ SETTINGS = {
 
 
 class Fleet:
-    """The devices of a setting, with their samples. The same seed deals and draws the same."""
+    """The devices of a setting with their samples; equal seeds give equal partitions and draws."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
         with TemporaryDirectory() as folder:
@@ -109,27 +109,27 @@ class Fleet:
 
     @cached_property
     def trainers(self) -> list[LocalTrainer]:
-        """One a device."""
+        """One trainer for each device."""
         data = [self._shares.of(index, self.spec) for index in range(self.setting.devices)]
         return [LocalTrainer(self._backend, each, self._training) for each in data]
 
     def participants(self, number: int) -> list[int]:
-        """Of round `number`, ascending; of all configurations the same."""
+        """Participants of round `number`, ascending; the same for all configurations."""
         key = run_key(self.seed).child("participants", number)
         drawn = key.sample(self.setting.participants, self.setting.devices)
         return [int(index) for index in np.sort(drawn)]
 
     def trained(self, weights: FlatArray, device: int, number: int) -> FlatArray:
-        """What a device makes of these weights in round `number`."""
+        """Weights after a device's local training in round `number`."""
         key = work_key(self.seed, number, 1, f"device-{device}")
         return self.trainers[device].in_round(number, None).fit(weights, FitPlan(), key).weights
 
     def num_samples(self, device: int) -> int:
-        """That a device trains on."""
+        """Number of a device's training samples."""
         return self.trainers[device].num_samples
 
     def accuracy(self, weights: FlatArray) -> float:
-        """Of these weights on the test samples of all devices together, 0 to 1."""
+        """Accuracy of these weights on the test samples of all devices, 0 to 1."""
         right, total = 0.0, 0
         for trainer in self.trainers:
             right += (trainer.accuracy(weights) or 0.0) * trainer.num_test

@@ -1,11 +1,10 @@
-"""NNCodec (ISO/IEC 15938-17) on the same steps as our encodings, in an environment of its own.
+"""NNCodec (ISO/IEC 15938-17) on the same steps as our encodings, in its own environment.
 
-For comparison only: its licence allows that, and no part of it is a dependency. Weights are quantised as
-told by `qp`, a step of 2^(qp / 4), with dependent (trellis-coded) quantisation and rows of zeros skipped, its
-defaults for updates; vectors 10 finer than weights, where its default would spend up to two thirds of the
-bytes on them. `rate-distortion optimised` lets its encoder trade error for bits (lambda 8), which it does not
-unless asked, `scalar` leaves dependent quantisation out. Contexts of earlier rounds (TCA) need these, so they
-are not used on single steps.
+It is used for comparison only, as its licence allows, and is no dependency. `qp` sets the quantisation step,
+2^(qp / 4). Dependent (trellis-coded) quantisation and skipping of zero rows are its defaults for updates.
+Vectors are quantised 10 finer than weights; by default they would take up to two thirds of the bytes.
+`rate-distortion optimised` lets the encoder trade error for bits (lambda 8). `scalar` is without dependent
+quantisation. Contexts of earlier rounds (TCA) are not used, because a single step has none.
 """
 
 import json
@@ -34,7 +33,7 @@ _MANNERS: dict[str, dict[str, Any]] = {
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    """What is tried, by its name in the table."""
+    """Measured settings of NNCodec, by name in the table."""
     return {
         f"nnc {qp}{manner}": {"qp": qp, "nonweight_qp": qp - _FINER, "row_skipping": True, **more}
         for manner, more in _MANNERS.items()
@@ -43,21 +42,21 @@ def settings() -> dict[str, dict[str, Any]]:
 
 
 def measured(patches: Sequence[Sent], folder: Path) -> list[dict[str, dict[str, float]]]:
-    """Of each patch and each of the settings: `num_bytes`, `squared_error`, `encode_s`, `decode_s`.
+    """Return `num_bytes`, `squared_error`, `encode_s` and `decode_s` for each patch and setting.
 
     Args:
-        patches: what to write, each with the base that both sides hold.
-        folder: where the environment is, or is to be.
+        patches: values to encode, each with the base that both sides know.
+        folder: folder of the environment.
 
     Raises:
-        NotInstalled: pip cannot install it here, or it does not run.
+        NotInstalled: pip cannot install it, or it does not run.
     """
     python = python_in(folder / "nncodec", _BUILT_WITH, _PACKAGE)
     return [_coded(python, tensors_of(sent)) for sent in patches]
 
 
 def tensors_of(sent: Sent) -> dict[str, FlatArray]:
-    """What changes in each tensor, those of several axes as matrices of their rows."""
+    """Change of each tensor; tensors of several axes become matrices of their rows."""
     step = sent.values if sent.known.base is None else sent.values - sent.known.base
     found = {}
     for number in np.unique(sent.known.tensors).tolist():
@@ -74,6 +73,6 @@ def _coded(python: Path, tensors: dict[str, FlatArray]) -> dict[str, dict[str, f
         wanted.write_text(json.dumps(list(asked.values())))
         done = subprocess.run([python, _SCRIPT, data, wanted], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NotInstalled((done.stderr.strip().splitlines() or ["NNCodec says nothing"])[-1])
+        raise NotInstalled((done.stderr.strip().splitlines() or ["NNCodec printed no reason"])[-1])
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return dict(zip(asked, lines, strict=True))

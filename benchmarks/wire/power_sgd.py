@@ -17,14 +17,13 @@ Matrix = NDArray[np.float64]
 class PowerSgd:
     """One step of subspace iteration a round, warm-started (Alg. 1), with error feedback (Alg. 2).
 
-    A tensor of k axes is a matrix of its first axis by the others; those of one axis are sent whole, as in
-    the paper. Where rank times both sides is no less than the tensor, it is sent whole too. P's mean
-    travels up before Q is computed from it: in a federated round that is a second trip, which costs no byte
-    up.
+    A tensor of several axes is a matrix of its first axis by the others. Tensors of one axis are sent whole,
+    as in the paper. So are tensors for which rank times both sides is no smaller. The mean of P is known
+    before Q is computed. In a federated round that is a second exchange, which costs no byte up.
 
     Attributes:
-        rank: of the approximation.
-        spec: the model.
+        rank: rank of the approximation.
+        spec: spec of the model.
     """
 
     rank: int
@@ -60,7 +59,7 @@ class PowerSgd:
         return Arrived(mean, 4 * numbers * len(steps))
 
     def _tensors(self) -> Iterator[tuple[int, slice, int]]:
-        """Each tensor's number, its place, and the rows of its matrix; 0: it is sent whole."""
+        """Number, place and matrix rows of each tensor; 0 rows: it is sent whole."""
         start = 0
         for index, tensor in enumerate(self.spec.tensors):
             place = slice(start, start + tensor.size)

@@ -115,7 +115,7 @@ def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def markdown(tables: dict[str, Table]) -> str:
-    """A table of several sorts of steps side by side, the largest of the first sort first."""
+    """Markdown table of all kinds of steps, sorted by the share in the first kind."""
     sorts = list(tables)
     head = [f"{sort}: share of raw | error | encode, MB/s | decode, MB/s" for sort in sorts]
     lines = [f"| | {' | '.join(head)} |", "|---|" + "--:|" * (4 * len(sorts))]

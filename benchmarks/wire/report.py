@@ -1,4 +1,4 @@
-"""What the race came to: results.json, a Markdown table, and a plot."""
+"""Results of the wire benchmark: results.json, Markdown tables and plots."""
 
 import json
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from benchmarks.wire.run import Run
 from fleetune.protocols.files import write_atomically
 
 SHARES = (0.90, 0.95, 0.99)
-"""Of dense FedAvg's final accuracy, whose bytes are asked for."""
+"""Shares of dense FedAvg's final accuracy, for which bytes are counted."""
 REFERENCE = "dense"
 _NEVER = "\u2013"
 _HEAD = ("configuration", "seeds", "kB up to 90 %", "95 %", "99 %", "up and down to 99 %", "final accuracy")
 
 
 def targets(reference: Run) -> list[float]:
-    """The accuracies that are asked for, of one seed."""
+    """Target accuracies for one seed."""
     return [share * reference.final for share in SHARES]
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One a configuration of a setting, over all seeds that have the reference too; best at 99 % first.
+    """One row for each configuration, over the seeds that the reference has; best at 99 % first.
 
-    Bytes are None unless every seed came to the accuracy.
+    Bytes are None unless every seed reaches the accuracy.
     """
     reference = {run.seed: run for run in runs if run.configuration == REFERENCE}
     found = []
@@ -64,7 +64,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def markdown(setting: str, table: Sequence[dict[str, Any]]) -> str:
-    """The table of a setting; in brackets how many times less than the reference."""
+    """Markdown table of a setting; in brackets how many times fewer bytes than the reference."""
     dense = next((row for row in table if row["configuration"] == REFERENCE), None)
     lines = [f"**{setting}**", "", f"| {' | '.join(_HEAD)} |", "|---|" + "--:|" * (len(_HEAD) - 1)]
     for row in table:
@@ -85,7 +85,7 @@ def _bytes(value: float | None, row: dict[str, Any], dense: dict[str, Any] | Non
 
 
 def written(runs: dict[str, list[Run]], out: Path) -> str:
-    """Leave results.json, results.md and a plot of each setting in `out`; the Markdown."""
+    """Write results.json, results.md and a plot of each setting to `out`; return the Markdown."""
     tables = {setting: rows(own) for setting, own in runs.items()}
     text = "\n".join(markdown(setting, table) for setting, table in tables.items())
     write_atomically(out / "results.json", json.dumps(tables, indent=1).encode(), mode=None)
@@ -96,7 +96,7 @@ def written(runs: dict[str, list[Run]], out: Path) -> str:
 
 
 def _plot(setting: str, runs: Sequence[Run], path: Path) -> None:
-    """Accuracy over bytes up, a line a configuration: the mean of its seeds."""
+    """Draw accuracy over bytes up, one line for each configuration: the mean of its seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

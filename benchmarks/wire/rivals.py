@@ -1,8 +1,8 @@
-"""What others send instead of a step: published compressors, each in a few exact lines, for comparison only.
+"""Published compressors of a step, for comparison only.
 
-A step is a flat float32 vector, shape (n,): what local training changed, what stayed behind included. Each
-function gives what the coordinator reads, and its size in bytes. Sizes count what the papers' own coders
-would write, without any frame around it.
+A step is a flat float32 vector of shape (n,): the change by local training plus the residual. Each function
+returns the step that the coordinator decodes, and its size in bytes. Sizes are those of the papers' own
+coders, without a frame.
 """
 
 import math
@@ -38,7 +38,7 @@ def stc(density: float) -> Compressor:
 
 
 def golomb_bits(density: float) -> float:
-    """Bits of a distance between entries of which each is there with this chance, in the best Golomb code."""
+    """Mean bits of a distance in the best Golomb code, if an entry is present with probability `density`."""
     remainder_bits = 1 + math.floor(math.log2(math.log(_GOLDEN) / math.log1p(-density)))
     return remainder_bits + 1 / (1 - math.pow(1 - density, 2**remainder_bits))
 
@@ -63,15 +63,13 @@ def eden(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
 
 
 def eden_of_few(share: float) -> Compressor:
-    """EDEN below one bit an entry: of a random share of the entries a bit each, these as much larger as there
-    are fewer.
-    """
+    """EDEN below one bit: a random share of the entries has one bit each, scaled up by the inverse share."""
 
     def compress(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
         chosen = key.child("chosen").sample(max(1, round(share * step.size)), step.size)
-        told, num_bytes = eden(step[chosen], key)
+        decoded, num_bytes = eden(step[chosen], key)
         sent = np.zeros_like(step)
-        sent[chosen] = told * np.float32(step.size / chosen.size)
+        sent[chosen] = decoded * np.float32(step.size / chosen.size)
         return sent, num_bytes
 
     return compress

@@ -1,4 +1,4 @@
-"""A run of federated averaging in memory, every byte up counted, and when it was how good."""
+"""One run of federated averaging in memory, with the bytes up and the accuracy of each round."""
 
 import json
 import time
@@ -27,11 +27,11 @@ _LAST = 5  # rounds whose mean is the final accuracy
 
 @dataclass(frozen=True)
 class Configuration:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        sender: how devices send, a name of `SENDERS` or `OWN_TRAINING`.
-        rate, momentum: of the coordinator's step, see `protocols.methods.fedavg`.
+        sender: name in `SENDERS` or `OWN_TRAINING`.
+        rate, momentum: server learning rate and momentum, see `protocols.methods.fedavg`.
     """
 
     sender: str
@@ -46,14 +46,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a configuration with one seed.
+    """Result of a configuration with one seed.
 
     Attributes:
-        setting, configuration, seed: who ran.
-        bytes_up: of all rounds so far, after each.
-        accuracy: of the shared model after each round, on all devices' test samples, 0 to 1.
-        bytes_down: of a round that sends plain float32 to every participant.
-        seconds: of processor time.
+        setting, configuration, seed: what ran.
+        bytes_up: cumulative bytes after each round.
+        accuracy: of the shared model on all test samples after each round, 0 to 1.
+        bytes_down: bytes of a round that sends float32 to every participant.
+        seconds: processor time.
     """
 
     setting: str
@@ -66,31 +66,31 @@ class Run:
 
     @property
     def final(self) -> float:
-        """The mean accuracy of the last rounds."""
+        """Mean accuracy of the last rounds."""
         return float(np.mean(self.accuracy[-_LAST:]))
 
     def bytes_to(self, accuracy: float) -> float | None:
-        """Bytes up until this accuracy was first there; None: it never was."""
+        """Bytes up until this accuracy is reached; None: never."""
         rounds = zip(self.bytes_up, self.accuracy, strict=True)
         return next((bytes_up for bytes_up, reached in rounds if reached >= accuracy), None)
 
 
 class Training(Protocol):
-    """A configuration on its way through a run."""
+    """A configuration's state during a run."""
 
     def run_round(self, number: int) -> tuple[FlatArray, float]:
-        """A round, from 1: the shared model after it, and what all devices sent, bytes."""
+        """Run a round, from 1; return the shared model and the bytes that devices sent."""
         ...
 
 
 @dataclass
 class Averaging:
-    """Devices train the shared model, what they send of it is averaged, the coordinator steps.
+    """Devices train the shared model and send steps; the coordinator averages and applies them.
 
     Attributes:
-        fleet: who trains.
-        sender: the devices' half.
-        method: the coordinator's.
+        fleet: the devices.
+        sender: the devices' side.
+        method: the coordinator's side.
     """
 
     fleet: Fleet
@@ -113,12 +113,13 @@ class Averaging:
 
 
 OWN_TRAINING: dict[str, Callable[[Fleet], Training]] = {"fedpm": FedPm}
-"""Contenders that are no way to send a step: neither FedAvg's training nor its coordinator is theirs."""
+"""Configurations with their own training and aggregation instead of FedAvg's."""
 
 
 def run_to_end(fleet: Fleet, setting: str, configuration: Configuration) -> Run:
-    """Run a configuration to the end of the setting's rounds, or until its training diverges: from then on it
-    sends nothing, and is right about nothing.
+    """Run a configuration for the setting's rounds.
+
+    After a divergence it sends nothing, and its accuracy is 0.
     """
     began, training = time.process_time(), _training(fleet, configuration)
     total, bytes_up, accuracy = 0.0, list[float](), list[float]()
@@ -146,10 +147,10 @@ def _training(fleet: Fleet, configuration: Configuration) -> Training:
 
 
 def save(run: Run, path: Path) -> None:
-    """Write a finished run down."""
+    """Write a finished run to a file."""
     write_atomically(path, json.dumps(asdict(run)).encode(), mode=None)
 
 
 def saved(path: Path) -> Run | None:
-    """A run that was finished before."""
+    """Read an earlier run, or None."""
     return Run(**json.loads(path.read_bytes())) if path.exists() else None

@@ -1,4 +1,4 @@
-"""What a configuration of the race is: steps of a round's participants in, their mean and its bytes out."""
+"""The interface of a sender: steps of the participants in, their mean and its bytes out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class Arrived:
-    """What the coordinator has after a round.
+    """What the coordinator receives in a round.
 
     Attributes:
-        step: the mean of what devices sent, weighted, shape (spec.size,).
-        num_bytes: that all of them sent together.
+        step: weighted mean of the devices' steps, shape (spec.size,).
+        num_bytes: sum of the bytes of all devices.
     """
 
     step: FlatArray
@@ -22,17 +22,17 @@ class Arrived:
 
 
 class Sender(Protocol):
-    """The devices' half, with what they keep between rounds."""
+    """The devices' side of a configuration, with its state between rounds."""
 
     def send(
         self, base: FlatArray, trained: Mapping[int, FlatArray], weights: Mapping[int, float], key: Key
     ) -> Arrived:
-        """A round.
+        """Send one round.
 
         Args:
-            base: what the coordinator sent, shape (spec.size,).
-            trained: what each participant made of it.
-            weights: of each participant in the mean; together 1.
-            key: of the round's random draws.
+            base: weights that the coordinator sent, shape (spec.size,).
+            trained: weights of each participant after local training.
+            weights: weight of each participant in the mean; the sum is 1.
+            key: key of the round's random draws.
         """
         ...

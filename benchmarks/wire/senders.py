@@ -1,7 +1,7 @@
-"""Who races: what each sends up, and how its coordinator steps.
+"""Senders: our encodings and published compressors, each with its state between rounds.
 
-A configuration sees the steps of a round's participants together, since PowerSGD's devices need one another's
-sums. What stays behind is added to the device's next step (error feedback), as each paper does or allows.
+A sender gets the steps of all participants of a round together, because PowerSGD needs their sums. It adds
+the residual to a device's next step (error feedback), as each paper does or allows.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +21,14 @@ from fleetune.protocols.update.encodings.encoding import Encoding
 
 @dataclass
 class Encoded:
-    """One of the product's encodings, with its own residuals and its own bytes.
+    """One of the product's encodings, with its residuals and bytes.
 
-    Where a residual is left, what arrives is what was wanted less that: what `decode` gives but for float32's
-    rounding, and that the two are the same is tested where encodings are; decoding would take half of a run's
-    time.
+    With a residual, the received step is the wanted step minus the residual. Tests of the encodings show
+    that `decode` returns the same up to float32 rounding. Decoding would take half of a run's time.
 
     Attributes:
-        encoding: it.
-        spec: the model.
+        encoding: the encoding.
+        spec: spec of the model.
     """
 
     encoding: Encoding
@@ -57,11 +56,11 @@ class Encoded:
 
 @dataclass
 class Compressed:
-    """A rival that compresses each device's step by itself.
+    """A rival that compresses each device's step alone.
 
     Attributes:
-        compress: what it does.
-        feedback: whether what stayed behind goes along with the next step.
+        compress: the compressor.
+        feedback: whether the residual is added to the next step.
     """
 
     compress: Compressor

@@ -7,18 +7,18 @@ import pytest
 from benchmarks.long_run import Reading, Sensor, closed_rounds, growth, is_flat, read_part, report
 
 
-def readings(**courses):
-    """A hundred of the agent, each figure by its own course over 10,000 rounds."""
+def readings(**histories):
+    """A hundred of the agent, each figure by its own history over 10,000 rounds."""
     fixed = {"part": "agent", "resident_mb": 90.0, "files": 14, "threads": 6}
     fixed |= {"folder_mb": 5.0, "folder_files": 16, "past_mb": 0.0}
     return [
-        Reading(**{**fixed, **{key: course(n) for key, course in courses.items()}}, round=100 * n, at_s=n)
+        Reading(**{**fixed, **{key: history(n) for key, history in histories.items()}}, round=100 * n, at_s=n)
         for n in range(1, 101)
     ]
 
 
 @pytest.mark.parametrize(
-    ("key", "course", "flat"),
+    ("key", "history", "flat"),
     [
         ("resident_mb", lambda n: 90 + 0.3 * (n % 3), True),
         ("resident_mb", lambda n: 60 + min(n, 45), True),  # grew into what it needs, then stayed
@@ -28,8 +28,8 @@ def readings(**courses):
         ("folder_mb", lambda n: 5 + 0.02 * n, False),
     ],
 )
-def test_what_goes_on_growing_is_told_from_what_settles(key, course, flat):
-    found = readings(**{key: course})
+def test_growth_is_distinguished_from_a_constant_size(key, history, flat):
+    found = readings(**{key: history})
     assert is_flat(key, *growth(found, key)) == flat
     verdicts = [line for line in report(found) if f"| {key} |" in line]
     assert verdicts[0].endswith("| flat |" if flat else "| grows |")

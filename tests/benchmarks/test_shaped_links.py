@@ -71,7 +71,7 @@ def closed(number, opened_s, closed_s, devices):
     return RoundRecord(number, 1, False, opened_s, closed_s, ("a", "b"), devices)
 
 
-def test_a_course_counts_from_the_first_round_and_who_is_missing():
+def test_a_trajectory_counts_from_the_first_round_and_counts_stragglers():
     rounds = [
         closed(number, 50.0 + 2 * number, 52.0 + 2 * number, {"a": reply(number / 10, 0.3, 0.4, 0.5)})
         for number in range(6)
@@ -107,7 +107,7 @@ def test_half_of_the_repeats_without_it_are_none():
     assert typical([1.0, None]) is None
 
 
-def test_a_rehearsal_tells_the_speed_that_its_boards_have(run_file, tmp_path):
+def test_a_calibration_tells_the_speed_that_its_boards_have(run_file, tmp_path):
     """The simulation trains at a known speed; what is read from its rounds must be that one."""
     given = Speeds({"device-0": 0.02, "device-1": 0.5}, 0.0)
     changes = ["fleet.ratios=[0.4]", "run.rounds=3", *write_boards(given, tmp_path / "boards")]
@@ -117,7 +117,7 @@ def test_a_rehearsal_tells_the_speed_that_its_boards_have(run_file, tmp_path):
     assert found.jitter == pytest.approx(0, abs=1e-9)
 
 
-def test_a_rehearsal_tells_how_training_varies_from_round_to_round(run_file, tmp_path):
+def test_a_calibration_tells_how_training_varies_from_round_to_round(run_file, tmp_path):
     given = Speeds({"device-0": 0.02, "device-1": 0.5}, 0.4)
     changes = ["fleet.ratios=[0.4]", "run.rounds=40", *write_boards(given, tmp_path / "boards")]
     found = speeds(read_run(run_file, changes), simulated(run_file, changes, tmp_path / "run", 0))
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_line(run_file, tmp_path, words, line):
 @pytest.mark.fleet
 @pytest.mark.nightly
 @needs_namespaces
-def test_real_processes_beside_the_simulation(run_file, tmp_path):
+def test_real_processes_and_the_simulation_agree(run_file, tmp_path):
     before = set(networks())
     out = tmp_path / "out"
     words = [
@@ -156,7 +156,7 @@ def test_real_processes_beside_the_simulation(run_file, tmp_path):
         str(out),
         "--configurations",
         "p02,energy",
-        "--rehearsed",
+        "--calibration-rounds",
         "2",
         "--target",
         "0.01",
@@ -191,12 +191,21 @@ def test_real_processes_beside_the_simulation(run_file, tmp_path):
 def test_stopped_it_leaves_no_process_and_no_network(run_file, tmp_path, number, status):
     before, out = set(networks()), tmp_path / "out"
     bench = subprocess.Popen(
-        [sys.executable, "-c", HEEDING_CTRL_C, str(run_file), "--out", str(out), "--rehearsed", "50000"],
+        [
+            sys.executable,
+            "-c",
+            HEEDING_CTRL_C,
+            str(run_file),
+            "--out",
+            str(out),
+            "--calibration-rounds",
+            "50000",
+        ],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    log = out / "rehearsal" / "device-0.log"
+    log = out / "calibration" / "device-0.log"
     give_up_at = time.monotonic() + 120
     while not (log.exists() and "round 1: done" in log.read_text()):
         assert time.monotonic() < give_up_at

@@ -65,18 +65,18 @@ def test_too_few_samples_are_refused(tmp_path: Path) -> None:
         lay_out(replace(SMALL, devices=100), "digits", tmp_path)
 
 
-def test_windows_of_sensors_are_dealt_as_they_are_and_images_get_their_channel(tmp_path: Path) -> None:
+def test_sensor_windows_stay_unchanged_and_images_get_a_channel(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     windows = draws.standard_normal((80, 9, 128)).astype(np.float32)
     np.savez(tmp_path / "own.npz", x=windows, y=np.arange(80) % 6)
     sensors = replace(WORKLOADS["har-cnn"], devices=4, samples=5)
     lay_out(sensors, f"npz:{tmp_path / 'own.npz'}", tmp_path / "sensors")
-    with np.load(tmp_path / "sensors" / "samples.npz") as dealt:
-        assert dealt["x"].shape == (60, 9, 128)
-        assert {one.tobytes() for one in dealt["x"]} < {one.tobytes() for one in windows}
+    with np.load(tmp_path / "sensors" / "samples.npz") as assigned:
+        assert assigned["x"].shape == (60, 9, 128)
+        assert {one.tobytes() for one in assigned["x"]} < {one.tobytes() for one in windows}
     lay_out(replace(SMALL, samples=5), "digits", tmp_path / "images")
-    with np.load(tmp_path / "images" / "samples.npz") as dealt:
-        assert dealt["x"].shape[1:] == (1, 8, 8)
+    with np.load(tmp_path / "images" / "samples.npz") as assigned:
+        assert assigned["x"].shape[1:] == (1, 8, 8)
 
 
 def _run(configuration: str, seconds: float, repeat: int = 0) -> Run:
@@ -117,7 +117,7 @@ def test_a_run_is_saved(tmp_path: Path) -> None:
         (["--data", "idx:nowhere"], "nowhere"),
     ],
 )
-def test_what_there_is_not_is_refused_in_one_line(wrong: list[str], line: str, tmp_path: Path) -> None:
+def test_an_unknown_option_value_is_one_line(wrong: list[str], line: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["--out", str(tmp_path / "out"), *wrong])
     assert done.exit_code == 2
     assert line in done.output

@@ -122,8 +122,8 @@ def test_the_same_command_goes_on_and_tables_are_of_all_runs(tmp_path, recorded)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"settings": "harr"}, "--settings: no 'harr'"),
-        ({"only": "stc-51"}, "--only: no 'stc-51'"),
+        ({"settings": "harr"}, "--settings: unknown 'harr'"),
+        ({"only": "stc-51"}, "--only: unknown 'stc-51'"),
         ({"settings": "har,fashion-iid", "data": "digits"}, "--data goes with one"),
     ],
 )

@@ -1,3 +1,4 @@
-"""Stands in for piq, which APPFL imports to judge images in reports on data, which nobody asks for here: it
-needs a torchvision made for this very torch, which pip finds for few.
+"""Empty substitute for piq, which APPFL imports but does not use here.
+
+The real one needs a torchvision built for the same torch, which pip seldom finds.
 """

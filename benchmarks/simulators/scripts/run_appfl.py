@@ -1,4 +1,4 @@
-"""APPFL: its virtual-time driver, all clients one after the other in one process, without evaluation."""
+"""APPFL: its virtual-time driver, with all clients in one process, without evaluation."""
 
 import logging
 from pathlib import Path
@@ -19,8 +19,8 @@ def accuracy(true, predicted):
 """
 
 
-class Telling(SyncSimDriver):
-    """Says when a round is over."""
+class ReportingDriver(SyncSimDriver):
+    """Prints a line after each round."""
 
     def _run_round(self) -> bool:
         done = super()._run_round()
@@ -29,17 +29,17 @@ class Telling(SyncSimDriver):
 
 
 def settings_of(files: Files) -> dict:
-    """As its YAML files would say it, with what spares it memory left out: that takes half the time."""
-    asked = files.asked
+    """Settings of its YAML files, without its options that save memory and double the time."""
+    workload = files.workload
     training = {
         "mode": "epoch",
-        "num_local_epochs": asked.epochs,
+        "num_local_epochs": workload.epochs,
         "optim": "SGD",
-        "optim_args": {"lr": asked.learning_rate},
+        "optim_args": {"lr": workload.learning_rate},
         "loss_fn": "CrossEntropyLoss",
         "metric_path": "mymodels.py",
         "metric_name": "accuracy",
-        "train_batch_size": asked.batch_size,
+        "train_batch_size": workload.batch_size,
         "optimize_memory": False,
     }
     return {
@@ -50,7 +50,7 @@ def settings_of(files: Files) -> dict:
             "scheduler": "SyncScheduler",
             "aggregator": "FedAvgAggregator",
             "aggregator_kwargs": {"client_weights_mode": "equal"},
-            "num_global_epochs": asked.rounds,
+            "num_global_epochs": workload.rounds,
         },
         "server_configs": {"optimize_memory": False},
     }
@@ -58,28 +58,28 @@ def settings_of(files: Files) -> dict:
 
 def main() -> None:
     files, _processes = given()
-    asked = files.asked
+    workload = files.workload
     torch.set_num_threads(1)
     Path("mymodels.py").write_text(OWN.format(module=str(files.folder.absolute() / "module.pt")))
     settings = settings_of(files)
-    server = SimServerAgent(settings, num_clients=asked.devices)
+    server = SimServerAgent(settings, num_clients=workload.devices)
     clients = [
         SimClientAgent(
             settings,
             client_id=f"d{device}",
             client_dataset=torch.utils.data.TensorDataset(*files.samples(device)),
         )
-        for device in range(asked.devices)
+        for device in range(workload.devices)
     ]
     for client in clients:
-        client.optimize_memory = False  # which SimClientAgent takes from no settings
-    driver = Telling(
+        client.optimize_memory = False  # SimClientAgent reads it from no settings
+    driver = ReportingDriver(
         server,
         clients,
         {client.get_id(): ClientProfile() for client in clients},
-        asked.participants,
+        workload.participants,
         logging.getLogger("vsim"),
-        target_rounds=asked.rounds,
+        target_rounds=workload.rounds,
     )
     driver.run()
     save(server.get_parameters(serial_run=True))

@@ -1,4 +1,4 @@
-"""Fleetune, from Python: the whole of it, with every device's reports, bytes, seconds and joules."""
+"""Fleetune from Python, with all reports, bytes, seconds and joules of every device."""
 
 import sys
 
@@ -8,19 +8,19 @@ from fleetune import simulate
 
 
 def settings_of(files: Files, trainer: str = "torch", precision: str = "float32", at_once: str = "1") -> dict:
-    """As a run.toml would say it."""
-    asked = files.asked
-    training = {name: getattr(asked, name) for name in ("epochs", "batch_size", "learning_rate")}
+    """Settings of the run, by section."""
+    workload = files.workload
+    training = {name: getattr(workload, name) for name in ("epochs", "batch_size", "learning_rate")}
     return {
-        "run": {"name": "bench", "rounds": asked.rounds, "final_evaluation": False},
-        "model": {"name": asked.model},
+        "run": {"name": "bench", "rounds": workload.rounds, "final_evaluation": False},
+        "model": {"name": workload.model},
         "method": {"name": "fedavg"},
         "training": training,
-        "round": {"participants": asked.participants},
+        "round": {"participants": workload.participants},
         "fleet": {
-            "devices": asked.devices,
+            "devices": workload.devices,
             "ratios": [1.0],
-            "boards": {"raspberry-pi-4b": asked.devices},
+            "boards": {"raspberry-pi-4b": workload.devices},
             "trainer": trainer,
             "precision": precision,
             "train_on": device(),
@@ -31,14 +31,14 @@ def settings_of(files: Files, trainer: str = "torch", precision: str = "float32"
 
 def main() -> None:
     files, processes = given()
-    asked = files.asked
-    told = iter(range(1, asked.rounds + 1))
+    workload = files.workload
+    numbers = iter(range(1, workload.rounds + 1))
     result = simulate(
         settings_of(files, *sys.argv[3:]),
         "runs",
         data=(files.x, files.y),
         partition=list(zip(files.rows, files.test_rows, strict=True)),
-        on_round=lambda _: round_over(next(told)),
+        on_round=lambda _: round_over(next(numbers)),
         workers=processes,
         report=False,
     )

@@ -1,6 +1,4 @@
-"""pfl-research (pfl on PyPI): its SimulatedBackend and FederatedAveraging; more processes by torchrun, as its
-documentation says.
-"""
+"""pfl-research (pfl on PyPI): SimulatedBackend and FederatedAveraging; torchrun starts more processes."""
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from workload_files import given, round_over, save
 
 
 class Classifier(torch.nn.Module):
-    """The network, with the two methods that pfl asks for."""
+    """The network, with the two methods that pfl requires."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
@@ -39,8 +37,8 @@ class Classifier(torch.nn.Module):
             return {"loss": Weighted(self._loss(self(x), y).item() * len(y), len(y))}
 
 
-class Told(TrainingProcessCallback):
-    """Tells of rounds."""
+class ReportRounds(TrainingProcessCallback):
+    """Prints a line after each round."""
 
     def after_central_iteration(self, _: Metrics, model: object, *, central_iteration: int) -> tuple:  # noqa: ARG002
         if pytorch_ops.distributed.global_rank == 0:
@@ -51,26 +49,26 @@ class Told(TrainingProcessCallback):
 def main() -> None:
     torch.set_num_threads(1)
     files, _ = given()
-    asked = files.asked
+    workload = files.workload
     np.random.seed(0)  # noqa: NPY002 - pfl draws users by it
 
     def of_user(user: int) -> PyTorchTensorDataset:
         return PyTorchTensorDataset(files.samples(user))
 
-    users = list(range(asked.devices))
+    users = list(range(workload.devices))
     data = FederatedDataset(of_user, get_user_sampler("random", users), dict.fromkeys(users, 1))
     network = Classifier(files.module())
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0))
     settings = NNAlgorithmParams(
-        central_num_iterations=asked.rounds,
-        evaluation_frequency=10 * asked.rounds,
-        train_cohort_size=asked.participants,
+        central_num_iterations=workload.rounds,
+        evaluation_frequency=10 * workload.rounds,
+        train_cohort_size=workload.participants,
         val_cohort_size=0,
     )
     training = NNTrainHyperParams(
-        local_num_epochs=asked.epochs,
-        local_learning_rate=asked.learning_rate,
-        local_batch_size=asked.batch_size,
+        local_num_epochs=workload.epochs,
+        local_learning_rate=workload.learning_rate,
+        local_batch_size=workload.batch_size,
     )
     FederatedAveraging().run(
         settings,
@@ -78,7 +76,7 @@ def main() -> None:
         model,
         training,
         NNEvalHyperParams(local_batch_size=None),
-        callbacks=[Told()],
+        callbacks=[ReportRounds()],
     )
     if pytorch_ops.distributed.global_rank == 0:
         save(network.network.state_dict())

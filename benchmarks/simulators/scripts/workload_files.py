@@ -1,4 +1,4 @@
-"""A workload as the scripts of this folder read it: numpy, torch where it is used, and no Fleetune."""
+"""Reads a workload for the scripts of this folder, without Fleetune."""
 
 import json
 import os
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """What lies in a workload's folder.
+    """The files of a workload's folder.
 
     Attributes:
-        asked: its settings: devices, participants, rounds, epochs, batch_size, learning_rate.
+        workload: its settings, with devices, participants, rounds, epochs, batch_size, learning_rate.
         x, y: all samples.
-        rows: each device's for training, shape (devices, samples).
-        test_rows: each device's for testing, which rivals leave alone.
+        rows: training rows of each device, shape (devices, samples).
+        test_rows: test rows of each device, which rivals do not use.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        self.asked = SimpleNamespace(**json.loads((self.folder / "workload.json").read_bytes()))
+        self.workload = SimpleNamespace(**json.loads((self.folder / "workload.json").read_bytes()))
         with np.load(self.folder / "samples.npz") as arrays:
             self.x, self.y, self.rows = arrays["x"], arrays["y"], arrays["rows"]
             self.test_rows = arrays["test_rows"]
@@ -37,7 +37,7 @@ class Files:
         return torch.load(self.folder / "module.pt", weights_only=False)
 
     def samples(self, device: int) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Of a device."""
+        """Training samples of a device."""
         import torch
 
         rows = self.rows[device]
@@ -45,37 +45,37 @@ class Files:
 
 
 def given() -> tuple[Files, int]:
-    """The workload of the command line, and how many processes are to play it."""
+    """The workload and the number of processes, from the command line."""
     return Files(sys.argv[1]), int(sys.argv[2])
 
 
 def device() -> str:
-    """What torch trains on."""
+    """Name of the torch device."""
     return os.environ.get("BENCH_DEVICE", "cpu")
 
 
 def round_over(number: int) -> None:
-    """Say so."""
+    """Print the line that marks the end of a round."""
     print(f"round {number}", flush=True)
 
 
 def save(tensors: "dict[str, torch.Tensor]") -> None:
-    """The model at the end."""
+    """Save the final model."""
     np.savez("model.npz", **{name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
 
 
 def train(
-    module: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor", asked: SimpleNamespace, seed: int
+    module: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor", workload: SimpleNamespace, seed: int
 ) -> None:
-    """Local training as one writes it in plain torch."""
+    """Local training in plain torch."""
     import torch
 
-    optimiser = torch.optim.SGD(module.parameters(), lr=asked.learning_rate)
+    optimiser = torch.optim.SGD(module.parameters(), lr=workload.learning_rate)
     loss_of, draw = torch.nn.CrossEntropyLoss(), torch.Generator().manual_seed(seed)
     module.train()
     x, y = x.to(device()), y.to(device())
-    for _ in range(asked.epochs):
-        for rows in torch.randperm(len(y), generator=draw).split(asked.batch_size):
+    for _ in range(workload.epochs):
+        for rows in torch.randperm(len(y), generator=draw).split(workload.batch_size):
             optimiser.zero_grad()
             loss_of(module(x[rows]), y[rows]).backward()
             optimiser.step()
