@@ -13,7 +13,6 @@ NAMES = (
     "trainers",
     "agent_memory",
     "long_run",
-    "tables",
 )
 
 

@@ -1,1 +1,1 @@
-"""A fleet behind shaped links: what the simulation of a run.toml says of it, and what real processes do."""
+"""A fleet behind shaped links: the simulation of a run.toml against real processes."""
