@@ -1,24 +1,24 @@
-"""What past rounds taught a device about its own costs: a log of the last ten, and what is read out of it.
+"""A device's measured costs of its last ten rounds, and the estimates from them.
 
-A figure is the lower median of the last five rounds that say something about it: steady rounds pin it down,
-three new ones move it, a single stray one does not. What cannot be true (see `plausible`) is never taken in.
+An estimate is the lower median of the last five rounds that have the figure: three new rounds move it, a
+single outlier does not. Implausible figures are dropped (see `plausible`).
 """
 
 from collections.abc import Callable, Hashable
 from statistics import median_low
 from typing import Any, Literal, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.bandwidth_forecast import RECENT, LinkTimes, of_transfers
+from fleetune.edge_agent.budget.bandwidth_forecast import RECENT, BandwidthForecast, forecast_bandwidth
 from fleetune.edge_agent.budget.safety_margin import ROUNDS as ERRORS_KEPT
-from fleetune.edge_agent.budget.safety_margin import RoundError
+from fleetune.edge_agent.budget.safety_margin import ForecastError
 from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
 
-ROUNDS = 10  # remembered: a ratio that was given up is judged afresh after as many
+ROUNDS = 10  # that are kept: a ratio that did not fit is tried again after as many
 SLIGHT = 0.5  # of a task's bytes, as the method estimates them
 LONGEST_S = 86_400.0  # of any part of a round; more is a clock that jumped, or a board that slept
 MOST_BYTES = 2**43
@@ -27,7 +27,7 @@ MOST_WATTS = 10_000.0
 
 
 class Demand(Struct, frozen=True):
-    """What a choice asks of a device, before anything is learned.
+    """What a choice asks of a device, as the method estimates it.
 
     Attributes:
         ratio: of the choice.
@@ -50,7 +50,7 @@ class Demand(Struct, frozen=True):
 
 
 class PastRound(Struct, frozen=True):
-    """One round of the past: what was asked of the device, and what it really took."""
+    """One past round: what was asked of the device, and its measured cost."""
 
     demand: Demand
     actual: RoundCost
@@ -62,23 +62,23 @@ _Found = TypeVar("_Found")
 class CostHistory(Struct, frozen=True, dict=True):
     """The last rounds of one device in one run; at most 4 kB in MessagePack, and 2 kB of errors.
 
-    Figures are worked out once: a choice among ratios asks for the same ones again and again.
+    Estimates are cached, because every choice of a decision asks for the same ones.
 
     Attributes:
         past_rounds: oldest first.
-        declined: how many rounds it has declined in a row since.
-        errors: likewise, of what was expected of rounds when others were past; where time has a margin.
+        declined: rounds that it declined in a row since.
+        errors: of forecasts, oldest first; only if time has a safety margin.
     """
 
-    past_rounds: tuple[PastRound, ...] = field(default=(), name="lessons")
+    past_rounds: tuple[PastRound, ...] = ()
     declined: int = 0
-    errors: tuple[RoundError, ...] = ()
+    errors: tuple[ForecastError, ...] = ()
 
-    def learned(self, demand: Demand, actual: RoundCost, error: RoundError | None = None) -> "CostHistory":
-        """The history after a round that was done to its end (a final evaluation sends nothing back).
+    def learned(self, demand: Demand, actual: RoundCost, error: ForecastError | None = None) -> "CostHistory":
+        """The history after a complete round (a final evaluation sends nothing back).
 
-        What the first round shows is no noise: nothing was known of such rounds yet. And a slight first task
-        says nothing of the next: it is a difference to what the device began with, which in round 1 is none.
+        The first round's error is dropped: its forecast came without measurements. So are the bytes of a
+        small first task: it is a difference to the initial model, and later tasks are larger.
         """
         known = self if error is None or not self.past_rounds else self.erring(error)
         told = plausible(actual)
@@ -87,16 +87,16 @@ class CostHistory(Struct, frozen=True, dict=True):
         past_rounds = (*self.past_rounds, PastRound(demand, told))[-ROUNDS:]
         return CostHistory(past_rounds, errors=known.errors)
 
-    def erring(self, error: RoundError) -> "CostHistory":
-        """The history with how far a round went beyond what was expected of it.
+    def erring(self, error: ForecastError) -> "CostHistory":
+        """The history with the forecast error of a round.
 
-        Rounds that were given up one after the other count as one, the longest: what holds them all up lasts,
-        and is the forecast's to learn.
+        Consecutive cancelled rounds count as one, the longest: they have one lasting cause, which the
+        estimates learn.
         """
         before, last = self.errors[:-1], self.errors[-1:]
         kept = (
             (*before, error.longer(*last))
-            if error.given_up and last and last[0].given_up
+            if error.censored and last and last[0].censored
             else (*self.errors, error)
         )
         return replace(self, errors=kept[-ERRORS_KEPT:])
@@ -104,8 +104,7 @@ class CostHistory(Struct, frozen=True, dict=True):
     def declining(self) -> "CostHistory":
         """The history after a round that the device declined because nothing fits.
 
-        After ten in a row everything is forgotten: the link may be better by now, and who never tries never
-        learns of it.
+        After ten in a row everything is forgotten: the link may have improved, which only a new try shows.
         """
         declined = self.declined + 1
         return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
@@ -158,7 +157,7 @@ class CostHistory(Struct, frozen=True, dict=True):
 
     def link(
         self, direction: Direction, latency_s: float, s_per_byte: float | None = None
-    ) -> LinkTimes | None:
+    ) -> BandwidthForecast | None:
         """The link as past transfers have shown it, or as it was measured before; None: neither is known.
 
         Args:
@@ -170,7 +169,9 @@ class CostHistory(Struct, frozen=True, dict=True):
             ("link", direction, latency_s, s_per_byte), lambda: self._link(direction, latency_s, s_per_byte)
         )
 
-    def _link(self, direction: Direction, latency_s: float, s_per_byte: float | None) -> LinkTimes | None:
+    def _link(
+        self, direction: Direction, latency_s: float, s_per_byte: float | None
+    ) -> BandwidthForecast | None:
         seen = [
             (float(num_bytes), seconds)
             for one in self.past_rounds
@@ -178,8 +179,8 @@ class CostHistory(Struct, frozen=True, dict=True):
             and (seconds := _seconds(one.actual, direction)) is not None
         ]
         if not seen:
-            return LinkTimes(latency_s, s_per_byte) if s_per_byte else None
-        return of_transfers(seen, latency_s, s_per_byte or 0.0, has_bursts=direction == "down")
+            return BandwidthForecast(latency_s, s_per_byte) if s_per_byte else None
+        return forecast_bandwidth(seen, latency_s, s_per_byte or 0.0, has_bursts=direction == "down")
 
     def _figures(
         self, what: Hashable, ratio: float, figure: Callable[[PastRound], float | None]

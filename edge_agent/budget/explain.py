@@ -1,4 +1,4 @@
-"""`edge-agent explain`: every ratio a device could run at, held against its limits."""
+"""`edge-agent explain`: every ratio of a device compared with its limits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fleetune.edge_agent.budget.owner_policy import objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.budget.safety_margin import RoundError
+from fleetune.edge_agent.budget.safety_margin import ForecastError
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "unknown"
@@ -24,27 +24,27 @@ def explanation(ratio_controller: RatioController, conditions: Conditions) -> Gr
         ratio_controller: as the agent keeps it.
         conditions: of the board, just now.
     """
-    limits, verdicts = ratio_controller.limits(conditions), ratio_controller.explained(conditions)
-    took = [verdict.predicted for verdict in verdicts]
+    limits, checks = ratio_controller.limits(conditions), ratio_controller.explained(conditions)
+    took = [checked.predicted for checked in checks]
     name = "all" if ratio_controller.late is None else "at most"
     columns = [
-        Column("p", "", [f"{verdict.choice.ratio:g}" for verdict in verdicts]),
+        Column("p", "", [f"{checked.choice.ratio:g}" for checked in checks]),
         _sizes("down", [one.bytes_down for one in took]),
         _sizes("up", [one.bytes_up for one in took]),
         _plain("down", [one.download_s for one in took], "s"),
         _plain("train", [one.train_s for one in took], "s"),
         _plain("up", [one.upload_s for one in took], "s"),
-        _plain(name, [one.within_s for one in verdicts], "s", _limit(limits.deadline_s, _seconds)),
+        _plain(name, [one.within_s for one in checks], "s", _limit(limits.deadline_s, _seconds)),
         _sizes("memory", [one.memory_bytes for one in took], _limit(limits.memory_bytes, _size)),
         _plain("energy", [one.joules for one in took], "J", _limit(limits.joules, _joules)),
-        Column("fits", "", ["yes" if one.share <= 1 else f"no: {one.binds}" for one in verdicts]),
+        Column("fits", "", ["yes" if one.share <= 1 else f"no: {one.binds}" for one in checks]),
     ]
     title = f"a round of {ratio_controller.report.device} as {ratio_controller.board.title}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
-    for verdict, cells in zip(verdicts, zip(*(column.cells for column in columns), strict=True), strict=True):
-        table.add_row(*cells, style="bold" if verdict.choice.ratio == ratio_controller.report.ratio else None)
+    for checked, cells in zip(checks, zip(*(column.cells for column in columns), strict=True), strict=True):
+        table.add_row(*cells, style="bold" if checked.choice.ratio == ratio_controller.report.ratio else None)
     return Group(table, *_lines(ratio_controller, conditions))
 
 
@@ -100,10 +100,10 @@ def _joules(joules: float) -> str:
     return f"{_number(joules)} J"
 
 
-def _margin(late: float, errors: Sequence[RoundError]) -> str:
+def _margin(late: float, errors: Sequence[ForecastError]) -> str:
     past = f"by {len(errors)} past rounds" if errors else "before rounds have shown it"
-    given_up = sum(one.given_up for one in errors)
-    noted = f", {given_up} of them over before they were done" if given_up else ""
+    cancelled = sum(one.censored for one in errors)
+    noted = f", {cancelled} of them cancelled" if cancelled else ""
     return (
         f"at most: with a margin for all but {100 * late:g} % of rounds, {past}{noted}; not at the smallest p"
     )
@@ -119,7 +119,7 @@ def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterato
     if ratio_controller.late is not None:
         yield _margin(ratio_controller.late, ratio_controller.cost_history.errors)
     if ratio_controller.proposed:
-        yield "the coordinator proposes a ratio for each task, of those that fit; p is the largest of these"
+        yield "the coordinator proposes a ratio for each task; p is the largest that fits"
     against = objection(ratio_controller.policy, conditions, ratio_controller.board)
     if against:
-        yield f"[bold]it does not train just now[/]: {against}"
+        yield f"[bold]it does not train now[/]: {against}"

@@ -1,48 +1,45 @@
-"""Which ratio a device can afford: the largest whose round fits every limit, by what is known.
+"""The ratio that a device can afford: the largest whose round fits every limit.
 
-One rule for a real agent and for the simulator:
+A real agent and a simulated device use the same rule:
 
     forecast = partial(predict, capability=capability, cost_history=cost_history)
     decision = decide(method.choices(report), forecast, limits_of(...), wanted=1.0, current=report.ratio)
     cost_history = cost_history.learned(demand(decision.choice, capability), actual)  # after the round
 
-What is not known does not limit, and the explanation says so. More bandwidth, memory, time or energy never
-gives a smaller ratio: they only ever lower a prediction or raise a limit. Once a device runs at a ratio
-(`current`), it changes to a larger one only when that leaves `1 - SPARE` of every limit, so that it does
-not swing between two. Where time has a margin (`within`), what a round takes with it has to fit; not at the
-smallest ratio: better late now and then than never.
+A cost that is not known does not limit, and the reason says so. More bandwidth, memory, time or energy never
+gives a smaller ratio. A device changes to a larger ratio than its `current` one only if that leaves
+`1 - SPARE` of every limit, so that it does not oscillate. Time can have a safety margin, but not at the
+smallest ratio: a late reply is better than none.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
-from fleetune.protocols.method.choice import LOCAL_WORKS, Choice, DeviceReport, RatioCandidate
+from fleetune.protocols.method.choice import Choice, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 
-SPARE = 0.95  # share of each limit that a ratio above the present one may need
+SPARE = 0.95  # share of each limit that a ratio above the current one may need
 
 Forecast = Callable[[Choice], RoundCost]
-ForecastOfWork = Callable[[Choice, float], RoundCost]  # with a share of local training
-Within = Callable[[RoundCost], float]
-"""Seconds, of which the deadline must leave room for a round of such a forecast."""
+Margin = Callable[[RoundCost], float]
+"""The seconds that the deadline must leave for a predicted round, see `safety_margin`."""
 
 
 def no_margin(predicted: RoundCost) -> float:
-    """What is expected."""
+    """The predicted seconds."""
     return predicted.known_s
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One choice held against the limits.
+class LimitCheck:
+    """One choice compared with the limits.
 
     Attributes:
         choice: the ratio and its cost.
-        predicted: what a round at it would take.
-        shares: what it needs of each limit that is set, where the prediction is known: "time", "memory",
-            "energy".
-        within_s: the seconds that the deadline must leave room for.
+        predicted: cost of a round at it.
+        shares: of each limit that is set, if the predicted cost is known: "time", "memory", "energy".
+        within_s: seconds with the safety margin.
     """
 
     choice: Choice
@@ -52,149 +49,56 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """The share of the limit that binds: above 1 the choice does not fit; 0 when nothing known is
-        limited.
-        """
+        """The largest share of a limit; above 1 the choice does not fit. 0: nothing known is limited."""
         return max(self.shares.values(), default=0.0)
 
     @property
     def binds(self) -> str | None:
-        """The limit that is nearest, or exceeded most; None when nothing known is limited."""
+        """The limit with the largest share; None: nothing known is limited."""
         return max(self.shares, key=lambda limit: self.shares[limit], default=None)
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What was decided.
+class RatioDecision:
+    """A device's ratio and the reason for it.
 
     Attributes:
         choice: None: nothing fits, the device declines.
-        reason: why, in one line.
-        predicted: what a round should take; when nothing fits, what a round at the smallest ratio would.
+        reason: in one line.
+        predicted: cost of a round; of the smallest ratio if nothing fits.
     """
 
     choice: Choice | None
     reason: str
     predicted: RoundCost
 
-    def told(self, report: DeviceReport) -> DeviceReport:
-        """`report` with what was chosen; where nothing fits, with the reason and the ratio of before."""
+    def reported(self, report: DeviceReport) -> DeviceReport:
+        """`report` with the choice and its reason; if nothing fits, with the earlier ratio."""
         if self.choice is None:
             return replace(report, reason=self.reason)
         ratio, seconds = self.choice.ratio, self.predicted.round_s
         return replace(report, ratio=ratio, reason=self.reason, round_s=seconds)
 
 
-def explain_table(
-    choices: Sequence[Choice], forecast: Forecast, limits: Limits, within: Within = no_margin
-) -> list[Verdict]:
-    """Every choice held against the limits, in the order given, ascending by ratio."""
+def wanted_choices(choices: Sequence[Choice], wanted: float) -> list[Choice]:
+    """The choices up to a ratio, or the smallest one."""
+    return [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
+
+
+def check_limits(
+    choices: Sequence[Choice], forecast: Forecast, limits: Limits, margin: Margin = no_margin
+) -> list[LimitCheck]:
+    """Every choice compared with the limits, in the order given."""
     least = min((choice.ratio for choice in choices), default=0.0)
-    margins = (no_margin if choice.ratio == least else within for choice in choices)
     return [
-        _weigh(choice, forecast(choice), limits, margin)
-        for choice, margin in zip(choices, margins, strict=True)
+        check(choice, forecast(choice), limits, no_margin if choice.ratio == least else margin)
+        for choice in choices
     ]
 
 
-def decide(
-    choices: Sequence[Choice],
-    forecast: Forecast,
-    limits: Limits,
-    *,
-    wanted: float,
-    current: float | None = None,
-    within: Within = no_margin,
-) -> Decision:
-    """The largest choice that is wanted and fits.
-
-    Args:
-        choices: ascending by ratio, at least one.
-        forecast: what a round at a choice would take.
-        limits: on it.
-        wanted: no larger ratio than this, unless the method offers none.
-        current: the ratio that the device runs at; None: it has not chosen one yet.
-        within: how long a round may well take.
-    """
-    wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    verdicts = explain_table(wished, forecast, limits, within)
-    larger = None
-    for verdict in reversed(verdicts):
-        grows = current is not None and verdict.choice.ratio > current + 1e-9
-        if verdict.share <= (SPARE if grows else 1):
-            return Decision(verdict.choice, _why(verdict, larger, limits), verdict.predicted)
-        larger = verdict
-    return Decision(None, f"nothing fits: {_too_much(verdicts[0], limits)}", verdicts[0].predicted)
-
-
-def affordable(
-    choices: Sequence[Choice],
-    forecast: ForecastOfWork,
-    limits: Limits,
-    *,
-    wanted: float,
-    least_work: float = 1.0,
-    most_work: float = 1.0,
-    values: Sequence[float] = (1.0,),
-    within: Within = no_margin,
-) -> tuple[RatioCandidate, ...]:
-    """Every choice that is wanted and fits, if need be with a share of local training, or with an encoding of
-    fewer bytes, ascending by ratio, with what a round at it would take.
-
-    `values`: the bytes that the update's values take in each encoding that may be proposed, as a share of
-    those in the first, by which `choices` are priced. The other arguments are as `decide` has them.
-    """
-    wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    shares = [share for share in reversed(LOCAL_WORKS) if least_work <= share <= most_work] or [1.0]
-    ways = [(share, uplink) for share in shares for uplink in range(len(values))]
-    found = []
-    for choice in wished:
-        for share, uplink in ways:
-            margin = no_margin if choice == wished[0] and (share, uplink) == ways[-1] else within
-            sending = choice.sending(values[uplink], uplink) if uplink else choice
-            if _weigh(sending, forecast(sending, share), limits, margin).share <= 1:
-                found.append(_affordable(choice, forecast, share, uplink, len(shares) > 1, len(values) > 1))
-                break
-    return tuple(found)
-
-
-def _affordable(
-    choice: Choice,
-    forecast: ForecastOfWork,
-    share: float,
-    uplink: int,
-    tells_local_work: bool,
-    tells_values: bool,
-) -> RatioCandidate:
-    once = forecast(choice, 1.0)
-    twice = forecast(choice, 2.0) if tells_local_work else None
-    empty = forecast(choice.sending(0.0), 1.0) if tells_values else None
-
-    def between(less: float | None, more: float | None) -> float | None:
-        return None if less is None or more is None else in_short(max(0.0, more - less))
-
-    return RatioCandidate(
-        ratio=choice.ratio,
-        round_s=None if once.round_s is None else in_short(once.round_s),
-        bytes_up=once.bytes_up,
-        joules=None if once.joules is None else in_short(once.joules),
-        local_s=None if twice is None else between(once.round_s, twice.round_s),
-        local_joules=None if twice is None else between(once.joules, twice.joules),
-        local_work=share,
-        uplink=uplink,
-        values_up=None if empty is None else (once.bytes_up or 0) - (empty.bytes_up or 0),
-        values_s=None if empty is None else between(empty.round_s, once.round_s),
-        values_joules=None if empty is None else between(empty.joules, once.joules),
-    )
-
-
-def in_short(figure: float) -> float:
-    """In four digits, which halves what a report takes on the wire; no forecast knows more of them."""
-    return float(f"{figure:.4g}")
-
-
-def _weigh(choice: Choice, predicted: RoundCost, limits: Limits, within: Within) -> Verdict:
-    within_s = within(predicted)
+def check(choice: Choice, predicted: RoundCost, limits: Limits, margin: Margin) -> LimitCheck:
+    """One choice with its predicted cost compared with the limits."""
+    within_s = margin(predicted)
     pairs = {
         "time": (within_s, limits.deadline_s),
         "memory": (predicted.memory_bytes, limits.memory_bytes),
@@ -205,11 +109,40 @@ def _weigh(choice: Choice, predicted: RoundCost, limits: Limits, within: Within)
         for name, (amount, limit) in pairs.items()
         if amount is not None and limit is not None
     }
-    return Verdict(choice, predicted, shares, within_s)
+    return LimitCheck(choice, predicted, shares, within_s)
 
 
-def _why(verdict: Verdict, larger: Verdict | None, limits: Limits) -> str:
-    ratio, predicted = verdict.choice.ratio, verdict.predicted
+def decide(
+    choices: Sequence[Choice],
+    forecast: Forecast,
+    limits: Limits,
+    *,
+    wanted: float,
+    current: float | None = None,
+    margin: Margin = no_margin,
+) -> RatioDecision:
+    """The largest choice that is wanted and fits.
+
+    Args:
+        choices: ascending by ratio, at least one.
+        forecast: cost of a round at a choice.
+        limits: on it.
+        wanted: no larger ratio than this, unless the method has none.
+        current: the ratio that the device runs at; None: it has not chosen one yet.
+        margin: the safety margin in time.
+    """
+    checks = check_limits(wanted_choices(choices, wanted), forecast, limits, margin)
+    larger = None
+    for one in reversed(checks):
+        grows = current is not None and one.choice.ratio > current + 1e-9
+        if one.share <= (SPARE if grows else 1):
+            return RatioDecision(one.choice, _why(one, larger, limits), one.predicted)
+        larger = one
+    return RatioDecision(None, f"nothing fits: {_too_much(checks[0], limits)}", checks[0].predicted)
+
+
+def _why(checked: LimitCheck, larger: LimitCheck | None, limits: Limits) -> str:
+    ratio, predicted = checked.choice.ratio, checked.predicted
     if larger is not None:
         spare = f", less than {100 - 100 * SPARE:g} % to spare" if larger.share <= 1 else ""
         return f"p = {ratio:g}: {_too_much(larger, limits)}{spare}"
@@ -218,9 +151,9 @@ def _why(verdict: Verdict, larger: Verdict | None, limits: Limits) -> str:
     return f"p = {ratio:g}: as wanted; takes {_amount(predicted.known_s, limits.deadline_s, 's')}{note}"
 
 
-def _too_much(verdict: Verdict, limits: Limits) -> str:
-    ratio, predicted = verdict.choice.ratio, verdict.predicted
-    match verdict.binds:
+def _too_much(checked: LimitCheck, limits: Limits) -> str:
+    ratio, predicted = checked.choice.ratio, checked.predicted
+    match checked.binds:
         case "memory":
             assert predicted.memory_bytes is not None
             assert limits.memory_bytes is not None
@@ -229,14 +162,14 @@ def _too_much(verdict: Verdict, limits: Limits) -> str:
             assert predicted.joules is not None
             needs = _amount(predicted.joules, limits.joules, "J")
         case _:
-            margin = verdict.within_s / predicted.known_s - 1 if predicted.known_s else 0.0
+            margin = checked.within_s / predicted.known_s - 1 if predicted.known_s else 0.0
             noted = f", with {100 * margin:.0f} % for noise" if margin > 0.005 else ""
-            needs = f"{_amount(verdict.within_s, limits.deadline_s, 's')} ({_longest(predicted)}{noted})"
+            needs = f"{_amount(checked.within_s, limits.deadline_s, 's')} ({_longest(predicted)}{noted})"
     return f"{ratio:g} would need {needs}"
 
 
 def _longest(predicted: RoundCost) -> str:
-    """The part of the round that takes longest, a transfer with its speed."""
+    """The longest part of the round, a transfer with its bandwidth."""
     known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
     part = max(known, key=lambda name: known[name])
     num_bytes = {"download": predicted.bytes_down, "upload": predicted.bytes_up}.get(part)
@@ -253,7 +186,7 @@ def _parts(predicted: RoundCost) -> dict[str, float | None]:
 
 
 def _amount(amount: float, limit: float | None, unit: str) -> str:
-    """The amount and its limit in three digits, or in as many as it takes to tell them apart."""
+    """The amount and its limit in three digits, or in as many as tell them apart."""
     if limit is None:
         return f"{_figure(amount)} {unit}"
     digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)

@@ -1,64 +1,64 @@
-"""What a device can afford in one run, round after round: it predicts, learns from what rounds took, chooses
-again.
+"""The ratio of one device in one run: predicts, decides, and learns from measured rounds.
 
-The same for a real agent and for a simulated one: no I/O, no clock.
+A real agent and a simulated device use the same code: no I/O, no clock.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import overload
 
 import msgspec
-from msgspec import UNSET, Struct, field, structs
+from msgspec import UNSET, Struct, structs
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
 from fleetune.edge_agent.budget.ratio_choice import (
-    Decision,
-    Verdict,
-    Within,
-    affordable,
+    LimitCheck,
+    Margin,
+    RatioDecision,
+    check,
+    check_limits,
     decide,
-    explain_table,
-    in_short,
     no_margin,
+    wanted_choices,
 )
 from fleetune.edge_agent.budget.safety_margin import (
-    RoundError,
-    error_of,
-    error_of_given_up,
-    late_within,
-    over_before_its_end,
+    ForecastError,
+    censored_error,
+    forecast_error,
+    observed_parts,
+    seconds_with_margin,
 )
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.method.choice import Budget, Choice, DeviceReport, RatioCandidate
+from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, Choice, DeviceReport, RatioCandidate
 from fleetune.protocols.round_cost import RoundCost
 
-GREW = 1.25  # samples, before a report is news
-MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
+GREW = 1.25  # factor in samples from which on a new report is sent
+MOVED = 0.1  # relative change of the predicted seconds from which on a new report is sent
 
 
 class RatioController(Struct, frozen=True):
-    """The ratio that a device runs at, and all that decides it.
+    """A device's ratio, and what it is decided by.
 
     Attributes:
-        choices: the method's, ascending by ratio.
-        capability: what is known of the device before its first round.
+        choices: of the method, ascending by ratio.
+        capability: of the device before its first round.
         board: its profile.
         policy: of its owner.
-        deadline_s: of a round; None: a choice was made elsewhere, nothing limits it.
-        report: with the ratio it runs at, or ran at before nothing fitted.
-        predicted: what a round is expected to take.
+        deadline_s: of a round; None: no limits, the choice was made elsewhere.
+        report: with the current ratio, or the last one that fitted.
+        predicted: cost of a round.
         cost_history: of past rounds.
-        fits: whether there is a ratio that this device can afford.
-        proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
-        least_work, most_work: and how much of the local training, within these.
-        late: share of rounds that may take longer than the deadline; None: time has no margin.
-        values: the bytes that an update's values take in each encoding that a task may ask for, as a share of
-            those in the first, by which `choices` are priced.
+        fits: whether any ratio fits.
+        proposed: the coordinator proposes the ratio of each task, among the reported candidates.
+        least_work, most_work: range of the local training that it may propose.
+        late: share of rounds that may exceed the deadline; None: no safety margin.
+        values: bytes of an update's values in each encoding that a task may ask for, over those in the first,
+            by which `choices` are priced.
     """
 
     choices: Sequence[Choice]
@@ -68,7 +68,7 @@ class RatioController(Struct, frozen=True):
     deadline_s: float | None
     report: DeviceReport
     predicted: RoundCost = RoundCost()
-    cost_history: CostHistory = field(default=CostHistory(), name="experience")
+    cost_history: CostHistory = CostHistory()
     fits: bool = True
     proposed: bool = False
     least_work: float = 1.0
@@ -77,21 +77,21 @@ class RatioController(Struct, frozen=True):
     values: tuple[float, ...] = (1.0,)
 
     def chosen(self, conditions: Conditions) -> "RatioController":
-        """Choose a ratio by what is known now: first when the run is joined, then after each round."""
+        """The controller after a new decision: when the device joins the run, and after each round."""
         decision = self.decision(conditions)
-        report = decision.told(replace(self.report, conditions=conditions))
+        report = decision.reported(replace(self.report, conditions=conditions))
         fits = decision.choice is not None
         if self.proposed:
-            affords = self._affords(conditions)
-            values = tuple(map(in_short, self.values)) if len(self.values) > 1 else UNSET
+            affords = self._candidates(conditions)
+            values = tuple(map(_rounded, self.values)) if len(self.values) > 1 else UNSET
             idle_w = UNSET if self.board.name == UNKNOWN else self.board.idle_w
             report = replace(report, affords=affords, values=values, idle_w=idle_w)
-            if affords and not fits:  # with less local training, or a thin update, it does
+            if affords and not fits:  # with less local training or fewer bytes
                 report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def _in_part(self, report: DeviceReport, least: RatioCandidate) -> DeviceReport:
-        """The report of a device that can do a part of the local training, or send a thin update, alone."""
+        """The report of a device that fits only with less local training or an encoding of fewer bytes."""
         budget = Budget(least.ratio, least.local_work, least.uplink)
         parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
         parts += ["fewer bytes for its values"] if least.uplink else []
@@ -99,8 +99,8 @@ class RatioController(Struct, frozen=True):
         round_s = self._forecast(self._choice(budget), least.local_work).round_s
         return replace(report, ratio=least.ratio, reason=reason, round_s=round_s)
 
-    def decision(self, conditions: Conditions) -> Decision:
-        """The ratio by what is known now, and why."""
+    def decision(self, conditions: Conditions) -> RatioDecision:
+        """The ratio under these conditions, and the reason."""
         chosen_before = bool(self.report.reason) and self.fits
         return decide(
             self.choices,
@@ -108,25 +108,49 @@ class RatioController(Struct, frozen=True):
             self.limits(conditions),
             wanted=self.policy.ratio or 1.0,
             current=self.report.ratio if chosen_before else None,
-            within=self.may_take,
+            margin=self.margin,
         )
 
-    def _affords(self, conditions: Conditions) -> tuple[RatioCandidate, ...]:
-        wanted, limits = self.policy.ratio or 1.0, self.limits(conditions)
-        return affordable(
-            self.choices,
-            self._forecast,
-            limits,
-            wanted=wanted,
-            least_work=self.least_work,
-            most_work=self.most_work,
-            values=self.values,
-            within=self.may_take,
+    def _candidates(self, conditions: Conditions) -> tuple[RatioCandidate, ...]:
+        """The ratios that fit, ascending, each with the most local training and bytes that fit."""
+        limits, wanted = self.limits(conditions), wanted_choices(self.choices, self.policy.ratio or 1.0)
+        in_range = [share for share in reversed(LOCAL_WORKS) if self.least_work <= share <= self.most_work]
+        options = [(share, uplink) for share in in_range or [1.0] for uplink in range(len(self.values))]
+        found = []
+        for choice in wanted:
+            for share, uplink in options:
+                smallest = choice == wanted[0] and (share, uplink) == options[-1]
+                sending = choice.sending(self.values[uplink], uplink) if uplink else choice
+                predicted = self._forecast(sending, share)
+                if check(sending, predicted, limits, no_margin if smallest else self.margin).share <= 1:
+                    found.append(self._candidate(choice, share, uplink, trains_less=len(in_range) > 1))
+                    break
+        return tuple(found)
+
+    def _candidate(
+        self, choice: Choice, local_work: float, uplink: int, *, trains_less: bool
+    ) -> RatioCandidate:
+        """`choice` with its costs, and the parts of these that local training and values take."""
+        once = self._forecast(choice)
+        twice = self._forecast(choice, 2.0) if trains_less else RoundCost()
+        empty = self._forecast(choice.sending(0.0)) if len(self.values) > 1 else None
+        return RatioCandidate(
+            ratio=choice.ratio,
+            round_s=_rounded(once.round_s),
+            bytes_up=once.bytes_up,
+            joules=_rounded(once.joules),
+            local_s=_difference(twice.round_s, once.round_s),
+            local_joules=_difference(twice.joules, once.joules),
+            local_work=local_work,
+            uplink=uplink,
+            values_up=None if empty is None else (once.bytes_up or 0) - (empty.bytes_up or 0),
+            values_s=None if empty is None else _difference(once.round_s, empty.round_s),
+            values_joules=None if empty is None else _difference(once.joules, empty.joules),
         )
 
     def within(self, proposed: Budget) -> Budget:
-        """What is affordable and no more than `proposed`; the smallest ratio, and all of the local training
-        that is proposed, where nothing is.
+        """The candidate closest to `proposed` from below; if nothing fits, the smallest ratio with all of the
+        proposed local training.
         """
         uplink = min(proposed.uplink, len(self.values) - 1)
         affords = self.report.affords or ()
@@ -137,7 +161,7 @@ class RatioController(Struct, frozen=True):
         return Budget(most.ratio, min(most.local_work, proposed.local_work), max(most.uplink, uplink))
 
     def expected(self, budget: Budget) -> RoundCost:
-        """What a round at one of the choices is expected to take."""
+        """The predicted cost of a round."""
         if budget == Budget(self.report.ratio):
             return self.predicted
         return self._forecast(self._choice(budget), budget.local_work)
@@ -148,59 +172,60 @@ class RatioController(Struct, frozen=True):
             return Limits()
         return limits_of(self.deadline_s, conditions, self.policy, self.board)
 
-    def explained(self, conditions: Conditions) -> list[Verdict]:
-        """Every choice held against the limits."""
-        return explain_table(self.choices, self._forecast, self.limits(conditions), self.may_take)
+    def explained(self, conditions: Conditions) -> list[LimitCheck]:
+        """Every choice compared with the limits."""
+        return check_limits(self.choices, self._forecast, self.limits(conditions), self.margin)
 
     def trains_until_s(self, budget: Budget, taken_s: float, span_s: float | None = None) -> float | None:
-        """How long after its task is here, in a round that would be late, local training may go on; None: as
-        long as it takes, since it does all of what it is asked for or nothing.
+        """Seconds after the task's arrival when local training must stop to meet the deadline.
+
+        None: no limit, because a part of the local training does not count.
 
         Args:
             budget: of the round.
-            taken_s: seconds that the round has taken when the task is here.
-            span_s: that the round is given, where that is said; it is over no later than its deadline.
+            taken_s: since the round began, when the task has arrived.
+            span_s: duration of the round, if the task gives it; the deadline limits it.
         """
         if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
         rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=None)
         given_s = self.deadline_s if span_s is None else min(span_s, self.deadline_s)
-        return max(0.0, given_s - taken_s - self.may_take(rest))
+        return max(0.0, given_s - taken_s - self.margin(rest))
 
     @property
-    def may_take(self) -> Within:
-        """Seconds that a round of a forecast may well take, see `time_margin`."""
+    def margin(self) -> Margin:
+        """The safety margin in time."""
         if self.late is None:
             return no_margin
-        return partial(late_within, errors=self.cost_history.errors, late=self.late)
+        return partial(seconds_with_margin, errors=self.cost_history.errors, late=self.late)
 
     def learned(self, budget: Budget, actual: RoundCost) -> "RatioController":
-        """The controller after a round that was done to its end at one of the choices."""
-        error = None if self.late is None else error_of(self.expected(budget), actual)
+        """The controller after a complete round."""
+        error = None if self.late is None else forecast_error(self.expected(budget), actual)
         return self._after(budget, actual, error)
 
     def given_up(self, budget: Budget, begun: RoundCost, elapsed_s: float) -> "RatioController":
-        """The controller after a round that was over before its reply had arrived, see `over_before_its_end`.
+        """The controller after a round that was cancelled before its reply had arrived.
 
-        Where time has no margin it teaches nothing, as ever.
+        Without a safety margin such a round is ignored.
         """
         if self.late is None:
             return self
-        known_s = min(elapsed_s, self.deadline_s or math.inf)  # later than late is no matter
-        expected = self.expected(budget)
-        error = error_of_given_up(expected, begun, known_s)
-        return self._after(budget, over_before_its_end(expected, begun, known_s), error)
+        known_s = min(elapsed_s, self.deadline_s or math.inf)  # beyond the deadline nothing is learned
+        predicted = self.expected(budget)
+        error = censored_error(predicted, begun, known_s)
+        return self._after(budget, observed_parts(predicted, begun, known_s), error)
 
-    def _after(self, budget: Budget, actual: RoundCost, error: RoundError | None) -> "RatioController":
+    def _after(self, budget: Budget, actual: RoundCost, error: ForecastError | None) -> "RatioController":
         asked = demand(self._choice(budget), self.capability, budget.local_work)
         return structs.replace(self, cost_history=self.cost_history.learned(asked, actual, error))
 
     def declining(self) -> "RatioController":
-        """The controller after a while in which nothing fitted, see `CostHistory.declining`."""
+        """The controller after a round in which nothing fitted, see `CostHistory.declining`."""
         return structs.replace(self, cost_history=self.cost_history.declining())
 
     def holding(self, num_samples: int, new_samples: int, drift: float | None) -> "RatioController":
-        """The controller of a device whose data grow, with what it holds now, see `DeviceReport`."""
+        """The controller after the device's data changed, see `DeviceReport`."""
         capability = replace(self.capability, num_samples=num_samples)
         report = replace(
             self.report,
@@ -211,8 +236,9 @@ class RatioController(Struct, frozen=True):
         return structs.replace(self, capability=capability, report=report)
 
     def is_news(self, before: DeviceReport, moved: float = MOVED) -> bool:
-        """Whether the coordinator, which knows the report `before`, should hear of the present one, because
-        its data grew, its ratio changed or its forecast of the round moved by this share.
+        """Whether the report differs enough from `before` to send it again.
+
+        That is: other data, another ratio or candidate, or predicted seconds that moved by the share `moved`.
         """
         if _has_grown(self.report, before) or _moved(_affords(self.report), _affords(before), moved):
             return True
@@ -222,7 +248,7 @@ class RatioController(Struct, frozen=True):
         return now is not None and then is not None and abs(now - then) > moved * then
 
     def encoded(self) -> bytes:
-        """As bytes to be stored, which `read_ratio_controller` reads."""
+        """Bytes to store, for `read_ratio_controller`."""
         return msgspec.msgpack.encode(self)
 
     def _choice(self, budget: Budget) -> Choice:
@@ -233,8 +259,21 @@ class RatioController(Struct, frozen=True):
         return predict(choice, self.capability, self.cost_history, local_work)
 
 
+def _difference(more: float | None, less: float | None) -> float | None:
+    return None if less is None or more is None else _rounded(max(0.0, more - less))
+
+
+@overload
+def _rounded(figure: float) -> float: ...
+@overload
+def _rounded(figure: None) -> None: ...
+def _rounded(figure: float | None) -> float | None:
+    """Four digits: half the bytes of a report, and as much as a forecast knows."""
+    return None if figure is None else float(f"{figure:.4g}")
+
+
 def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:
-    """Whether a device's data are not what they were: a quarter more or less, or of another kind."""
+    """Whether a device has a quarter more or fewer samples, or its drift alarm changed."""
     for new, old in ((now.num_samples, then.num_samples), (now.new_samples, then.new_samples)):
         if isinstance(new, int) and isinstance(old, int):
             if not old / GREW <= new <= old * GREW:
@@ -250,7 +289,7 @@ def _affords(report: DeviceReport) -> dict[float, float | None]:
 
 
 def _moved(now: dict[float, float | None], then: dict[float, float | None], moved: float) -> bool:
-    """Whether other ratios fit, or the seconds of the quickest are worth a new report."""
+    """Whether other ratios fit, or the predicted seconds of the smallest moved."""
     if now.keys() != then.keys():
         return True
     first, before = next(iter(now.values()), None), next(iter(then.values()), None)
@@ -262,10 +301,7 @@ def _alarms(report: DeviceReport) -> bool:
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:
-    """Read what `RatioController.encoded` made; None: there is nothing, or it is damaged.
-
-    What is lost is soon learned again.
-    """
+    """The stored controller; None: there is none, or it is damaged. The device then learns again."""
     try:
         return msgspec.msgpack.decode(data, type=RatioController) if data else None
     except (msgspec.DecodeError, ValueError):

@@ -1,16 +1,16 @@
-"""How much longer than expected a round may well take: learned from how much longer past ones took.
+"""The safety margin in time: how much longer than predicted a round can take, learned from past rounds.
 
-A device notes of each round how its transfers and its work compare with what was expected of them. What a
-choice would take with the luck of each of these rounds is a sample; the time that all but a share `late` of
-samples are within must fit the deadline (`late_within`).
+A device compares the transfers and the work of each round with their forecast. Each past round is a sample of
+how long a choice would take with the same errors. The time that all but a share `late` of the samples keep
+must fit the deadline (`seconds_with_margin`).
 
-- A round that was given up before its reply had arrived took at least so long: it counts as a right-censored
-  observation, by Kaplan and Meier (1958). To leave such rounds out, or to take them for finished, would
-  teach that rounds are short.
-- What few rounds cannot tell a prior says: `PRIOR_ROUNDS` rounds whose seconds are log-normal around what
-  was expected, with a standard deviation of `PRIOR_SPREAD`.
-- More resources never make a round take longer with its margin: each sample shrinks with every part of the
-  forecast, and what share of rounds is like it does not depend on the forecast.
+- A round that was cancelled before its reply had arrived would have taken longer. It counts as a
+  right-censored observation (Kaplan and Meier 1958). Dropping such rounds, or counting them as complete,
+  would underestimate durations.
+- A prior of `PRIOR_ROUNDS` rounds stands in while few rounds are known. Its seconds are log-normal around the
+  forecast, with a standard deviation of `PRIOR_SPREAD`.
+- More resources never make a round with its margin longer: each sample shrinks with every part of the
+  forecast, and the samples' weights do not depend on the forecast.
 """
 
 import math
@@ -23,127 +23,128 @@ from msgspec.structs import replace
 
 from fleetune.protocols.round_cost import RoundCost
 
-ROUNDS = 64  # remembered
+ROUNDS = 64  # that are kept
 PRIOR_ROUNDS = 4.0
 PRIOR_SPREAD = 0.2  # of the logarithm
 _PRIOR_POINTS = 20
-MOST_FACTOR = 100.0  # of what was expected; more is no noise
+MOST_FACTOR = 100.0  # of the forecast; more is not noise
 _NORMAL = NormalDist(0.0, PRIOR_SPREAD)
 PRIOR = tuple(math.exp(_NORMAL.inv_cdf((i + 0.5) / _PRIOR_POINTS)) for i in range(_PRIOR_POINTS))
-BEYOND = PRIOR[-2]  # past the longest round of those that were given up: one can only guess
+BEYOND = PRIOR[-2]  # times the longest sample: a guess for cancelled rounds beyond it
 
 
-class RoundError(Struct, frozen=True, array_like=True):
-    """What one round took, as factors of what was expected of it.
+class ForecastError(Struct, frozen=True, array_like=True):
+    """The duration of one round over its forecast.
 
     Attributes:
-        total: of all of it.
+        total: of the whole round.
         transfers: download and upload together.
         work: training and evaluations.
-        given_up: before its reply had arrived: it would have taken longer.
+        censored: the round was cancelled before its reply had arrived, and would have taken longer.
     """
 
     total: float
     transfers: float
     work: float
-    given_up: bool = False
+    censored: bool = False
 
-    def longer(self, other: "RoundError") -> "RoundError":
-        """Of two rounds that were given up, what is known of a third that took as long as either."""
+    def longer(self, other: "ForecastError") -> "ForecastError":
+        """The larger factors of two cancelled rounds."""
         transfers, work = max(self.transfers, other.transfers), max(self.work, other.work)
-        return RoundError(max(self.total, other.total), transfers, work, given_up=True)
+        return ForecastError(max(self.total, other.total), transfers, work, censored=True)
 
 
-def error_of(expected: RoundCost, actual: RoundCost) -> RoundError | None:
-    """Of a round that was done to its end; None: one of the two is not known."""
-    if expected.round_s is None or actual.round_s is None:
+def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | None:
+    """The error of a complete round; None: a part of either is not known."""
+    if predicted.round_s is None or actual.round_s is None:
         return None
-    assert expected.train_s is not None
     assert actual.train_s is not None
-    return RoundError(
-        _factor(actual.round_s, expected.round_s),
-        _factor(actual.round_s - actual.train_s, expected.round_s - expected.train_s),
-        _factor(actual.train_s, expected.train_s),
-    )
+    return _error(predicted, actual.round_s, actual.round_s - actual.train_s, actual.train_s)
 
 
-def error_of_given_up(expected: RoundCost, begun: RoundCost, elapsed_s: float) -> RoundError | None:
-    """Of a round that took `elapsed_s` at least; None: it is not known what was expected.
+def censored_error(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> ForecastError | None:
+    """The error of a round that was cancelled; None: its forecast is not known.
 
     Args:
-        expected: of the round.
-        begun: what it took of parts that came to an end.
-        elapsed_s: from the start of its download on.
+        predicted: for the round.
+        begun: its parts that ended.
+        elapsed_s: since its download started.
     """
-    if expected.round_s is None or expected.train_s is None:
+    if predicted.round_s is None:
         return None
     download_s = begun.download_s or 0.0
     if begun.train_s is None:
         work_s, transfers_s = max(0.0, elapsed_s - download_s), min(download_s, elapsed_s)
     else:
         work_s, transfers_s = begun.train_s, max(download_s, elapsed_s - begun.train_s)
-    return RoundError(
-        _factor(elapsed_s, expected.round_s),
-        _factor(transfers_s, expected.round_s - expected.train_s),
-        _factor(work_s, expected.train_s),
-        given_up=True,
+    return _error(predicted, elapsed_s, transfers_s, work_s, censored=True)
+
+
+def _error(
+    predicted: RoundCost, round_s: float, transfers_s: float, work_s: float, *, censored: bool = False
+) -> ForecastError:
+    assert predicted.round_s is not None
+    assert predicted.train_s is not None
+    return ForecastError(
+        _factor(round_s, predicted.round_s),
+        _factor(transfers_s, predicted.round_s - predicted.train_s),
+        _factor(work_s, predicted.train_s),
+        censored,
     )
 
 
-def over_before_its_end(expected: RoundCost, begun: RoundCost, elapsed_s: float) -> RoundCost:
-    """What a round that was given up after `elapsed_s` shows of its parts: those that came to an end, and of
-    the one that was under way that it took longer than expected, where it did.
+def observed_parts(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> RoundCost:
+    """The parts of a cancelled round: those that ended, and the open one if it exceeded its forecast.
 
-    That is no less than what it had taken by then, which may stand for it in a median: it is above it anyhow.
+    The elapsed time stands for the open part. It is too small, but above the median that uses it.
     """
     download_s = begun.download_s or 0.0
     if begun.train_s is None:
-        return replace(begun, train_s=_beyond(expected.train_s, elapsed_s - download_s))
-    return replace(begun, upload_s=_beyond(expected.upload_s, elapsed_s - download_s - begun.train_s))
+        return replace(begun, train_s=_if_longer(predicted.train_s, elapsed_s - download_s))
+    return replace(begun, upload_s=_if_longer(predicted.upload_s, elapsed_s - download_s - begun.train_s))
 
 
-def _beyond(expected_s: float | None, elapsed_s: float) -> float | None:
-    return elapsed_s if expected_s is not None and elapsed_s > expected_s else None
+def _if_longer(predicted_s: float | None, elapsed_s: float) -> float | None:
+    return elapsed_s if predicted_s is not None and elapsed_s > predicted_s else None
 
 
-def late_within(expected: RoundCost, errors: Sequence[RoundError], late: float) -> float:
-    """Seconds that a round takes at most, but for a share `late` of rounds; never less than is expected.
+def seconds_with_margin(predicted: RoundCost, errors: Sequence[ForecastError], late: float) -> float:
+    """Seconds that all but a share `late` of rounds keep; at least the forecast.
 
     Args:
-        expected: of the round; parts that are not known count as nothing.
+        predicted: for the round; parts that are not known count as 0.
         errors: of past rounds.
         late: in (0, 1].
     """
-    work_s = expected.train_s or 0.0
-    transfers_s = expected.known_s - work_s
+    work_s = predicted.train_s or 0.0
+    transfers_s = predicted.known_s - work_s
     shares = _shares(tuple(errors))
     samples = [(transfers_s * one.transfers + work_s * one.work, share) for one, share in shares]
     left = max(0.0, 1.0 - sum(share for _, share in shares))
     samples.append((BEYOND * max(seconds for seconds, _ in samples), left))
-    return max(expected.known_s, _quantile(samples, late))
+    return max(predicted.known_s, _quantile(samples, late))
 
 
-@lru_cache(maxsize=4)  # a choice among ratios asks about the same rounds again
-def _shares(errors: tuple[RoundError, ...]) -> list[tuple[RoundError, float]]:
-    """What share of rounds is like each of those that were done (the product-limit estimate), the prior's
-    among them; the rest is longer than all of them. One that was given up has none of its own: it would have
-    been like those that went beyond more.
+@lru_cache(maxsize=4)  # every choice of a decision asks for the same rounds
+def _shares(errors: tuple[ForecastError, ...]) -> list[tuple[ForecastError, float]]:
+    """The share of rounds that each sample stands for (product-limit estimate), the prior's samples included.
 
-    By `total`, so that the shares are the same for every choice.
+    A censored sample has a share of 0. The shares do not sum to 1: the rest lies beyond all samples. Samples
+    are ordered by `total`, so that shares are the same for every choice.
     """
-    weighted = [(RoundError(one, one, one), PRIOR_ROUNDS / len(PRIOR)) for one in PRIOR]
+    weighted = [(ForecastError(one, one, one), PRIOR_ROUNDS / len(PRIOR)) for one in PRIOR]
     weighted += [(one, 1.0) for one in errors]
-    weighted.sort(key=lambda one: (one[0].total, one[0].given_up))
+    weighted.sort(key=lambda one: (one[0].total, one[0].censored))
     at_risk, left, shares = sum(weight for _, weight in weighted), 1.0, []
     for error, weight in weighted:
-        share = 0.0 if error.given_up else left * min(1.0, weight / at_risk)
+        share = 0.0 if error.censored else left * min(1.0, weight / at_risk)
         shares.append((error, share))
         at_risk, left = at_risk - weight, left - share
     return shares
 
 
 def _quantile(samples: Iterable[tuple[float, float]], above: float) -> float:
-    """The least seconds that samples of no larger share than `above` go beyond."""
+    """The smallest seconds that samples with a share of at most `above` exceed."""
     longer, least_s = 0.0, math.inf
     for seconds, share in sorted(samples, reverse=True):
         if longer > above + 1e-9:
@@ -152,6 +153,5 @@ def _quantile(samples: Iterable[tuple[float, float]], above: float) -> float:
     return least_s
 
 
-def _factor(actual_s: float, expected_s: float) -> float:
-    """Where nothing was expected nothing is told."""
-    return min(actual_s / expected_s, MOST_FACTOR) if expected_s > 0 else 1.0
+def _factor(actual_s: float, predicted_s: float) -> float:
+    return min(actual_s / predicted_s, MOST_FACTOR) if predicted_s > 0 else 1.0

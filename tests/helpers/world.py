@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
-from fleetune.edge_agent.budget.ratio_choice import Decision, decide
+from fleetune.edge_agent.budget.ratio_choice import RatioDecision, decide
 from fleetune.protocols.method.choice import Choice, Cost
 from fleetune.protocols.round_cost import RoundCost
 
@@ -96,7 +96,7 @@ class Device:
         self._rng = np.random.default_rng(self.seed)
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> RatioDecision:
         forecast = partial(predict, capability=CAPABILITY, cost_history=self.cost_history)
         return decide(self.choices, forecast, self.limits, wanted=1.0, current=self.ratio)
 

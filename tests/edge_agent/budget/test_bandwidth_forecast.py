@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetune.edge_agent.budget.bandwidth_forecast import LinkTimes, of_transfers
+from fleetune.edge_agent.budget.bandwidth_forecast import BandwidthForecast, forecast_bandwidth
 
 FREE_BYTES, S_PER_BYTE = 3_000, 8 / 300e3  # as the kernel's TBF shapes a LoRa gateway's backhaul
 INSTANT_S = 0.001
@@ -16,7 +16,7 @@ def through(num_bytes):
 
 
 def shown(*sizes, measured=S_PER_BYTE):
-    return of_transfers([through(size) for size in sizes], 0.0, measured, has_bursts=True)
+    return forecast_bandwidth([through(size) for size in sizes], 0.0, measured, has_bursts=True)
 
 
 def test_what_came_at_once_says_nothing_of_more():
@@ -35,14 +35,14 @@ def test_two_sizes_tell_what_comes_at_once():
 
 def test_a_link_that_is_faster_than_was_measured_is_found_out():
     for sizes in ([20_000], [20_000] * 3, [5_000, 20_000]):
-        link = of_transfers([(float(size), size * 1e-6) for size in sizes], 0.0, 1e-3, has_bursts=True)
+        link = forecast_bandwidth([(float(size), size * 1e-6) for size in sizes], 0.0, 1e-3, has_bursts=True)
         assert link.seconds(100_000) == pytest.approx(0.1)
 
 
 def test_a_reply_has_no_bytes_for_nothing():
     """It is timed until its last byte is acknowledged."""
-    link = of_transfers([through(2_486), through(8_000)], 0.0, S_PER_BYTE, has_bursts=False)
-    assert link == LinkTimes(0.0, INSTANT_S / 2_486, 8_000)
+    link = forecast_bandwidth([through(2_486), through(8_000)], 0.0, S_PER_BYTE, has_bursts=False)
+    assert link == BandwidthForecast(0.0, INSTANT_S / 2_486, 8_000)
 
 
 @given(
@@ -53,7 +53,7 @@ def test_a_reply_has_no_bytes_for_nothing():
     st.lists(st.floats(0, 1e9), min_size=2, max_size=2),
 )
 def test_more_bytes_never_take_less_and_none_less_than_nothing(seen, latency_s, measured, has_bursts, sizes):
-    link = of_transfers(seen, latency_s, measured, has_bursts)
+    link = forecast_bandwidth(seen, latency_s, measured, has_bursts)
     few, many = sorted(sizes)
     assert 0 <= link.seconds(few) <= link.seconds(many)
 
@@ -65,5 +65,7 @@ def test_more_bytes_never_take_less_and_none_less_than_nothing(seen, latency_s, 
     st.floats(1, 1e6),
 )
 def test_a_link_that_was_measured_as_faster_is_never_slower(seen, one, other, num_bytes):
-    fast, slow = (of_transfers(seen, 0.0, measured, has_bursts=True) for measured in sorted((one, other)))
+    fast, slow = (
+        forecast_bandwidth(seen, 0.0, measured, has_bursts=True) for measured in sorted((one, other))
+    )
     assert fast.seconds(num_bytes) <= slow.seconds(num_bytes)

@@ -20,7 +20,7 @@ from fleetune.edge_agent.budget.cost_forecast import (
 )
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
-from fleetune.edge_agent.budget.ratio_choice import decide, explain_table
+from fleetune.edge_agent.budget.ratio_choice import check_limits, decide
 from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Choice, Cost, DeviceReport
@@ -184,7 +184,7 @@ def test_a_larger_ratio_than_the_present_one_needs_something_to_spare():
 
 
 def test_every_choice_is_held_against_every_limit():
-    table = explain_table(CHOICES, forecast(), Limits(8.5, 210_000_000, 60.0))
+    table = check_limits(CHOICES, forecast(), Limits(8.5, 210_000_000, 60.0))
     assert [verdict.choice for verdict in table] == CHOICES
     assert [verdict.binds for verdict in table] == ["memory"] * 5 + ["time"] * 5
     assert [verdict.share <= 1 for verdict in table] == [True] * 5 + [False] * 5
@@ -193,17 +193,17 @@ def test_every_choice_is_held_against_every_limit():
         "memory": pytest.approx(205.1 / 210),
         "energy": pytest.approx(22.34 / 60, rel=1e-3),
     }
-    assert explain_table(CHOICES, forecast(), Limits())[0].binds is None
+    assert check_limits(CHOICES, forecast(), Limits())[0].binds is None
 
 
 def test_the_report_carries_what_was_decided():
     report = DeviceReport("d")
     decision = decided(Limits(deadline_s=8.5))
-    told = decision.told(report)
+    told = decision.reported(report)
     assert (told.ratio, told.reason, told.round_s) == (0.5, decision.reason, decision.predicted.round_s)
     nothing = decided(Limits(deadline_s=1))
     assert nothing.choice is None
-    assert nothing.told(told) == replace(told, reason=nothing.reason)
+    assert nothing.reported(told) == replace(told, reason=nothing.reason)
 
 
 def test_a_runs_capability_is_the_boards_and_the_enrolments():

@@ -110,7 +110,7 @@ def test_the_explanation_shows_every_ratio_its_limits_and_why():
     assert rows[-1].rstrip().endswith("no: time")
     assert rows[0].rstrip().endswith("yes")
     assert "corrected by 5 past rounds" in shown
-    assert "it does not train just now: max_celsius: 50.0 °C, at most 40 °C" in shown
+    assert "it does not train now: max_celsius: 50.0 °C, at most 40 °C" in shown
 
 
 @pytest.mark.parametrize("thin", [1.0, 1e-3, 1e5])

@@ -22,11 +22,11 @@ from fleetune.edge_agent.budget.explain import explanation
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
 from fleetune.edge_agent.budget.safety_margin import (
     PRIOR_SPREAD,
-    RoundError,
-    error_of,
-    error_of_given_up,
-    late_within,
-    over_before_its_end,
+    ForecastError,
+    censored_error,
+    forecast_error,
+    observed_parts,
+    seconds_with_margin,
 )
 from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.protocols.conditions import Conditions
@@ -35,16 +35,16 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import TransferKey
 
 LATE = 0.05
-AS_EXPECTED = RoundError(1.0, 1.0, 1.0)
+AS_EXPECTED = ForecastError(1.0, 1.0, 1.0)
 TEN_S = RoundCost(download_s=1.0, train_s=6.0, upload_s=3.0)
 
 
 def margin(errors, late=LATE, expected=TEN_S):
-    return late_within(expected, errors, late) / expected.known_s
+    return seconds_with_margin(expected, errors, late) / expected.known_s
 
 
-def both(factor, *, given_up=False):
-    return RoundError(factor, factor, factor, given_up)
+def both(factor, *, censored=False):
+    return ForecastError(factor, factor, factor, censored)
 
 
 def with_margin(late=LATE, deadline_s=20.0, **policy):
@@ -97,8 +97,8 @@ def test_few_rounds_without_luck_count_and_old_ones_are_forgotten():
 @given(st.lists(st.tuples(st.floats(0.2, 5), st.booleans()), max_size=64), st.floats(0.2, 5), st.floats(0, 4))
 def test_a_round_that_was_given_up_never_counts_for_less_than_one_that_was_done(past, factor, more):
     """It would have taken longer: taken for finished it would bias the margin downwards."""
-    errors = [both(value, given_up=over) for value, over in past]
-    censored = margin([*errors, both(factor, given_up=True)])
+    errors = [both(value, censored=over) for value, over in past]
+    censored = margin([*errors, both(factor, censored=True)])
     assert censored >= margin([*errors, both(factor)]) - 1e-9
     done_later = margin([*errors, both(factor + more)])
     assert censored >= min(done_later, margin(errors)) - 1e-9
@@ -108,7 +108,7 @@ def test_a_round_that_was_given_up_never_counts_for_less_than_one_that_was_done(
 def test_a_late_round_raises_the_margin(before):
     """As long as few rounds are known; of many the stated share may be late."""
     errors = [AS_EXPECTED] * before
-    late = both(1.5, given_up=True)
+    late = both(1.5, censored=True)
     assert margin([*errors, late]) > margin(errors)
     assert margin([*errors, late, late]) >= margin([*errors, late])
     assert margin([late] * 3) > 1.5, "nobody knows how long they would have taken"
@@ -119,9 +119,9 @@ def test_rounds_given_up_do_not_bias_it_downwards():
     rng, missed = np.random.default_rng(1), []
     for _ in range(200):
         factors = np.exp(0.2 * rng.normal(size=64))
-        known = [both(min(one, 1.2), given_up=one > 1.2) for one in factors]
+        known = [both(min(one, 1.2), censored=one > 1.2) for one in factors]
         missed.append(margin(known) < np.exp(0.2 * NormalDist().inv_cdf(0.95)) - 0.2)
-        left_out = [one for one in known if not one.given_up]
+        left_out = [one for one in known if not one.censored]
         assert margin(known) > margin(left_out)
     assert not any(missed)
 
@@ -129,11 +129,11 @@ def test_rounds_given_up_do_not_bias_it_downwards():
 def test_an_outage_of_many_rounds_is_soon_forgotten():
     history = CostHistory(errors=(AS_EXPECTED,) * 40)
     for _ in range(7):
-        history = history.erring(both(1.4, given_up=True))
+        history = history.erring(both(1.4, censored=True))
     assert len(history.errors) == 41
     assert margin(history.errors) < 1.1
-    assert history.erring(both(2.0, given_up=True)).errors[-1].work == 2.0
-    again = history.erring(both(1.2)).erring(both(1.3, given_up=True)).errors[-3:]
+    assert history.erring(both(2.0, censored=True)).errors[-1].work == 2.0
+    again = history.erring(both(1.2)).erring(both(1.3, censored=True)).errors[-3:]
     assert [one.work for one in again] == [1.4, 1.2, 1.3]
 
 
@@ -145,11 +145,11 @@ SECONDS = st.floats(0.01, 1e3)
     FACTORS, SECONDS, SECONDS, SECONDS, st.floats(1.001, 10), st.sampled_from((0, 1, 2)), st.floats(0.01, 1)
 )
 def test_more_of_anything_never_takes_longer_with_the_margin(factors, down, work, up, less, part, late):
-    errors = [RoundError(*one) for one in factors]
+    errors = [ForecastError(*one) for one in factors]
     slow = [down, work, up]
     fast = [seconds / less if index == part else seconds for index, seconds in enumerate(slow)]
     within = [
-        late_within(RoundCost(download_s=one[0], train_s=one[1], upload_s=one[2]), errors, late)
+        seconds_with_margin(RoundCost(download_s=one[0], train_s=one[1], upload_s=one[2]), errors, late)
         for one in (fast, slow)
     ]
     assert within[0] <= within[1] * (1 + 1e-9)
@@ -157,7 +157,7 @@ def test_more_of_anything_never_takes_longer_with_the_margin(factors, down, work
 
 @given(FACTORS, st.floats(1, 200), st.floats(1, 10))
 def test_more_time_never_gives_a_smaller_ratio(factors, deadline_s, more):
-    history = CostHistory(errors=tuple(RoundError(*one) for one in factors))
+    history = CostHistory(errors=tuple(ForecastError(*one) for one in factors))
     known = structs.replace(with_margin(), cost_history=history)
     tight, wide = (
         structs.replace(known, deadline_s=seconds).chosen(UNKNOWN).report.affords or ()
@@ -168,22 +168,22 @@ def test_more_time_never_gives_a_smaller_ratio(factors, deadline_s, more):
 
 def test_what_a_round_showed_is_told_by_its_parts():
     took = RoundCost(download_s=2.0, train_s=9.0, upload_s=4.0)
-    assert error_of(TEN_S, took) == RoundError(1.5, 1.5, 1.5)
-    assert error_of(TEN_S, structs.replace(took, upload_s=None)) is None
-    assert error_of(RoundCost(), took) is None
-    assert error_of(RoundCost(download_s=0.0, train_s=0.0, upload_s=0.0), took) == AS_EXPECTED
-    assert error_of(TEN_S, RoundCost(download_s=1e9, train_s=1e9, upload_s=1e9)).work == 100
+    assert forecast_error(TEN_S, took) == ForecastError(1.5, 1.5, 1.5)
+    assert forecast_error(TEN_S, structs.replace(took, upload_s=None)) is None
+    assert forecast_error(RoundCost(), took) is None
+    assert forecast_error(RoundCost(download_s=0.0, train_s=0.0, upload_s=0.0), took) == AS_EXPECTED
+    assert forecast_error(TEN_S, RoundCost(download_s=1e9, train_s=1e9, upload_s=1e9)).work == 100
 
 
 def test_a_round_that_was_given_up_shows_what_it_had_taken():
     sending = RoundCost(download_s=2.0, train_s=6.0)
-    assert error_of_given_up(TEN_S, sending, 20.0) == RoundError(2.0, 14 / 4, 1.0, given_up=True)
-    assert over_before_its_end(TEN_S, sending, 20.0).upload_s == 12.0
-    assert over_before_its_end(TEN_S, sending, 9.0).upload_s is None, "that may be short"
+    assert censored_error(TEN_S, sending, 20.0) == ForecastError(2.0, 14 / 4, 1.0, censored=True)
+    assert observed_parts(TEN_S, sending, 20.0).upload_s == 12.0
+    assert observed_parts(TEN_S, sending, 9.0).upload_s is None, "that may be short"
     training = RoundCost(download_s=2.0)
-    assert error_of_given_up(TEN_S, training, 20.0) == RoundError(2.0, 0.5, 3.0, given_up=True)
-    assert over_before_its_end(TEN_S, training, 20.0).train_s == 18.0
-    assert error_of_given_up(RoundCost(), training, 20.0) is None
+    assert censored_error(TEN_S, training, 20.0) == ForecastError(2.0, 0.5, 3.0, censored=True)
+    assert observed_parts(TEN_S, training, 20.0).train_s == 18.0
+    assert censored_error(RoundCost(), training, 20.0) is None
 
 
 def test_a_device_that_is_late_learns_of_it_with_its_next_task():
@@ -195,7 +195,7 @@ def test_a_device_that_is_late_learns_of_it_with_its_next_task():
     member.going_on(work.trained(9.0, 100))
     member.begin(key_of(3), 100, 1.0, began_s=1000.0)
     (error,) = member.ratio_controller.cost_history.errors
-    assert error.given_up
+    assert error.censored
     assert member.ratio_controller.cost_history.past_rounds[-1].actual.upload_s == 10.0, "up to the deadline"
     assert member.report.ratio < before.report.ratio
     member.learn(work.trained(9.0, 100).sent(30.0, None), UNKNOWN)
@@ -281,7 +281,7 @@ def test_the_margin_is_remembered_and_an_older_state_has_none():
     assert len(msgspec.msgpack.encode(known.cost_history)) <= 4096 + 2000
     written = msgspec.msgpack.decode(known.encoded())
     del written["late"]
-    del written["experience"]["errors"]
+    del written["cost_history"]["errors"]
     older = read_ratio_controller(msgspec.msgpack.encode(written))
     assert older.late is None
     assert older.cost_history.past_rounds == known.cost_history.past_rounds
@@ -296,7 +296,7 @@ def test_it_is_kept_when_a_newer_task_comes_before_the_reply_had_arrived():
     joined.work(b"task")
     joined.begin(key_of(3), bytes(100), 0.5)
     (error,) = read_ratio_controller(joined._memory.data).cost_history.errors
-    assert error.given_up
+    assert error.censored
     assert joined.expected.round_s is not None
 
 
