@@ -243,7 +243,7 @@ def devices(folder: RunFolder) -> None:
 
 @app.command()
 def explain(folder: RunFolder) -> None:
-    """Say at which ratios a run's devices work, what each takes and has brought, and what sets the pace."""
+    """Show a run's ratios with their costs, and why devices work at them."""
     from rich.console import Console
 
     from fleetune.coordinator.reports.proposals.explanation import explanation

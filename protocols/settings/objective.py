@@ -1,4 +1,4 @@
-"""run.toml's [objective]: what a run is to take least of on its way to an accuracy."""
+"""run.toml's [objective]: what a run minimises on its way to an accuracy."""
 
 from typing import Annotated, Literal
 
@@ -17,9 +17,9 @@ class WithinSection(Settings, frozen=True):
     """[objective.within] or within = { ... }
 
     Attributes:
-        seconds: from the first round on, by the coordinator's clock; no round opens that would take longer.
-        megabytes: likewise, of updates that devices send.
-        joules: likewise, that they draw for their rounds, as far as they tell; waiting between is not in it.
+        seconds: since the first round opened, on the coordinator's clock.
+        megabytes: of updates that devices send.
+        joules: that devices report for their rounds, without idling between them.
     """
 
     seconds: Amount | None = None
@@ -43,25 +43,26 @@ class ObjectiveSection(Settings, frozen=True):
     """[objective]
 
     Attributes:
-        minimise: what a run is to take least of until it is good. The coordinator proposes each task's ratio,
-            and how much of the local training, among those that its device can afford: so that rounds are as
-            short as it pays (`time`; each is then over after `deadline_slack` times what its devices expect
-            of it, as with `round.deadline = "predicted"`), or so that a byte sent, a joule (drawn while
-            waiting, too, where devices say that) or a unit of `price` brings most. `none`: each device takes
-            the largest ratio that fits.
+        minimise: what the run minimises until its models are good. The coordinator proposes each task's
+            ratio, share of the local training and encoding, among those that its device can afford: for the most
+            utility a second (`time`; a round ends after `deadline_slack` times its target duration, as with
+            `round.deadline = "predicted"`), a byte sent, a joule (idle boards included, if devices report
+            their idle power) or a unit of `price` (`money`). `none`: each device takes the largest ratio
+            that fits.
         at_most: no larger ratio is proposed.
-        least_work: the smallest share of a round's local training that is proposed, to those that would hold
-            up the others or could not take part at all; 1: all do all of it.
-        most_work: the most of it, for those that have time left: 2 is twice the run's epochs.
-        encodings: of updates, beside `encoding.up`: those of them that take fewer bytes than it are proposed,
-            too, where that pays. [] leaves all devices at `encoding.up`.
-        normalise: updates of devices that did less of the local training count as if all had done the same
-            (FedNova); methods whose devices do not start from what their task brings are left as they are.
-        late: share of a device's rounds that may take longer than the deadline: a ratio fits only where all
-            but these, by what past rounds took, would be in time. 1: where what is expected is in time. A
-            device's smallest ratio fits so in any case.
-        within: what the run may take; it ends before the round that would go beyond.
-        price: of what devices take, for `minimise = "money"`.
+        least_work: the smallest share of a round's local training that is proposed, for stragglers and for
+            devices that could not take part otherwise; 1: all devices do all of it.
+        most_work: the largest multiple of the local training, for devices with time left: 2 is twice the
+            run's epochs.
+        encodings: of updates, besides `encoding.up`; proposed if they take fewer bytes and that pays. []
+            leaves all devices at `encoding.up`.
+        normalise: weigh updates of devices with less local training as if all had done the same (FedNova);
+            only for methods whose devices start from their task's weights.
+        late: share of a device's rounds that may exceed the deadline. A ratio fits only if all other rounds,
+            by the errors of past forecasts, would be in time; 1: if the forecast is. The smallest ratio needs
+            no safety margin.
+        within: the run's budget; it ends before the round that would exceed it.
+        price: of what devices use, for `minimise = "money"`.
     """
 
     minimise: Literal["none", "time", "bytes", "energy", "money"] = "none"
@@ -80,7 +81,9 @@ class ObjectiveSection(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         if self.minimise == "money" and self.price == PriceSection():
-            raise SettingError('objective.minimise = "money": say objective.price, of a megabyte or a kWh')
+            raise SettingError(
+                'objective.minimise = "money": objective.price is not set; give the price of a megabyte or a kilowatt hour'
+            )
         check_encodings(self.encodings)
 
     @property
