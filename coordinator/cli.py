@@ -89,7 +89,7 @@ def serve(
     from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
     from fleetune.coordinator.trackers.follow import Following
-    from fleetune.coordinator.trackers.known import makers_of
+    from fleetune.coordinator.trackers.tracker import makers_of
 
     with one_line_errors("edge-coordinator"):
         origin = origin_of(_sources(context), supervised=SUPERVISED in os.environ)
@@ -232,13 +232,22 @@ def report(folder: RunFolder) -> None:
 
 
 @app.command()
-def devices(folder: RunFolder) -> None:
+def devices(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
     """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
-    from fleetune.coordinator.run.stored_run import look_at
+    import msgspec
+
+    from fleetune.coordinator.queries import queries
     from fleetune.coordinator.serving.presenter import list_devices
 
-    with one_line_errors("edge-coordinator"), look_at(folder) as run:
-        list_devices(run)
+    with one_line_errors("edge-coordinator"):
+        found = queries.devices(folder)
+        if as_json:
+            print(msgspec.json.encode(found).decode())
+        else:
+            list_devices(found)
 
 
 @app.command()
@@ -264,12 +273,15 @@ def status(
 
     Of the folder of a service, how all its runs stand.
     """
+    import msgspec
+
+    from fleetune.coordinator.queries import queries
     from fleetune.coordinator.reports import status as run_status
     from fleetune.coordinator.service.service import is_service
 
     with one_line_errors("edge-coordinator"):
         if as_json:
-            run_status.print_figures(folder)
+            print(msgspec.json.encode(queries.status(folder)).decode())
             return
         if is_service(folder) and not follow:
             from fleetune.coordinator.service.overview import show_overview

@@ -1,4 +1,4 @@
-"""What devices serve after a run with [adoption], of one and of all: how `summary` tells of it."""
+"""Which model devices deploy in a run with [adoption], and what they gain over local-only training."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,73 +6,58 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.metrics.summary import (
-    AdoptionSummary,
-    DeviceAdoption,
-    DeviceSummary,
-    RolloutSummary,
-)
+from fleetune.coordinator.metrics.metric import gain_of
+from fleetune.coordinator.metrics.summary import AdoptionSummary, DeviceAdoption
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.student_t import student_t_quantile
+from fleetune.protocols.tasks.scores import Score
 
 CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end
 
 
 def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
-    """What a device told with a reply; None: nothing of the kind."""
-    told = reply.measures
-    if told.adopted is UNSET:
+    """What a device reported with a reply; None: nothing about adoption."""
+    found = reply.measures
+    if found.adopted is UNSET:
         return None
-    return DeviceAdoption(told.adopted, _known(told.alone), _known(told.gain), _known(told.gain_error))
+    return DeviceAdoption(found.adopted, _known(found.alone), _known(found.gain), _known(found.gain_error))
 
 
-def last_told(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
-    """What a device told last, in `replies` in their order; None: nothing of the kind."""
-    told = [found for reply in replies if (found := adoption_of_reply(reply)) is not None]
-    return told[-1] if told else None
+def latest_adoption(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
+    """What a device reported last in `replies`, in their order; None: nothing."""
+    reported = [found for reply in replies if (found := adoption_of_reply(reply)) is not None]
+    return reported[-1] if reported else None
 
 
-def adoption_of(rows: Iterable[DeviceSummary]) -> AdoptionSummary | None:
-    """What all devices told; None: none of them did."""
-    return adoption_over([row.adoption for row in rows if row.adoption is not UNSET])
+class LatestAdoption:
+    """What each device reported last, round by round."""
 
+    def __init__(self) -> None:
+        self._latest: dict[DeviceId, DeviceAdoption] = {}
 
-def adoption_so_far(records: Iterable[RoundRecord]) -> AdoptionSummary | None:
-    """What each device told last in closed rounds, ascending; None: none of them did."""
-    last: dict[DeviceId, DeviceAdoption] = {}
-    for record in records:
+    def add(self, record: RoundRecord) -> None:
+        """Take in a closed round."""
         for device, reply in record.devices.items():
-            if (told := adoption_of_reply(reply)) is not None:
-                last[device] = told
-    return adoption_over([last[device] for device in sorted(last)])
+            if (found := adoption_of_reply(reply)) is not None:
+                self._latest[device] = found
+
+    def summary(self) -> AdoptionSummary | None:
+        """Over all devices; None: none reported anything."""
+        return adoption_over([self._latest[device] for device in sorted(self._latest)])
 
 
-def adoption_over(told: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
-    """What devices told, over all of them; None: none of them did."""
-    if not told:
+def adoption_over(reported: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
+    """What devices reported, over all of them; None: there are none."""
+    if not reported:
         return None
-    low, gain, high = interval([one.gain for one in told if one.gain is not None])
-    adopted, below = sum(one.adopted for one in told), sum(one.below for one in told)
-    return AdoptionSummary(len(told), adopted, below, gain, low, high)
-
-
-def rollout_of(rollout: Rollout) -> RolloutSummary:
-    """How the shared model's versions stand."""
-    return RolloutSummary(
-        rollout.approved,
-        rollout.trial,
-        len(rollout.canaries),
-        len(rollout.told),
-        rollout.num_approved,
-        rollout.num_stopped,
-        tuple(one.words for one in rollout.stopped),
-    )
+    low, gain, high = interval([one.gain for one in reported if one.gain is not None])
+    adopted, below = sum(one.adopted for one in reported), sum(one.below for one in reported)
+    return AdoptionSummary(len(reported), adopted, below, gain, low, high)
 
 
 def interval(values: list[float]) -> tuple[float | None, float | None, float | None]:
-    """The mean of what devices told, and between what the mean over such devices lies: low, mean, high."""
+    """Mean of values over devices with its interval: low, mean, high."""
     if not values:
         return None, None, None
     mean = float(np.mean(values))
@@ -81,6 +66,16 @@ def interval(values: list[float]) -> tuple[float | None, float | None, float | N
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     reach = student_t_quantile(CONFIDENCE, len(values) - 1) * error
     return mean - reach, mean, mean + reach
+
+
+def adoption_texts(found: AdoptionSummary, score: Score) -> list[str]:
+    """How many devices deploy a model of the fleet; then, if known, the gain over local-only."""
+    adopted = [f"{found.adopted} of {found.devices}"]
+    if found.gain is None:
+        return adopted
+    unit, points = gain_of(score), " points" if score.share else ""
+    span = "" if found.low is None else f" ({unit.text(found.low)} to {unit.text(found.high)})"
+    return [*adopted, f"{unit.text(found.gain)}{points} over local-only{span}"]
 
 
 def _known(value: float | UnsetType | None) -> float | None:

@@ -1,7 +1,7 @@
-"""What a metric is: its name, its unit, how it is read and summed up, where it is shown; see `metrics`."""
+"""What a metric is: name, unit, how it is read and aggregated, where it is shown. `registry` has all."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fleetune.coordinator.metrics import readable
@@ -12,32 +12,22 @@ from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 Value = float | None
 Average = Callable[[Iterable[Value]], Value]
-Place = Literal[
-    "summary",
-    "predictions",
-    "round line",
-    "live view",
-    "run table",
-    "device table",
-    "page cards",
-    "page methods",
-    "page devices",
-    "comparison",
-]
+Place = Literal["run table", "device table", "run page", "device page", "live", "comparison"]
+"""Where metrics are shown: tables of the terminal, report.html, live view and log, edge-sim compare."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What values are measured in.
+    """What values are measured in, and how they are written.
 
     Attributes:
-        name: as exporters write it, in plural and without a prefix: seconds, bytes; "" for counts.
-        text: a value for people; "–" for what is not known.
-        spread: a mean and its standard deviation (None: there is none) for people.
-        sign: behind the numbers of an axis.
-        change: two values, before and after, for people.
-        gain: a difference for people.
-        on_axis: what values are multiplied by to stand on an axis.
+        name: for exporters, in plural and without a prefix: seconds, bytes; "" for counts.
+        text: writes a value; "–" for None.
+        spread: writes a mean and its standard deviation, which may be None.
+        sign: follows the numbers of an axis.
+        change: writes two values, before and after.
+        gain: writes a difference.
+        on_axis: factor from a value to its place on an axis.
     """
 
     name: str
@@ -63,23 +53,23 @@ JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a run: of a reply, a round, a device, or the whole run, as far as it has readers.
+    """One figure of a reply, a round, a device or a whole run, wherever it has a reader.
 
     Attributes:
         name: stable, in snake case; in CSV columns, in summary.json, for exporters.
-        title: for people.
+        title: for people; also the head of a column on a page.
         about: what it is, in one sentence.
-        unit: see there.
-        better: which way is better, where that says by itself who did better (fewer bytes alone do not).
-        reply: reads it from a device's reply, as it was in the end.
-        predicted: reads what the device had expected of it; None: nobody predicts it.
-        over_rounds: sums up one device's replies; a `total` only grows: a counter to an exporter.
-        over_devices: sums up the devices of a round or a run.
+        unit: of its values.
+        better: which values are better; None where that depends on something else (e.g. on bytes alone).
+        reply: reads it from a device's reply.
+        predicted: reads what the device predicted for that reply; None: no device predicts it.
+        over_rounds: aggregates one device's replies; a `total` only grows: a counter to an exporter.
+        over_devices: aggregates the devices of a round or a run.
         round: reads it from a closed round; None: `over_devices` of its replies.
-        device, run: read it from summary.json; None: it stands among `metrics` there, if anywhere.
-        judges: how well a model does, by the score of the run's task: `seen_as` has its words and its unit.
-        shown: where, and what it is called there; "": its title, or the name of a column that it shares.
-            In `summary`: among `metrics`, because it has no key of its own.
+        device, run: read it from summary.json; None: summary.json has it under `metrics`, or not at all.
+        judges: whether it is a score of a model; then title and unit follow the score of the run's task.
+        short: title where there is little room; "": `title`.
+        shown: the places that show it.
     """
 
     name: str
@@ -95,76 +85,93 @@ class Metric:
     device: Callable[[DeviceSummary], Value] | None = None
     run: Callable[[Summary], Value] | None = None
     judges: bool = False
-    shown: Mapping[Place, str] = field(default_factory=dict)
+    short: str = ""
+    shown: tuple[Place, ...] = ()
 
-    def seen_as(self, score: Score) -> "Metric":
-        """As a run says it whose models are judged by `score`."""
+    def for_score(self, score: Score) -> "Metric":
+        """The metric in a run whose models are judged by `score`."""
         if not self.judges or score == ACCURACY:
             return self
         return replace(
             self,
             title=self.title.replace(ACCURACY.title, score.title),
-            about=self.about.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title),
+            about=self.about.replace("Accuracy", capital(score.title)).replace(ACCURACY.title, score.title),
             unit=gain_of(score) if self.unit is POINTS else unit_of(score),
             better=self.better if self.unit is POINTS else score.better,
-            shown={
-                place: head.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title)
-                for place, head in self.shown.items()
-            },
+            short=self.short.replace(ACCURACY.title, score.title),
         )
+
+    def column(self, score: Score) -> str:
+        """Its column in tables of plain numbers, in a run whose models are judged by `score`.
+
+        A score takes the place of `accuracy` in the name, or stands before it: `mae_after`,
+        `mae_personal_mean`.
+        """
+        if not self.judges:
+            return self.name
+        if ACCURACY.name in self.name:
+            return self.name.replace(ACCURACY.name, score.name)
+        return f"{score.name}_{self.name}"
+
+    @property
+    def head(self) -> str:
+        """Head of a narrow column."""
+        return self.short or self.title
 
     @property
     def axis(self) -> str:
-        """Beside an axis."""
+        """Label of an axis."""
         return f"{self.title}, {self.unit.sign}" if self.unit.sign else self.title
 
-    def head(self, place: Place) -> str:
-        """What it is called there."""
-        return self.shown.get(place) or self.title
+    @property
+    def has_no_key(self) -> bool:
+        """Whether summary.json has it under `metrics`: it is shown, but no key of its own holds it."""
+        return bool(self.shown and self.reply and not self.device and not self.run)
 
     def of_reply(self, reply: DeviceRound) -> Value:
-        """As it was in the end."""
+        """Its value in a device's reply."""
         return self.reply(reply) if self.reply else None
 
-    def expected_of(self, reply: DeviceRound) -> Value:
-        """As the device had predicted it."""
+    def predicted_of(self, reply: DeviceRound) -> Value:
+        """What the device predicted for the reply."""
         return self.predicted(reply) if self.predicted else None
 
     def of_round(self, record: RoundRecord) -> Value:
-        """Of a closed round, over its replies."""
+        """Its value in a closed round, over the replies."""
         if self.round:
             return self.round(record)
         return self.over_devices(self.of_reply(reply) for reply in record.devices.values())
 
     def of_replies(self, replies: Iterable[DeviceRound]) -> Value:
-        """Of one device, over its rounds."""
+        """Its value for one device, over its rounds."""
         return self.over_rounds(self.of_reply(reply) for reply in replies)
 
     def of_device(self, row: DeviceSummary) -> Value:
-        """Of one device, as summary.json has it."""
+        """Its value for one device of summary.json."""
         return self.device(row) if self.device else _among(row.metrics, self.name)
 
     def of_run(self, summary: Summary) -> Value:
-        """Of the whole run, as summary.json has it."""
+        """Its value for the whole run of summary.json."""
         return self.run(summary) if self.run else _among(summary.metrics, self.name)
 
 
 def unit_of(score: Score) -> Unit:
-    """What a score is measured in."""
+    """The unit of a score."""
     return FRACTION if score.share else NUMBER
 
 
 def gain_of(score: Score) -> Unit:
-    """What a difference of two values of a score is measured in, above 0 where it is for the better."""
+    """The unit of a difference of two values of a score; above 0 is better."""
     return POINTS if score.share else GAIN_IN_NUMBERS
 
 
 def titled(score: Score, rest: str) -> str:
     """The title of a picture of a score."""
-    return f"{_capital(score.title)} {rest}"
+    return f"{capital(score.title)} {rest}"
 
 
-def _capital(title: str) -> str:
+def capital(title: str) -> str:
+    """The title with a capital letter first."""
     return title[:1].upper() + title[1:]
 
 

@@ -1,4 +1,4 @@
-"""How well devices foretold what a round would take of them: predicted against actual, reply by reply."""
+"""How well devices predicted the cost of a round: predicted against actual, reply by reply."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from fleetune.coordinator.metrics.metric import Metric
-from fleetune.coordinator.metrics.registry import PROCESSOR, shown_at
+from fleetune.coordinator.metrics.registry import PROCESSOR, predicted_metrics
 from fleetune.coordinator.metrics.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.method.method import DeviceId
@@ -16,12 +16,12 @@ LEARNING_ROUNDS = 5  # of each device, its first ones
 
 @dataclass(frozen=True)
 class Pair:
-    """One metric of one reply, both sides known.
+    """A metric of one reply, predicted and actual.
 
     Attributes:
-        device, round: whose, and which.
-        predicted, actual: the latter above 0.
-        learned: the device had replied at least `LEARNING_ROUNDS` times before.
+        device, round: of the reply.
+        predicted, actual: both known; `actual` above 0.
+        learned: whether the device had replied at least `LEARNING_ROUNDS` times before.
     """
 
     device: DeviceId
@@ -32,12 +32,12 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Relative to what it was, at least 0."""
+        """Relative to the actual value, at least 0."""
         return abs(self.predicted - self.actual) / self.actual
 
 
 def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
-    """Of all replies to training rounds; what took nothing has no relative error and is left out.
+    """Pairs of all replies to training rounds. An actual value of 0 has no relative error: it is left out.
 
     Args:
         records: of closed rounds, ascending.
@@ -47,7 +47,7 @@ def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
     for record in records:
         for device, reply in record.devices.items() if not record.final_evaluation else ():
             replies[device] = replies.get(device, 0) + 1
-            predicted, actual = metric.expected_of(reply), metric.of_reply(reply)
+            predicted, actual = metric.predicted_of(reply), metric.of_reply(reply)
             if predicted is not None and actual:
                 learned = replies[device] > LEARNING_ROUNDS
                 found.append(Pair(device, record.number, predicted, actual, learned))
@@ -55,12 +55,12 @@ def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
 
 
 def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
-    """By metric the errors of all pairs, and of those after the first five rounds of each device.
+    """Errors by metric, of all pairs and of those after the first five rounds of each device.
 
-    See `errors_of`. A metric that nobody predicted or measured is None; so is all, where that is each. The
-    processor's seconds, which not all agents tell and no simulated one, are left out then.
+    A metric without pairs is None; so is the result when all are. Without pairs the processor's seconds are
+    left out: not all agents report them, and no simulated one does.
     """
-    by_metric = {metric.name: pairs_of(records, metric) for metric in shown_at("predictions")}
+    by_metric = {metric.name: pairs_of(records, metric) for metric in predicted_metrics()}
     by_metric = {name: pairs for name, pairs in by_metric.items() if pairs or name != PROCESSOR.name}
     if not any(by_metric.values()):
         return None
@@ -73,7 +73,7 @@ def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionE
 
 
 def errors_of(pairs: Iterable[Pair]) -> Errors | None:
-    """How many, their median relative error, and the one that a tenth of them reaches or exceeds."""
+    """Number of pairs, their median relative error, and the error that a tenth of them reaches or exceeds."""
     ranked = sorted(pair.error for pair in pairs)
     if not ranked:
         return None

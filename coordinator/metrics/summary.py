@@ -35,9 +35,8 @@ class Accuracies(Struct, frozen=True):
             the devices that took part: the others have a model that was never trained.
         before_mean, before_weighted: in the final evaluation, of the model local training starts from.
         after_mean, after_weighted: in the final evaluation, of the personal model that it leads to.
-        kept_mean, kept_weighted: of the model that the device would serve, of all that the run led it to
+        deployed_mean, deployed_weighted: of the model that the device deploys, the best or newest of the run
             (docs/personal-models.md).
-        local_only, fedavg: of runs beside this one; nothing fills them in today.
         best_round: see there.
         personal_mean_all, personal_weighted_all: of all devices; not there where all took part.
         validation_mean: as `personal_mean`, on the devices' validation samples; not there without any.
@@ -49,10 +48,8 @@ class Accuracies(Struct, frozen=True):
     before_weighted: float | None = None
     after_mean: float | None = None
     after_weighted: float | None = None
-    kept_mean: float | None = None
-    kept_weighted: float | None = None
-    local_only: float | None = None
-    fedavg: float | None = None
+    deployed_mean: float | None = None
+    deployed_weighted: float | None = None
     best_round: BestRound | None = None
     personal_mean_all: float | UnsetType | None = UNSET
     personal_weighted_all: float | UnsetType | None = UNSET
@@ -195,40 +192,38 @@ class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
-    """What a device serves in a run with [adoption], as it told last: with its latest reply while the run
-    goes on, and in the final evaluation.
+    """What a device deploys in a run with [adoption], by its latest reply or the final evaluation.
 
     Attributes:
-        adopted: a model of the fleet, and not the one that it trained alone.
-        alone: accuracy of the model that it trained alone.
-        gain: how much better what it serves is than that one, on the same test samples.
+        adopted: whether that is a model of the fleet instead of its local-only model.
+        local_only: accuracy of its local-only model.
+        gain: how much better the deployed model is than the local-only one, on the same test samples.
         gain_error: standard error of `gain`.
     """
 
     adopted: bool
-    alone: float | None = None
+    local_only: float | None = None
     gain: float | None = None
     gain_error: float | None = None
 
     @property
     def below(self) -> bool:
-        """Below alone by more than the noise of its own test samples (one-sided 95 %)."""
+        """Whether it is worse than local-only by more than the noise of its tests (one-sided 95 %)."""
         return self.gain is not None and self.gain < -ONE_SIDED_95 * (self.gain_error or 0.0)
 
 
 class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
-    """What devices serve in a run with [adoption], as each told last.
+    """What all devices deploy in a run with [adoption].
 
     Attributes:
-        told: devices that say so.
-        adopted: of these, devices that serve a model of the fleet.
-        below: devices that serve something worse than what they trained alone, by more than the noise of
-            their own test samples.
-        gain: over what devices trained alone, mean over devices.
-        low, high: between what that mean lies, by how devices differ: 95 % each way.
+        devices: that report it.
+        adopted: of these, devices that deploy a model of the fleet.
+        below: devices whose deployed model is worse than local-only by more than the noise of their tests.
+        gain: over local-only, mean over devices.
+        low, high: 95 % interval of that mean, by how devices differ.
     """
 
-    told: int
+    devices: int
     adopted: int
     below: int
     gain: float | None = None
@@ -237,20 +232,20 @@ class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
 
 
 class RolloutSummary(Struct, frozen=True, omit_defaults=True):
-    """The versions of the shared model in a run with adoption.canary.
+    """The versions of the shared model in a run with adoption.canary, numbered by their rounds.
 
     Attributes:
-        approved: the number of the version that is out for all, the round after which it stood; 0: none is.
-        trial: of the one that is on trial; 0: none.
-        canaries, told: devices that try it, and those of them that tell how it does.
-        went_out, stopped: versions that went out to all, and that were stopped, over the whole run.
-        why: of the latest that were stopped, a line each.
+        approved: the version that all devices get; 0: none.
+        trial: the version on trial; 0: none.
+        canaries, reporting: devices that try it, and how many of them reported on it.
+        went_out, stopped: versions that all devices got, and that were stopped, over the whole run.
+        why: reasons of the latest that were stopped, a line each.
     """
 
     approved: int
     trial: int
     canaries: int
-    told: int
+    reporting: int
     went_out: int
     stopped: int
     why: tuple[str, ...] = ()
@@ -262,7 +257,7 @@ class DeviceSummary(Struct, frozen=True):
     Attributes:
         ratio: of its latest reply.
         num_samples: that it trains on.
-        personal, before, after, kept: accuracies as in `Accuracies`.
+        personal, before, after, deployed: accuracies as in `Accuracies`.
         up, down: payload bytes of the training rounds.
         updates: that it sent.
         reason: why it took its latest ratio.
@@ -281,7 +276,7 @@ class DeviceSummary(Struct, frozen=True):
     personal: float | None = None
     before: float | None = None
     after: float | None = None
-    kept: float | None = None
+    deployed: float | None = None
     up: int = 0
     down: int = 0
     updates: int = 0
@@ -370,7 +365,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         joules: of all training rounds' replies that tell them.
         predicted_vs_actual: by quantity; None: nobody predicted anything.
         refused: how often what was refused, by kind.
-        turned_away: by device, how many of its replies were refused, by kind.
+        refused_by_device: how many replies of a device were refused, by kind.
         by_device: see `DeviceSummary`.
         adoption: see there; in runs with [adoption].
         rollout: see there; in runs with adoption.canary.
@@ -404,7 +399,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     joules: float | None = None
     predicted_vs_actual: dict[str, PredictionErrors | None] | None = None
     refused: dict[str, int] = field(default_factory=dict)
-    turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused_by_device: dict[str, dict[str, int]] = field(default_factory=dict)
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
     adoption: AdoptionSummary | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET

@@ -1,39 +1,66 @@
-"""Metrics as columns of a table of plain numbers, under the names that the run's score gives them.
+"""Columns of tables for people: a metric, or several that share a column."""
 
-Where a metric is of how well a model does, its column is called by the score of the run's task: in place of
-`accuracy` in its name, else in front of it (`mae_after`, `mae_personal_mean`).
-"""
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from textwrap import fill
 
-from typing import Any
-
-from fleetune.coordinator.metrics.metric import Metric
-from fleetune.coordinator.metrics.registry import METRICS
-from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import Metric, Place
+from fleetune.coordinator.metrics.registry import shown_at
+from fleetune.coordinator.metrics.summary import DeviceSummary, Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
-Row = dict[str, Any]
-OF_ROUNDS = tuple(metric for metric in METRICS if metric.reply or metric.round)
+_NARROW = 9  # letters of a line of a narrow head
+Row = Summary | DeviceSummary
 
 
-def column_of(metric: Metric, score: Score) -> str:
-    """What the metric's column is called where models are judged by `score`."""
-    if not metric.judges:
-        return metric.name
-    if ACCURACY.name in metric.name:
-        return metric.name.replace(ACCURACY.name, score.name)
-    return f"{score.name}_{metric.name}"
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
 
-
-def round_row(record: RoundRecord, score: Score) -> Row:
-    """A closed round, over the replies that counted; None where nobody told it.
-
-    `participants` were asked, `replies` counted; `opened_s` and `closed_s` are seconds since the run began.
+    Attributes:
+        head: over the column.
+        metrics: that stand in it.
+        join: writes their values as one text; None: each stands on its own line, as its unit writes it.
     """
-    return {
-        "round": record.number,
-        "opened_s": record.opened_s,
-        "closed_s": record.closed_s,
-        "participants": len(record.participants),
-        "replies": len(record.devices),
-        **{column_of(metric, score): metric.of_round(record) for metric in OF_ROUNDS},
-    }
+
+    head: str
+    metrics: tuple[Metric, ...]
+    join: Callable[..., str] | None = None
+
+    def for_score(self, score: Score) -> "Column":
+        """The column in a run whose models are judged by `score`."""
+        metrics = tuple(metric.for_score(score) for metric in self.metrics)
+        if metrics == self.metrics:
+            return self
+        join = metrics[0].unit.change if self.join is readable.change else self.join
+        return replace(self, head=self.head.replace(ACCURACY.title, score.title), metrics=metrics, join=join)
+
+    def of(self, row: Row) -> str:
+        """The cell of a run or of a device."""
+        values = [value_of(metric, row) for metric in self.metrics]
+        if self.join:
+            return self.join(*values)
+        return "\n".join(one.unit.text(value) for one, value in zip(self.metrics, values, strict=True))
+
+
+def wide(metric: Metric) -> Column:
+    """A metric's own column where there is room."""
+    return Column(metric.title, (metric,))
+
+
+def narrow(metric: Metric) -> Column:
+    """A metric's own column in a terminal; its head is broken into short lines."""
+    return Column(fill(metric.head, _NARROW, break_long_words=False), (metric,))
+
+
+def other_metrics(place: Place, by_hand: Sequence[Column], rows: Iterable[Row]) -> list[Metric]:
+    """Metrics shown in a place that no column by hand has, and that any of these rows has a value of."""
+    placed = {metric.name for one in by_hand for metric in one.metrics}
+    known = list(rows)
+    return [one for one in shown_at(place, placed) if any(value_of(one, row) is not None for row in known)]
+
+
+def value_of(metric: Metric, row: Row) -> float | None:
+    """A metric of a run or of a device."""
+    return metric.of_run(row) if isinstance(row, Summary) else metric.of_device(row)

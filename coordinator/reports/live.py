@@ -1,4 +1,4 @@
-"""The view of a run while it goes: a screen for a terminal, a line a round for a log. No I/O, no clock."""
+"""The live view of a run: a screen for a terminal, and a line a round for a log. No I/O, no clock."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,20 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.metrics import readable
-from fleetune.coordinator.metrics.adoption import adoption_of_reply, adoption_over
-from fleetune.coordinator.metrics.adoption_words import adoption_words
-from fleetune.coordinator.metrics.metric import Metric, Place, unit_of
+from fleetune.coordinator.metrics.adoption import adoption_of_reply, adoption_over, adoption_texts
+from fleetune.coordinator.metrics.diagnostics import diagnostics_line
+from fleetune.coordinator.metrics.metric import Metric, unit_of
 from fleetune.coordinator.metrics.registry import (
     AFTER,
     BEFORE,
     BYTES_DOWN,
     BYTES_UP,
     DURATION,
-    EXPECTED,
+    PREDICTED,
     shown_at,
 )
-from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
-from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
+from fleetune.coordinator.queries.run_status import DeviceStatus, Doing, RunStatus
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -46,29 +45,28 @@ _STYLES: dict[Doing, str] = {
 _ORDER = {doing: place for place, doing in enumerate(_STYLES)}
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 30
-_WORD = 8  # letters of what a line of the head is about
-_LINE: Place = "round line"
-_VIEW: Place = "live view"
-_IN_LINE = {one.name for one in (BEFORE, AFTER, BYTES_UP, BYTES_DOWN, DURATION)}
-_IN_VIEW = {*_IN_LINE, EXPECTED.name}
+_LABEL = 8  # letters of the label of a line of the head
+_BY_HAND = {one.name for one in (BEFORE, AFTER, BYTES_UP, BYTES_DOWN, DURATION, PREDICTED)}
 _ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
 
 
 @dataclass(frozen=True)
 class LiveView:
-    """A snapshot on the screen; itself a rich renderable that fits the terminal's height."""
+    """A run on the screen; itself a rich renderable that fits the terminal's height."""
 
-    snapshot: Snapshot
+    status: RunStatus
+    devices: tuple[DeviceStatus, ...] = ()
 
     def render(self, *, width: int = 80, height: int = 40) -> RenderableType:
-        """The view in fewer than `height` lines, but never less than its head and one device; what each
-        device expected, and why it took its ratio, where there is room in `width` columns.
+        """The view in fewer than `height` lines, but at least its head and one device.
+
+        What a device predicted, and why it took its ratio, are shown where `width` columns have room.
         """
-        shot = self.snapshot
+        shot = self.status
         bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
-        head = [_title(shot), _round(shot), *bar, _times(shot), _score(shot), _traffic(shot)]
+        head = [_title(shot), _round(shot, self.devices), *bar, _times(shot), _score(shot), _traffic(shot)]
         if shot.adoption is not None:
-            head.append(_line((f"adopted   {', '.join(adoption_words(shot.adoption, shot.score))}", "")))
+            head.append(_line((f"adopted   {', '.join(adoption_texts(shot.adoption, shot.score))}", "")))
         if shot.versions:
             head.append(_line((f"versions  {shot.versions}", "")))
         if shot.diagnostics:
@@ -79,7 +77,7 @@ class LiveView:
         if shot.problem:
             head.append(_line((shot.problem, "bold red")))
         around = 4  # a blank line, the table's header, the line on the rest, the cursor's
-        return Group(*head, Text(), *_devices(shot, max(1, height - len(head) - around), width))
+        return Group(*head, Text(), *_devices(self, max(1, height - len(head) - around), width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.render(width=options.max_width, height=options.height or console.height)
@@ -92,30 +90,30 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
     diagnosed = diagnostics_line(record, diagnostics_of(settings.method), plain=True)
-    after = AFTER.seen_as(task_of(settings.task).score)
+    after = AFTER.for_score(task_of(settings.task).score)
     return "  ".join(
         [
             what,
             f"{len(record.devices)}/{len(record.participants)} replied",
-            f"{after.head(_LINE)} {_plain(BEFORE.of_round(record))} -> {_plain(AFTER.of_round(record))}",
-            *(_named(metric, record) for metric in (BYTES_UP, BYTES_DOWN)),
+            f"{after.head} {_plain(BEFORE.of_round(record))} -> {_plain(AFTER.of_round(record))}",
+            *(_named(name, one, record) for name, one in (("up", BYTES_UP), ("down", BYTES_DOWN))),
             DURATION.unit.text(DURATION.of_round(record)),
-            *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
+            *(_named(one.head, one, record) for one in shown_at("live", _BY_HAND)),
             *_adopted(record),
             *([f"diagnostics: {diagnosed}"] if diagnosed else []),
         ]
     )
 
 
-def _named(metric: Metric, record: RoundRecord) -> str:
+def _named(name: str, metric: Metric, record: RoundRecord) -> str:
     value = metric.unit.text(metric.of_round(record)).replace(readable.UNKNOWN, "-")
-    return f"{metric.head(_LINE)} {value}"
+    return f"{name} {value}"
 
 
 def _adopted(record: RoundRecord) -> list[str]:
-    """Of the devices that replied, how many serve a model of the fleet; [] where none tells."""
-    found = adoption_over([told for one in record.devices.values() if (told := adoption_of_reply(one))])
-    return [] if found is None else [f"adopted {found.adopted}/{found.told}"]
+    """How many of the devices that replied deploy a model of the fleet; [] where none reports it."""
+    found = adoption_over([one for reply in record.devices.values() if (one := adoption_of_reply(reply))])
+    return [] if found is None else [f"adopted {found.adopted}/{found.devices}"]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -131,13 +129,13 @@ def _plain(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _title(shot: Snapshot) -> Text:
+def _title(shot: RunStatus) -> Text:
     return _line(
-        (shot.name, "bold"), (f" · {shot.method}" + (" · simulated" if shot.simulated else ""), "dim")
+        (shot.run, "bold"), (f" · {shot.method}" + (" · simulated" if shot.simulated else ""), "dim")
     )
 
 
-def _round(shot: Snapshot) -> Text:
+def _round(shot: RunStatus, devices: Sequence[DeviceStatus]) -> Text:
     number = f"round {shot.round}" if shot.rounds is None else _of(shot.round, shot.rounds)
     if shot.attempt > 1:
         number += f", attempt {shot.attempt}"
@@ -147,20 +145,20 @@ def _round(shot: Snapshot) -> Text:
         f" (closes with {shot.target})" if shot.target < shot.asked else ""
     )
     match shot.stage:
-        case "waiting" if shot.holds:
-            return _line((number, "bold"), (f"  {shot.holds}", "yellow"))
+        case "waiting" if shot.scheduled:
+            return _line((number, "bold"), (f"  {shot.scheduled}", "yellow"))
         case "waiting":
-            there = sum(line.doing not in ("away", "refused", "left") for line in shot.devices)
+            there = sum(line.doing not in ("away", "refused", "left") for line in devices)
             return _line(
                 (number, "bold"),
-                (f"  waiting for devices: {there} there, needs {shot.waiting_for}", "yellow"),
+                (f"  waiting for devices: {there} there, needs {shot.needed}", "yellow"),
             )
         case "training":
             return _line((number, "bold"), (f"  training: {replies}{left}", ""))
         case "rehearsing":
             return _line(("final evaluation", "bold"), (f"  one more round on a copy: {replies}{left}", ""))
         case "finished":
-            last = f"  after round {shot.curve[-1].number}" if shot.curve else ""
+            last = f"  after round {shot.scores[-1].number}" if shot.scores else ""
             return _line(("finished", "bold green"), (last, ""))
 
 
@@ -168,7 +166,7 @@ def _of(number: int, rounds: int) -> str:
     return f"round {min(number, rounds)} of {rounds}"
 
 
-def _progress(shot: Snapshot, rounds: int) -> RenderableType:
+def _progress(shot: RunStatus, rounds: int) -> RenderableType:
     within = shot.replied / shot.target if shot.stage == "training" and shot.target else 0.0
     over = shot.stage in ("rehearsing", "finished")
     done = rounds if over else shot.round - 1 + min(1.0, within)
@@ -177,17 +175,17 @@ def _progress(shot: Snapshot, rounds: int) -> RenderableType:
     return bar
 
 
-def _times(shot: Snapshot) -> Text:
+def _times(shot: RunStatus) -> Text:
     left = "" if shot.remaining_s is None else f", about {readable.duration(shot.remaining_s)} left"
     return Text(f"time      {readable.duration(shot.elapsed_s)}{left}")
 
 
-def _score(shot: Snapshot) -> Text:
-    name = f"{shot.score.title}  " if len(shot.score.title) > _WORD else shot.score.title.ljust(_WORD + 2)
-    if not shot.curve:
+def _score(shot: RunStatus) -> Text:
+    name = f"{shot.score.title}  " if len(shot.score.title) > _LABEL else shot.score.title.ljust(_LABEL + 2)
+    if not shot.scores:
         return Text(f"{name}{readable.UNKNOWN}")
-    last = shot.curve[-1]
-    after = [point.after for point in shot.curve[-_CURVE_LENGTH:] if point.after is not None]
+    last = shot.scores[-1]
+    after = [point.after for point in shot.scores[-_CURVE_LENGTH:] if point.after is not None]
     return _line(
         (f"{name}{unit_of(shot.score).change(last.before, last.after)}  ", ""),
         (sparkline(after), "blue"),
@@ -195,7 +193,7 @@ def _score(shot: Snapshot) -> Text:
     )
 
 
-def _traffic(shot: Snapshot) -> Text:
+def _traffic(shot: RunStatus) -> Text:
     ways = ("up", shot.bytes_up, shot.dense_up), ("down", shot.bytes_down, shot.dense_down)
     parts = [
         f"{way} {readable.size(count)}" + (f" ({readable.percent(count / dense)})" if dense else "")
@@ -206,30 +204,34 @@ def _traffic(shot: Snapshot) -> Text:
     )
 
 
-def _devices(shot: Snapshot, room: int, width: int) -> list[RenderableType]:
+def _devices(view: LiveView, room: int, width: int) -> list[RenderableType]:
     """A table of the devices; when there are more than lines, of the busiest, and a line on the rest."""
-    devices = shot.devices
+    devices = view.devices
     if not devices:
         return [Text("no device yet", "dim")]
-    shown: Sequence[DeviceLine] = devices
+    shown: Sequence[DeviceStatus] = devices
     if len(devices) > room:
         shown = sorted(devices, key=lambda line: (_ORDER[line.doing], line.device))[:room]
     names = {line.device for line in shown}
     rest = Counter(line.doing for line in devices if line.device not in names)
-    parts: list[RenderableType] = [_table(shown, width, shot.score)]
+    parts: list[RenderableType] = [_table(shown, width, view.status.score)]
     if rest:
         counts = ", ".join(f"{count} {doing}" for doing, count in rest.most_common())
         parts.append(_line((f"and {rest.total()} more: {counts}", "dim")))
     return parts
 
 
-def _table(lines: Sequence[DeviceLine], width: int, score: Score) -> Table:
+def _table(lines: Sequence[DeviceStatus], width: int, score: Score) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     times, reasons = width >= _ROOM_FOR_TIMES, width >= _ROOM_FOR_REASONS
-    metrics = [metric.seen_as(score) for metric in shown_at(_VIEW, _IN_VIEW)]
-    shared = [metric.seen_as(score).head(_VIEW) for metric in (AFTER, BYTES_UP, BYTES_DOWN)]
-    columns = ["device", "board", "p", "doing", *shared, *(metric.head(_VIEW) for metric in metrics)]
-    for name in [*columns, *["took / expected"] * times, *["why this p"] * reasons]:
+    metrics = [metric.for_score(score) for metric in shown_at("live", _BY_HAND)]
+    columns = ["device", "board", "p", "doing", AFTER.for_score(score).head, "up", "down"]
+    for name in [
+        *columns,
+        *(one.head for one in metrics),
+        *["took / predicted"] * times,
+        *["why this p"] * reasons,
+    ]:
         named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
         table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
     for line in lines:
@@ -243,14 +245,14 @@ def _table(lines: Sequence[DeviceLine], width: int, score: Score) -> Table:
             BYTES_DOWN.unit.text(line.bytes_down),
             *(metric.unit.text(line.metrics.get(metric.name)) for metric in metrics),
             *([readable.against(line.actual_s, line.predicted_s)] * times),
-            *([_line((line.why, "dim"))] * reasons),
+            *([_line((line.ratio_reason, "dim"))] * reasons),
         )
     return table
 
 
-def _doing(line: DeviceLine) -> Text:
-    done = "" if line.fraction is None else f" {100 * line.fraction:.0f} %"
-    why = f": {line.reason}" if line.reason and line.doing in ("declined", "refused") else ""
+def _doing(line: DeviceStatus) -> Text:
+    done = "" if line.progress is None else f" {100 * line.progress:.0f} %"
+    why = f": {line.reason}" if line.reason else ""
     return _line((line.doing + done + why, _STYLES[line.doing]))
 
 

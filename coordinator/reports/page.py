@@ -1,76 +1,79 @@
-"""report.html: one file that says all about a run, readable offline, on a phone, by day and by night."""
+"""report.html: one file with all about a run, readable offline, on a phone, by day and by night."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from xml.etree.ElementTree import Element
 
 from msgspec import UNSET
 
 from fleetune.coordinator.metrics import readable
-from fleetune.coordinator.metrics.adoption_words import adoption_words
-from fleetune.coordinator.metrics.metric import Metric, Place, unit_of
-from fleetune.coordinator.metrics.personal_scores import (
-    Column,
-    better_by,
-    column,
-    gains,
-    other_device_columns,
-    other_run_columns,
-    personal,
-    prediction_rows,
-    ratio_of,
-    ratio_range,
-    refused,
-    trained,
-    yardstick,
-)
+from fleetune.coordinator.metrics.adoption import adoption_texts
+from fleetune.coordinator.metrics.diagnostics import PICTURE, PREFIX, as_sentence, metrics_in
+from fleetune.coordinator.metrics.metric import Metric, capital, unit_of
+from fleetune.coordinator.metrics.personal_scores import baseline, better_by, gains, personal, trained
 from fleetune.coordinator.metrics.registry import (
+    ADOPTED,
     AFTER,
     AFTER_MEAN,
     BEFORE,
     BEFORE_MEAN,
+    BELOW_LOCAL_ONLY,
     BYTES_DOWN,
     BYTES_UP,
+    DEPLOYED,
     DURATION,
     ENERGY,
-    EXPECTED,
+    GAIN_OVER_LOCAL_ONLY,
+    LOCAL_ONLY,
     PERSONAL,
     PERSONAL_MEAN,
     PERSONAL_WEIGHTED,
     PERSONAL_WORST,
+    PREDICTED,
     SAMPLES,
-    SERVED,
     SHARE_DOWN,
     SHARE_UP,
     UPDATES,
 )
-from fleetune.coordinator.metrics.summary import Summary
-from fleetune.coordinator.reports.diagnostics.section import device_columns, section
-from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
+from fleetune.coordinator.reports.columns import Column, other_metrics, wide
+from fleetune.coordinator.reports.html import (
+    Html,
+    Plot,
+    card,
+    cards,
+    cell,
+    document,
+    element,
+    figure,
+    figures,
+    note,
+    row,
+    table,
+)
+from fleetune.coordinator.reports.tables import diagnostic_cells, prediction_rows, ratio_of, refused
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
-_CARDS: Place = "page cards"
-_METHODS: Place = "page methods"
-_DEVICES: Place = "page devices"
 _ONE_MORE = Column("one more round, before → after", (BEFORE_MEAN, AFTER_MEAN), readable.change)
+_SENT = (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)
 _IN_CARDS = (
-    *(column(one, _CARDS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, SERVED, BYTES_UP, SHARE_UP)),
-    *(column(one, _CARDS) for one in (BYTES_DOWN, SHARE_DOWN, DURATION, ENERGY)),
     _ONE_MORE,
+    *map(wide, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST, DEPLOYED, ENERGY, *_SENT)),
+    *map(wide, (LOCAL_ONLY, GAIN_OVER_LOCAL_ONLY, ADOPTED, BELOW_LOCAL_ONLY)),  # in the card on adoption
 )
 _IN_METHODS = (
-    *(column(one, _METHODS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
+    *map(wide, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
     _ONE_MORE,
-    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)),
+    *map(wide, _SENT),
 )
-_SAMPLES, _PERSONAL = column(SAMPLES, _DEVICES), column(PERSONAL, _DEVICES)
-_BEHIND = (
+_SAMPLES, _PERSONAL = wide(SAMPLES), wide(PERSONAL)
+_LAST = (
     Column(_ONE_MORE.head, (BEFORE, AFTER), readable.change),
-    *(column(one, _DEVICES) for one in (SERVED, BYTES_UP, BYTES_DOWN, UPDATES)),
-    Column("a round took / expected", (DURATION, EXPECTED), readable.against),
+    *map(wide, (DEPLOYED, BYTES_UP, BYTES_DOWN, UPDATES)),
+    Column("a round took / predicted", (DURATION, PREDICTED), readable.against),
 )
+_IN_DEVICES = (_SAMPLES, _PERSONAL, *_LAST)
 _ABOUT_ACCURACY = (
     "Personal accuracy: each device's own model on its own test samples after the last round it took part "
     "in, mean over the devices that took part. One more round: the final evaluation, before and after local "
@@ -84,28 +87,33 @@ _CAPTIONS = {
     "bytes-by-round": "Payload that crossed the wire in each round. Dashed: as many whole models in float32; "
     "percentages: share of it over the whole run.",
     "accuracy-by-device": "Each device's personal model on its own test samples.",
-    "over-alone": "What each device serves against the model that it trained alone, on the same test "
-    "samples, in percentage points; bars, and the band around the mean: 95 % each way. Grey: it serves that "
-    "model itself.",
+    "gain-over-local-only": "Each device's deployed model against its local-only one, on the same test "
+    "samples, in percentage points. Bars, and the band around the mean: 95 % each way. Grey: it deploys the "
+    "local-only model itself.",
     "gain-by-device": "What each device's personal model does better, in percentage points.",
     "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
-    "device expected when it chose its ratio, and what it took. In the band it was within a quarter. "
-    "The title is about the later rounds, once there are any.",
+    "device predicted when it chose its ratio, and what the round took. In the band the prediction was "
+    "within a quarter. The title is about the later rounds, once there are any.",
 }
 _PREDICTED = "predicted-by-actual"
 _ABOUT_PREDICTIONS = (
-    "Before each round a device predicts what it will take of it, and takes the largest ratio that fits. "
-    "Errors are relative to what it really took; a tenth of the replies reaches or exceeds the worst decile."
+    "Before each round a device predicts its cost, and takes the largest ratio that fits. Errors are "
+    "relative to the actual cost; a tenth of the replies reaches or exceeds the worst decile."
 )
+_ABOUT_DIAGNOSTICS = (
+    "What the method reports of its own mechanisms, round by round: does each act? Of the devices' updates "
+    "it is a round's mean; of the coordinator, its state after it. Of figures with parts the range is shown."
+)
+_DIAGNOSTIC_HEADS = ["figure", "at first", "last", "over the run", "what it is"]
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the page tells.
+    """What the page shows.
 
     Attributes:
         title: the run's name.
-        summary: of the run, personal accuracies filled in (`outcome.with_personal`).
+        summary: of the run, with personal scores (`personal_scores.with_personal`).
         rivals: other methods' summaries by name.
         boards: of the devices.
         plots: in their order.
@@ -123,22 +131,23 @@ class Page:
 
 
 def write_page(page: Page) -> bytes:
-    """The page as UTF-8; whatever names and reasons hold, it stays text."""
+    """The page as UTF-8. Text of names and reasons stays text, whatever it holds."""
+    summary = page.summary
     sections = [
         element("h1", page.title),
-        element("p", _what_ran(page.summary), class_="faint"),
+        note(_what_ran(summary)),
         _headline(page),
-        element("p", in_words_of(page.summary.judged_by, _ABOUT_ACCURACY), class_="faint"),
-        *_scores(page.summary),
+        note(in_words_of(summary.judged_by, _ABOUT_ACCURACY)),
+        *_scores(summary),
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
-        *section(page.summary, page.plots),
-        *([element("h2", "Predictions"), *_predictions(page)] if page.summary.predicted_vs_actual else []),
+        *_diagnostics(page),
+        *([element("h2", "Predictions"), *_predictions(page)] if summary.predicted_vs_actual else []),
         element("h2", "Devices"),
         _devices(page),
         element("h2", "Refused"),
-        _refusals(page),
+        _refusals(summary),
         element("h2", "Settings"),
         element("pre", page.run_file),
     ]
@@ -146,77 +155,81 @@ def write_page(page: Page) -> bytes:
 
 
 def _what_ran(summary: Summary) -> str:
-    return (
-        f"{summary.method} on {summary.model} ({summary.parameters:,} parameters) · "
-        f"{summary.devices} devices · {summary.rounds} rounds · seed {summary.seed} · "
-        + (
-            "simulated: real training and real bytes on a virtual clock"
-            if summary.simulated
-            else "real fleet"
-        )
-        + ("" if summary.agents is UNSET else f" · agents: {_counted(summary.agents)}")
+    where = (
+        "simulated: real training and real bytes on a virtual clock" if summary.simulated else "real fleet"
     )
+    parts = [
+        f"{summary.method} on {summary.model} ({summary.parameters:,} parameters)",
+        f"{summary.devices} devices",
+        f"{summary.rounds} rounds",
+        f"seed {summary.seed}",
+        where,
+    ]
+    if summary.agents is not UNSET:
+        parts.append("agents: " + ", ".join(f"{name} ({count})" for name, count in summary.agents.items()))
+    return " · ".join(parts)
 
 
-def _counted(versions: Mapping[str, int]) -> str:
-    return ", ".join(f"{version} ({num_devices})" for version, num_devices in versions.items())
-
-
-def _headline(page: Page) -> Element:
+def _headline(page: Page) -> Html:
     summary = page.summary
     own, score = trained(summary), summary.judged_by
-    sign = better_by(score)
-    worst = min(own, key=lambda device: sign * own[device], default=None)
-    weighted = f"mean; by samples {_run_text(PERSONAL_WEIGHTED, summary)}"
-    cards = [
-        _card(PERSONAL_MEAN, summary, weighted, *filter(None, [summary.who_took_part]), *_over_rivals(page)),
+    worst = min(own, key=lambda device: better_by(score) * own[device], default=None)
+    part = [summary.who_took_part] if summary.who_took_part else []
+    weighted = f"mean; by samples {_text(PERSONAL_WEIGHTED, summary)}"
+    shown = [
+        card(
+            capital(PERSONAL_MEAN.for_score(score).title),
+            _text(PERSONAL_MEAN, summary),
+            weighted,
+            *part,
+            *_over_rivals(page),
+        ),
         card("Worst device", unit_of(score).text(own[worst]), worst) if worst else None,
-        card("One more round", _ONE_MORE.seen_as(score).of_run(summary), "before → after")
+        card("One more round", _ONE_MORE.for_score(score).of(summary), "before → after")
         if AFTER_MEAN.of_run(summary) is not None
         else None,
-        _card(SERVED, summary, "the best or newest of the run, as devices keep it")
-        if SERVED.of_run(summary) is not None
+        card("Deployed", _text(DEPLOYED, summary), "the best or newest of the run, as devices choose")
+        if DEPLOYED.of_run(summary) is not None
         else None,
         _adoption(summary),
         _rollout(summary),
-        _card(BYTES_UP, summary, f"{_run_text(SHARE_UP, summary)} of whole models"),
-        _card(BYTES_DOWN, summary, f"{_run_text(SHARE_DOWN, summary)} of whole models"),
+        card("Sent up", _text(BYTES_UP, summary), f"{_text(SHARE_UP, summary)} of whole models"),
+        card("Sent down", _text(BYTES_DOWN, summary), f"{_text(SHARE_DOWN, summary)} of whole models"),
         card(
-            DURATION.head(_CARDS) + (", simulated" if summary.simulated else ""),
-            _run_text(DURATION, summary),
+            "Time, simulated" if summary.simulated else "Time",
+            _text(DURATION, summary),
             "until the last round closed",
         ),
         _energy(summary),
-        *(card(one.head, one.of_run(summary)) for one in other_run_columns(_CARDS, _IN_CARDS, [summary])),
+        *(
+            card(capital(one.for_score(score).title), _text(one, summary))
+            for one in other_metrics("run page", _IN_CARDS, [summary])
+        ),
     ]
-    return element("dl", *cards, class_="cards")
+    return cards(one for one in shown if one is not None)
 
 
-def _card(metric: Metric, summary: Summary, *notes: str) -> Element:
-    seen = metric.seen_as(summary.judged_by)
-    return card(seen.head(_CARDS), _run_text(seen, summary), *notes)
-
-
-def _run_text(metric: Metric, summary: Summary) -> str:
-    return metric.seen_as(summary.judged_by).unit.text(metric.of_run(summary))
+def _text(metric: Metric, summary: Summary) -> str:
+    """A metric of the run, as its unit writes it."""
+    return metric.for_score(summary.judged_by).unit.text(metric.of_run(summary))
 
 
 def in_words_of(score: Score, text: str) -> str:
-    """A text on accuracy, of another score."""
+    """A text on accuracy, changed to another score."""
     if score == ACCURACY:
         return text
-    said = text.replace("accuracy", score.title).replace("in percentage points", f"in its {score.title}")
-    return f"{said} {score.about} {'More' if score.better == 'higher' else 'Less'} is better."
+    changed = text.replace("accuracy", score.title).replace("in percentage points", f"in its {score.title}")
+    return f"{changed} {score.about} {'More' if score.better == 'higher' else 'Less'} is better."
 
 
-def _scores(summary: Summary) -> list[Element]:
-    """All scores of the run's task, of the personal models; nothing where there is no [task]."""
+def _scores(summary: Summary) -> list[Html]:
+    """All scores of the run's task, of the personal models; empty without a [task]."""
     if not isinstance(summary.scores, dict):
         return []
-    told = ((score_named(name), value) for name, value in summary.scores.items())
+    known = ((score_named(name), value) for name, value in summary.scores.items())
     rows = [
-        row([score.title, unit_of(score).text(value), element("td", score.about, class_="prose")])
-        for score, value in told
+        row([score.title, unit_of(score).text(value), cell(score.about, "prose")])
+        for score, value in known
         if score is not None
     ]
     return [table(["score", "personal models, mean over devices", "what it is"], rows, left=["what it is"])]
@@ -233,74 +246,99 @@ def _over_rivals(page: Page) -> list[str]:
     ]
 
 
-def _energy(summary: Summary) -> Element | None:
+def _energy(summary: Summary) -> Html | None:
     if ENERGY.of_run(summary) is None:
         return None
     rows = summary.by_device.values()
-    told = sum(ENERGY.of_device(row) is not None for row in rows)
-    return _card(ENERGY, summary, f"measured by {told} of {len(rows)} devices")
+    measured = sum(ENERGY.of_device(one) is not None for one in rows)
+    return card("Energy", _text(ENERGY, summary), f"measured by {measured} of {len(rows)} devices")
 
 
-def _adoption(summary: Summary) -> Element | None:
-    """How many devices use what the fleet led them to, and what that is worth to them."""
+def _adoption(summary: Summary) -> Html | None:
+    """How many devices deploy a model of the fleet, and what they gain by it."""
     found = summary.adoption
     if found is UNSET:
         return None
-    served, *gain = adoption_words(found, summary.judged_by)
-    return card("Adopted", served, *gain, f"{found.below} below alone by more than the noise of their tests")
+    adopted, *gain = adoption_texts(found, summary.judged_by)
+    below = f"{found.below} below local-only by more than the noise of their tests"
+    return card("Adopted", adopted, *gain, below)
 
 
-def _rollout(summary: Summary) -> Element | None:
-    """The versions of the shared model, where they go to canaries first."""
+def _rollout(summary: Summary) -> Html | None:
+    """The versions of the shared model, in a run with canaries."""
     found = summary.rollout
     if found is UNSET:
         return None
-    trial = f"{found.trial} on trial with {found.canaries} canaries, {found.told} tell" if found.trial else ""
+    trial = f"{found.trial} on trial with {found.canaries} canaries, {found.reporting} report"
     counts = f"{found.went_out} went out to all, {found.stopped} stopped"
     out = f"{found.approved} is out" if found.approved else "none is out"
-    return card("Version", out, *filter(None, [trial, counts]), *found.why[-1:])
+    return card("Version", out, *[trial] * bool(found.trial), counts, *found.why[-1:])
 
 
-def _methods(page: Page) -> Element:
+def _methods(page: Page) -> Html:
     runs = [*page.rivals.items(), (page.summary.method, page.summary)]
-    others = other_run_columns(_METHODS, _IN_METHODS, [summary for _, summary in runs])
-    columns = [one.seen_as(page.summary.judged_by) for one in (*_IN_METHODS, *others)]
+    others = map(wide, other_metrics("run page", _IN_METHODS, [summary for _, summary in runs]))
+    columns = [one.for_score(page.summary.judged_by) for one in (*_IN_METHODS, *others)]
     rows = [
-        row([name, *(one.of_run(summary) for one in columns)], "ours" if summary is page.summary else "")
+        row([name, *(one.of(summary) for one in columns)], "ours" if summary is page.summary else "")
         for name, summary in runs
     ]
     return table(["method", *(one.head for one in columns)], rows)
 
 
-def _plots(page: Page) -> Element:
-    shown = (
+def _plots(page: Page) -> Html:
+    return figures(
         figure(plot, in_words_of(page.summary.judged_by, _CAPTIONS[plot.name]))
         for plot in page.plots
         if plot.name in _CAPTIONS and plot.name != _PREDICTED
     )
-    return element("div", *shown, class_="plots")
 
 
-def _predictions(page: Page) -> list[Element]:
-    """How far off the devices were, in numbers and as a picture."""
-    rows = [row(cells) for cells in prediction_rows(page.summary)]
-    columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
-    plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
+def _diagnostics(page: Page) -> list[Html]:
+    """What each diagnostic of the method is, how it began and ended, and its picture; empty without any."""
+    found = page.summary.diagnostics_by_name
+    if not found:
+        return []
+    rows = [row([*diagnostic_cells(one), cell(as_sentence(one.about), "prose")]) for one in found.values()]
+    pictures = {plot.name: plot for plot in page.plots}
+    shown = [
+        figure(pictures[PICTURE + name], f"{as_sentence(one.about)} {_how_to_read(one)}".strip())
+        for name, one in found.items()
+        if PICTURE + name in pictures
+    ]
     return [
-        element("p", _ABOUT_PREDICTIONS, class_="faint"),
-        element("div", table(columns, rows), *plots, class_="plots"),
+        element("h2", "Diagnostics of the method"),
+        note(_ABOUT_DIAGNOSTICS),
+        table(_DIAGNOSTIC_HEADS, rows, left=_DIAGNOSTIC_HEADS[-1:]),
+        *([element("p"), figures(shown)] if shown else []),
     ]
 
 
-def _devices(page: Page) -> Element:
-    rival = yardstick(page.rivals)
+def _how_to_read(history: DiagnosticHistory) -> str:
+    if history.parts:
+        return "At the right: the last values."
+    return "Band: from the least device to the greatest." if history.of == "update" else ""
+
+
+def _predictions(page: Page) -> list[Html]:
+    """Errors of what devices predicted, in numbers and as a picture."""
+    columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
+    plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
+    return [
+        note(_ABOUT_PREDICTIONS),
+        figures([element("div", table(columns, map(row, prediction_rows(page.summary)))), *plots]),
+    ]
+
+
+def _devices(page: Page) -> Html:
+    summary, rival = page.summary, baseline(page.rivals)
     theirs = personal(page.rivals[rival]) if rival else {}
-    gained = gains(page.summary, page.rivals[rival]) if rival else {}
-    by_hand, score = [_SAMPLES, _PERSONAL, *_BEHIND], page.summary.judged_by
-    others = other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())
-    behind = [one.seen_as(score) for one in (*_BEHIND, *others, *device_columns(page.summary))]
-    own, unit = _PERSONAL.seen_as(score), unit_of(score)
-    grouped = any(row.group is not UNSET for row in page.summary.by_device.values())
+    gained = gains(summary, page.rivals[rival]) if rival else {}
+    score, unit = summary.judged_by, unit_of(summary.judged_by)
+    others = map(wide, other_metrics("device page", _IN_DEVICES, summary.by_device.values()))
+    last = [one.for_score(score) for one in (*_LAST, *others, *_diagnostic_columns(summary))]
+    own = _PERSONAL.for_score(score)
+    grouped = any(one.group is not UNSET for one in summary.by_device.values())
     heads = [
         "device",
         *["group"] * grouped,
@@ -309,46 +347,47 @@ def _devices(page: Page) -> Element:
         _SAMPLES.head,
         *([rival] if rival else []),
         own.head,
-    ]
-    heads += [
         *(["gain, points" if score.share else "gain"] if rival else []),
-        *(one.head for one in behind),
+        *(one.head for one in last),
         "why this p",
     ]
     rows = []
-    for device, told in page.summary.by_device.items():
+    for device, one in summary.by_device.items():
         gain = gained.get(device)
-        cells: list[str | Element] = [
+        cells = [
             device,
-            *[element("td", told.group or readable.UNKNOWN, class_="text")] * grouped,
-            element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
-            _ratio(page.summary, device),
-            _SAMPLES.of_device(told),
+            *[cell(one.group or readable.UNKNOWN, "text")] * grouped,
+            cell(page.boards.get(device, readable.UNKNOWN), "text"),
+            _ratios(summary, device),
+            _SAMPLES.of(one),
             *([unit.text(theirs.get(device))] if rival else []),
-            own.of_device(told),
-            *([element("td", unit.gain(gain), class_=_verdict(gain))] if rival else []),
-            *(one.of_device(told) for one in behind),
-            element("td", told.reason or readable.UNKNOWN, class_="text"),
+            own.of(one),
+            *([cell(unit.gain(gain), "" if not gain else "good" if gain > 0 else "bad")] if rival else []),
+            *(column.of(one) for column in last),
+            cell(one.reason or readable.UNKNOWN, "text"),
         ]
         rows.append(row(cells))
     return table(heads, rows, left=["group", "board", "why this p"])
 
 
-def _ratio(summary: Summary, device: DeviceId) -> str:
-    """The latest ratio of a device, and between which it went."""
-    latest, between = readable.ratio(ratio_of(summary, device)), ratio_range(summary, device)
-    return latest if between is None else f"{latest} ({'–'.join(map(readable.ratio, between))})"  # noqa: RUF001
+def _diagnostic_columns(summary: Summary) -> list[Column]:
+    """Per-device mean over rounds of each scalar diagnostic that the method reports with an update."""
+    found = summary.diagnostics_by_name.items()
+    plain = {f"{PREFIX}{name}" for name, one in found if one.of == "update" and not one.by}
+    return [wide(one) for one in metrics_in([summary]) if one.name in plain]
 
 
-def _verdict(gain: float | None) -> str:
-    return "" if not gain else "good" if gain > 0 else "bad"
+def _ratios(summary: Summary, device: DeviceId) -> str:
+    """The latest ratio of a device, and its range if it used several."""
+    latest, used = readable.ratio(ratio_of(summary, device)), summary.ratios.get(device, [])
+    if len(set(used)) < 2:
+        return latest
+    return f"{latest} ({readable.ratio(min(used))}–{readable.ratio(max(used))})"  # noqa: RUF001 - an en dash
 
 
-def _refusals(page: Page) -> Element:
-    found = refused(page.summary)
+def _refusals(summary: Summary) -> Html:
+    found = refused(summary)
     if not found:
         return element("p", "Nothing was refused, and no attempt at a round was given up.")
-    rows = [
-        row([kind, f"{count:,}", element("td", meaning, class_="prose")]) for kind, count, meaning in found
-    ]
+    rows = [row([kind, f"{count:,}", cell(meaning, "prose")]) for kind, count, meaning in found]
     return table(["what", "times", "meaning"], rows, left=["meaning"])

@@ -2,20 +2,28 @@
 
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET, structs
 
 from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
-from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.html import Plot
 from fleetune.coordinator.reports.page import Page, write_page
+from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
+from fleetune.coordinator.reports.provenance import provenance_of
+from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
+from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.method.diagnostics import declared_by
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
 
@@ -27,6 +35,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_PICTURES = "No pictures, because matplotlib is not installed: pip install matplotlib adds them."
+
+
+def summary_of(run: Run, *, simulated: bool) -> Summary:
+    """The summary of an open run, with agents, proposals and provenance; see `summarise`."""
+    controller = run.controller
+    state, records = controller.engine_state, controller.records()
+    summary = summarise(
+        run.settings,
+        run.enrolment.spec,
+        records,
+        controller.ledger,
+        state.counters,
+        reports={device: member.report for device, member in state.members.items() if member.report},
+        simulated=simulated,
+        diagnostics=declared_by(run.method),
+        rollout=controller.rollout,
+    )
+    agents = Counter(member.agent for member in state.members.values() if member.agent)
+    if agents:
+        summary = structs.replace(summary, agents=dict(sorted(agents.items())))
+    if controller.finished not in (None, ALL_DONE):
+        summary = structs.replace(summary, ended=controller.finished)
+    if run.settings.proposes_ratios:
+        used = by_encoding(records) or UNSET
+        summary = structs.replace(summary, by_ratio=by_ratio(records), by_encoding=used)
+    return structs.replace(summary, provenance=provenance_of(run))
 
 
 def write_report(
@@ -45,7 +79,7 @@ def write_report(
     Args:
         folder: of the run; its run.toml is shown as it stands there.
         settings: of the run.
-        summary: see `coordinator.reports.summarise.summarise`.
+        summary: see `coordinator.metrics.summarise.summarise`.
         records: of all closed rounds, ascending.
         rivals: method name and summary of other runs on the same fleet, to compare with.
         boards: of the devices.
@@ -118,7 +152,7 @@ def _write(
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
     """summary.json and rounds.jsonl; where devices' data grew in a simulation, days.jsonl."""
     found = {SUMMARY: encoded(summary), ROUNDS: lines_of(records)}
-    if summary.days is not msgspec.UNSET:
+    if summary.days is not UNSET:
         found[DAYS] = b"".join(msgspec.json.encode(day) + b"\n" for day in summary.days)
     return found
 

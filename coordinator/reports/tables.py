@@ -1,6 +1,6 @@
-"""Who is in a run and what it came to, as tables for the terminal."""
+"""Tables for the terminal: a run and its rivals, its devices, predictions and diagnostics; a fleet."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from msgspec import UNSET
@@ -8,20 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics import readable, registry
+from fleetune.coordinator.metrics.diagnostics import between, unit_of_diagnostic
 from fleetune.coordinator.metrics.metric import Unit, unit_of
-from fleetune.coordinator.metrics.personal_scores import (
-    Column,
-    better_by,
-    column,
-    gains,
-    other_device_columns,
-    other_run_columns,
-    personal,
-    prediction_rows,
-    ratio_of,
-    yardstick,
-)
+from fleetune.coordinator.metrics.personal_scores import baseline, better_by, gains, personal
 from fleetune.coordinator.metrics.registry import (
     AFTER,
     AFTER_MEAN,
@@ -29,58 +19,69 @@ from fleetune.coordinator.metrics.registry import (
     BEFORE_MEAN,
     BYTES_DOWN,
     BYTES_UP,
+    DEPLOYED,
     DURATION,
     PERSONAL,
     PERSONAL_MEAN,
     PERSONAL_WEIGHTED,
     PERSONAL_WORST,
     SAMPLES,
-    SERVED,
     SHARE_DOWN,
     SHARE_UP,
 )
-from fleetune.coordinator.metrics.summary import Summary
-from fleetune.coordinator.reports.progress import DeviceView, view_devices
-from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Errors, PredictionErrors, Summary
+from fleetune.coordinator.queries.run_status import DeviceStatus
+from fleetune.coordinator.reports.columns import Column, narrow, other_metrics
+from fleetune.protocols import errors
 from fleetune.protocols.method.method import DeviceId
 
 _SHORT = 16  # letters of a name that stays in one line
 _NARROW = 9
 _RUN = (
-    column(PERSONAL_MEAN, "run table"),
-    column(PERSONAL_WEIGHTED, "run table"),
-    column(PERSONAL_WORST, "run table"),
+    *map(narrow, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
     Column("one more\nround", (BEFORE_MEAN, AFTER_MEAN), readable.change),
     Column("up\nof dense", (BYTES_UP, SHARE_UP)),
     Column("down\nof dense", (BYTES_DOWN, SHARE_DOWN)),
-    column(DURATION, "run table"),
+    narrow(DURATION),
 )
-_SAMPLES = column(SAMPLES, "device table")
-_PERSONAL = column(PERSONAL, "device table")
+_SAMPLES, _PERSONAL, _DEPLOYED = map(narrow, (SAMPLES, PERSONAL, DEPLOYED))
 _ONE_MORE = Column("one more\nround", (BEFORE, AFTER), readable.change)
-_SERVED = column(SERVED, "device table")
-_SENT = (column(BYTES_UP, "device table"), column(BYTES_DOWN, "device table"))
+_SENT = (Column("up", (BYTES_UP,)), Column("down", (BYTES_DOWN,)))
+_OF_DEVICES = (*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _DEPLOYED)
+_REFUSED = {
+    "late": "update for a round that was closed already",
+    "stale": "update for an attempt that was abandoned",
+    "duplicate": "second answer to the same task",
+    "foreign": "update from a device that was not asked",
+    "unknown": "update that was not asked for yet",
+    "abandoned-deadline": "attempt at a round given up: too few had replied by the deadline",
+    "abandoned-too-few": "attempt at a round given up: too few devices were left to reply",
+    "declined": "round that a device declined",
+    "refused": "device that would not join the run",
+    "gone": "time a device went away",
+    "share-cut": "update that counted as fewer samples than it claimed (round.max_share)",
+}
 
 
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
-    """The run and its rivals, a row a method, the run last.
+    """A row a method: the rivals, then the run.
 
-    Accuracies are those of the devices' personal models; "one more round" is what the final evaluation did to
-    them: before and after local training.
+    Scores are those of the devices' personal models. "one more round" is the final evaluation: before and
+    after local training.
     """
-    others = other_run_columns("run table", _RUN, [*(rivals or {}).values(), summary])
-    columns = [one.seen_as(summary.judged_by) for one in (*_RUN, *others)]
+    runs = [*(rivals or {}).items(), (summary.method, summary)]
+    others = map(narrow, other_metrics("run table", _RUN, [run for _, run in runs]))
+    columns = [one.for_score(summary.judged_by) for one in (*_RUN, *others)]
     table = _table("method", *(one.head for one in columns))
-    for name, rival in (rivals or {}).items():
-        table.add_row(name, *(one.of_run(rival) for one in columns))
-    table.add_row(summary.method, *(one.of_run(summary) for one in columns), style="bold")
+    for name, run in runs:
+        table.add_row(name, *(one.of(run) for one in columns), style="bold" if run is summary else "")
     lines = [f"personal models: {summary.who_took_part}"] if summary.who_took_part else []
     if summary.ended is not UNSET:
         lines.append(f"training is over: {summary.ended}")
     if lines:
         table.caption = readable.printable("; ".join(lines))
-    table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
-    table.columns[0].no_wrap = max(map(len, [summary.method, *(rivals or {})])) <= _SHORT
+    table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" takes two lines before a name does
+    table.columns[0].no_wrap = max(len(name) for name, _ in runs) <= _SHORT
     return table
 
 
@@ -91,44 +92,45 @@ def device_table(
     boards: Mapping[DeviceId, str] | None = None,
     limit: int = 40,
 ) -> Table:
-    """A row a device; of more than `limit` devices those that do worst. Names that are too long for the
-    terminal take more lines; what devices serve is shown where that is not their accuracy anyway, in a run
-    with [adoption] in place of what one more round does.
+    """A row a device; of more than `limit` devices those with the worst scores.
+
+    Names that are too long for the terminal take more lines. What devices deploy is shown where it is not
+    their personal model anyway; with [adoption] it takes the place of what one more round does.
 
     Args:
         summary: of the run.
-        rivals: the method's name and its summary; with them, what each device gained over local-only.
+        rivals: method's name and summary; with them, what each device gained over local-only.
         boards: of the devices.
         limit: rows at most.
     """
     rivals, boards = rivals or {}, boards or {}
-    rival = yardstick(rivals)
+    score, rival = summary.judged_by, baseline(rivals)
     theirs = personal(rivals[rival]) if rival else {}
     gained = gains(summary, rivals[rival]) if rival else {}
-    serves_others = any(row.kept not in (None, row.personal) for row in summary.by_device.values())
-    score = summary.judged_by
-    own, one_more, served = (one.seen_as(score) for one in (_PERSONAL, _ONE_MORE, _SERVED))
-    tells = summary.adoption is not UNSET  # what is served then matters more than one more round would
-    alone = [own, *[one_more] * (not tells), *[served] * serves_others]
+    deploys_others = any(row.deployed not in (None, row.personal) for row in summary.by_device.values())
+    own, one_more, deployed = (one.for_score(score) for one in (_PERSONAL, _ONE_MORE, _DEPLOYED))
+    alone = [own, *[one_more] * (summary.adoption is UNSET), *[deployed] * deploys_others]
     heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]
-    by_hand = [*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _SERVED]
-    last = [*_SENT, *other_device_columns("device table", by_hand, summary.by_device.values())]
+    last = [*_SENT, *map(narrow, other_metrics("device table", _OF_DEVICES, summary.by_device.values()))]
     grouped = any(row.group is not UNSET for row in summary.by_device.values())
     first = ["device", *["group"] * grouped, "board"]
     table = _table(*first, "p", _SAMPLES.head, *heads, *(one.head for one in last), left=len(first))
     shown = _worst_first(summary)[:limit] if len(summary.by_device) > limit else summary.by_device
     for device in shown:
         row = summary.by_device[device]
-        rivals_own = unit_of(score).text(theirs.get(device))
-        beside = [rivals_own, own.of_device(row), _coloured(gained.get(device), unit_of(score))]
+        against_rival = [
+            unit_of(score).text(theirs.get(device)),
+            own.of(row),
+            _coloured(gained.get(device), unit_of(score)),
+        ]
         table.add_row(
             readable.printable(device),
             *[readable.printable(row.group or readable.UNKNOWN)] * grouped,
             readable.short_board(boards.get(device, readable.UNKNOWN)),
             readable.ratio(ratio_of(summary, device)),
-            _SAMPLES.of_device(row),
-            *(beside if rival else [one.of_device(row) for one in alone]),
-            *(one.of_device(row) for one in last),
+            _SAMPLES.of(row),
+            *(against_rival if rival else [one.of(row) for one in alone]),
+            *(one.of(row) for one in last),
         )
     if len(summary.by_device) > limit:
         table.caption = f"the {limit} of {len(summary.by_device)} devices that do worst; report.html has all"
@@ -136,7 +138,7 @@ def device_table(
 
 
 def prediction_table(summary: Summary) -> Table | None:
-    """How far devices' predictions were off, a row a quantity; None: nobody predicted anything."""
+    """Errors of what devices predicted, a row a quantity; None: no device predicted anything."""
     rows = prediction_rows(summary)
     if not rows:
         return None
@@ -148,47 +150,101 @@ def prediction_table(summary: Summary) -> Table | None:
     return table
 
 
-def fleet_table(state: EngineState) -> Table:
-    """A row a device: what it said of itself, and what became of it in the run."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in (
-        "device",
-        "board",
-        "agent",
-        "p",
-        "samples",
-        "a round\ntakes",
-        "conditions",
-        "why this p",
-        "stands",
-    ):
-        right = head in ("p", "samples", "a round\ntakes")
-        table.add_column(head, justify="right" if right else "left", overflow="fold")
-    for view in view_devices(state):
-        said = view.report
-        cells = [
-            readable.short_board(said.board) if said else readable.UNKNOWN,
-            state.members[view.device].agent.removeprefix("fleetune ") or readable.UNKNOWN,
-            readable.ratio(said.ratio if said else None),
-            str(said.num_samples) if said else readable.UNKNOWN,
-            readable.duration(said.round_s if said else None),
-            readable.conditions(said.conditions) if said else readable.UNKNOWN,
-            said.reason if said else readable.UNKNOWN,
-            _stands(view, state),
-        ]
-        table.add_row(*(Text(readable.printable(cell)) for cell in (view.device, *cells)))
+def diagnostics_table(summary: Summary) -> Table | None:
+    """A row a diagnostic of the method; None: it has none."""
+    if not summary.diagnostics_by_name:
+        return None
+    table = _table("diagnostics of the method", "at first", "last", "over the run")
+    for one in summary.diagnostics_by_name.values():
+        table.add_row(*(Text(readable.printable(cell)) for cell in diagnostic_cells(one)))
     return table
 
 
-def _stands(view: DeviceView, state: EngineState) -> str:
-    member = state.members[view.device]
-    if member.refusal is not None:
-        return f"refuses the run: {member.refusal}"
-    declined = f"declined round {member.declined_round}: {member.declined_reason}"
-    if view.part == "declined":
+def diagnostic_cells(history: DiagnosticHistory) -> list[str]:
+    """Title, first and last value, and the range over the run; with parts, ranges over these."""
+    text = unit_of_diagnostic(history.unit).text
+    ends = [text(history.mean[0]), text(history.mean[-1])]
+    if history.parts:
+        ends = [_over_parts(history, 0), _over_parts(history, -1)]
+    title = f"{history.title} by {history.by}" if history.parts else history.title
+    return [title, *ends, between(min(history.least), max(history.greatest), history.unit)]
+
+
+def _over_parts(history: DiagnosticHistory, at: int) -> str:
+    values = [one for values in history.parts.values() if (one := values[at]) is not None]
+    return between(min(values), max(values), history.unit)
+
+
+def fleet_table(devices: Iterable[DeviceStatus]) -> Table:
+    """A row a device: what it reported of itself, and its part in the run."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    right = ("p", "samples", "a round\ntakes")
+    for head in ("device", "board", "agent", *right, "conditions", "why this p", "stands"):
+        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    for one in devices:
+        cells = [
+            one.device,
+            readable.short_board(one.board) or readable.UNKNOWN,
+            one.agent.removeprefix("fleetune ") or readable.UNKNOWN,
+            readable.ratio(one.ratio),
+            readable.UNKNOWN if one.num_samples is None else str(one.num_samples),
+            readable.duration(one.predicted_round_s),
+            readable.UNKNOWN if one.conditions is None else readable.conditions(one.conditions),
+            one.ratio_reason or readable.UNKNOWN,
+            _part_in_run(one),
+        ]
+        table.add_row(*(Text(readable.printable(cell)) for cell in cells))
+    return table
+
+
+def _part_in_run(one: DeviceStatus) -> str:
+    if one.refusal is not None:
+        return f"refuses the run: {one.refusal}"
+    declined = f"declined round {one.declined_round}: {one.declined_reason}"
+    if one.part == "declined":
         return declined
-    stands = "left" if member.left else view.part if member.ready else "away"
-    return f"{stands}; {declined}" if member.declined_round else stands
+    part = "left" if one.left else one.part if one.ready else "away"
+    return f"{part}; {declined}" if one.declined_round else part
+
+
+def prediction_rows(summary: Summary) -> list[list[str]]:
+    """Of each quantity: title, replies, median error and worst decile; the latter also after 5 rounds."""
+    titles = {one.name: one.title for one in registry.METRICS}
+    rows = []
+    for name, found in (summary.predicted_vs_actual or {}).items():
+        known = found or PredictionErrors()
+        overall, learned = known.overall or Errors(), known.after_five_rounds or Errors()
+        values = overall.median, overall.worst_decile, learned.median, learned.worst_decile
+        rows.append([titles.get(name, name), f"{overall.pairs:,}", *map(readable.error, values)])
+    return rows
+
+
+def refused(summary: Summary) -> list[tuple[str, int, str]]:
+    """(kind, how often, what it means), the most frequent first.
+
+    The engine counts dropped replies, too: a kind that the ledger also counts is listed once.
+    """
+    counts = {kind: count for kind, count in summary.refused.items() if count}
+    named = {"abandoned" if kind.startswith("abandoned-") else kind for kind in counts}
+    rows = [
+        (kind.removeprefix("engine-"), count, _meaning(kind.removeprefix("engine-")))
+        for kind, count in counts.items()
+        if not (kind.startswith("engine-") and kind.removeprefix("engine-") in named)
+    ]
+    return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+
+def _meaning(kind: str) -> str:
+    error = getattr(errors, kind, None)
+    return _REFUSED.get(kind) or (error.__doc__ if isinstance(error, type) else None) or ""
+
+
+def ratio_of(summary: Summary, device: DeviceId) -> float | None:
+    """The latest ratio of a device."""
+    if used := summary.ratios.get(device):
+        return used[-1]
+    row = summary.by_device.get(device)
+    return row.ratio if row else None
 
 
 def _table(*heads: str, left: int = 1) -> Table:
@@ -207,7 +263,7 @@ def _in_two(name: str) -> str:
     return "\n".join(wrap(readable.clip(name, 2 * _NARROW - 2), _NARROW))
 
 
-def _worst_first(summary: Summary) -> list[DeviceId]:
+def _worst_first(summary: Summary) -> Sequence[DeviceId]:
     rows, sign = summary.by_device, better_by(summary.judged_by)
     return sorted(
         rows, key=lambda device: (rows[device].personal is None, sign * (rows[device].personal or 0.0))

@@ -1,6 +1,7 @@
 """What `edge-coordinator serve` shows and leaves: a live view or a line a round, then the report."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -8,14 +9,17 @@ from rich.live import Live
 
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
-from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
-from fleetune.coordinator.reports.due import held_by
+from fleetune.coordinator.queries.run_status import DeviceStatus, StatusReader
+from fleetune.coordinator.queries.waiting import Impatience, abandoned_line, missing_from, schedule_reason
 from fleetune.coordinator.reports.live import LiveView, plain_line
-from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
-from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.run_watch import Watch
-from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
+from fleetune.coordinator.reports.report import summary_of, write_report
+from fleetune.coordinator.reports.tables import (
+    device_table,
+    diagnostics_table,
+    fleet_table,
+    prediction_table,
+    run_table,
+)
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_clock import schedule_of
@@ -59,9 +63,9 @@ class LogLines:
                 self._closed(record)
             case Moment(now):
                 state, settings = self._run.controller.engine_state, self._run.settings.round
-                held = held_by(state, self._schedule, now, countdown=False)
-                if word := self._impatience.word(state, settings, now, held):
-                    say(word, self._console)
+                scheduled = schedule_reason(state, self._schedule, now, countdown=False)
+                if line := self._impatience.line(state, settings, now, scheduled):
+                    say(line, self._console)
 
     def _closed(self, record: RoundRecord) -> None:
         state, settings = self._run.controller.engine_state, self._run.settings
@@ -82,33 +86,34 @@ class LiveScreen:
         self._run = run
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+        self._reader = StatusReader(run.settings, run.enrolment.spec.num_parameters)
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
         match event:
             case RunBegan():
                 for record in event.closed:
-                    self._watch.note(record)
+                    self._reader.add(record)
                 self._live.start()
             case Notice(line):
                 say(line, self._console)
             case RoundAbandoned():
                 say(abandoned_line(event, self._run.controller.engine_state), self._console)
             case RoundClosed(record):
-                self._watch.note(record)
+                self._reader.add(record)
             case Moment():
                 self._draw(event)
             case RunLeft():
                 self._live.stop()
 
     def _draw(self, moment: Moment) -> None:
-        state, ledger = self._run.controller.engine_state, self._run.controller.ledger
-        rollout = self._run.controller.rollout
-        shot = self._watch.snapshot(
-            state, ledger, moment.now, moment.activities(), moment.problem, rollout=rollout
+        controller = self._run.controller
+        state, ledger = controller.engine_state, controller.ledger
+        status = self._reader.status(
+            state, ledger, moment.now, rollout=controller.rollout, problem=moment.problem or ""
         )
-        self._live.update(LiveView(shot), refresh=True)
+        devices = self._reader.devices(state, ledger, moment.activities())
+        self._live.update(LiveView(status, devices), refresh=True)
 
 
 def say(line: str, console: Console) -> None:
@@ -176,9 +181,10 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     return summary, files
 
 
-def list_devices(run: Run) -> None:
-    """Show the devices that the run knows, and those whose updates were cut."""
-    Console().print(fleet_table(run.controller.engine_state))
-    for device, kinds in sorted(run.controller.ledger.refusals_by_device.items()):
-        if times := kinds.get("share-cut"):
-            print(f"{device}: {times} updates counted as fewer samples than claimed (round.max_share)")
+def list_devices(devices: Iterable[DeviceStatus]) -> None:
+    """Show the devices of a run, and those whose updates were cut."""
+    shown = list(devices)
+    Console().print(fleet_table(shown))
+    for one in shown:
+        if times := one.refused.get("share-cut"):
+            print(f"{one.device}: {times} updates counted as fewer samples than claimed (round.max_share)")

@@ -23,7 +23,7 @@ PICTURES = (
     "accuracy-by-device",
     "bytes-by-round",
     "predicted-by-actual",
-    "over-alone",
+    "gain-over-local-only",
 )
 OURS = (
     *(INCOMING, BROKER, DEVICES, DIAGNOSTICS, SHARED, BACKBONE),

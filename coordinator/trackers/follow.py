@@ -1,30 +1,55 @@
-"""A run followed by trackers, each in a thread of its own behind a bounded queue: the run never waits.
+"""Trackers follow a run, each in a thread of its own behind a bounded queue: the run never waits for one.
 
-What a tracker missed, because it failed or was too slow, it is told when the run has its report.
+A tracker gets plain numbers by name. `score/`, `cost/`, `round/` and `summary/` are followed by the names
+that data frames and CSV files use. `diagnostics/NAME` is a diagnostic of the method: its mean over a round's
+updates and over its parts; `diagnostics/NAME/PART` is one of few parts.
+
+What a tracker missed, because it failed or was too slow, it gets when the run has its report.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
+
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.diagnostics import values_in
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, METRICS, metrics_of_rounds
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundClosed, RunBegan, RunEvent
-from fleetune.coordinator.trackers.figures import Course, figures_of_run, parameters_of
-from fleetune.coordinator.trackers.tracker import Make, Outcome, TrackedRun, Tracker
+from fleetune.coordinator.trackers.tracker import (
+    Make,
+    Outcome,
+    Parameter,
+    RoundFigures,
+    TrackedRun,
+    Tracker,
+)
+from fleetune.protocols.method.diagnostics import Diagnostic
+from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.one_line import flat
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks import task_of
 
 log = logging.getLogger(__name__)
 
+MAX_PARTS = 32  # of a diagnostic that trackers get one by one
 MOST_WAITING = 1000  # rounds that a tracker may be behind
-LAST_WORDS_S = 60.0  # so long a run that is over waits for its trackers
-STOPPED_S = 15.0  # likewise one that was stopped
+LAST_WORDS_S = 60.0  # that a finished run waits for its trackers
+STOPPED_S = 15.0  # that a stopped run waits for them
+_ALWAYS = ("run.seed", "run.rounds")
+_OF_OTHERS = ("compare", "paper")  # sections that no run uses
 
 
 @dataclass(frozen=True)
@@ -50,20 +75,18 @@ class Following:
         self._finished = False
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
-        match event:
-            case RunBegan():
-                for one in self._followers:
-                    one.begin(event)
-            case RoundClosed(record) if not record.final_evaluation:
-                for one in self._followers:
-                    one.hear(record)
+        """Take in an event."""
+        if isinstance(event, RoundClosed) and event.record.final_evaluation:
+            return
+        if isinstance(event, RunBegan | RoundClosed):
+            for one in self._followers:
+                one.take(event if isinstance(event, RunBegan) else event.record)
 
     def finish(self, summary: Summary, records: Sequence[RoundRecord], files: Sequence[Path]) -> None:
-        """Training is over, and `files` are what it left."""
+        """Take in that training is over; `files` are what it left."""
         self._finished = True
         for one in self._followers:
-            one.finish(_Finished(summary, records, files))
+            one.take(_Finished(summary, records, files))
 
     def __enter__(self) -> Self:
         return self
@@ -72,98 +95,190 @@ class Following:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         for one in self._followers:
-            one.end()
+            one.take(None)
         for one in self._followers:
             one.wait(LAST_WORDS_S if self._finished else STOPPED_S)
 
 
+_News = RunBegan | RoundRecord | _Finished | None
+
+
 class _Follower:
-    """One tracker's thread."""
+    """One tracker's thread, which begins with the run."""
 
     def __init__(self, tracker: str, make: Make, folder: Path, name: str) -> None:
-        self._told = tracker
+        self._label = tracker
         self._make, self._folder, self._name = make, folder, name
-        self._waiting: SimpleQueue[RunBegan | RoundRecord | _Finished | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_News] = SimpleQueue()
         self._thread = Thread(target=self._follow, name=f"tracker-{tracker}", daemon=True)
         self._began: RunBegan | None = None
         self._tracker: Tracker | None = None
-        self._course: Course | None = None
+        self._history: RoundHistory | None = None
         self._missed = False
 
-    def begin(self, began: RunBegan) -> None:
-        self._began = began
-        self._waiting.put(began)
-        self._thread.start()
-
-    def hear(self, record: RoundRecord) -> None:
-        if self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put(record)
-        else:
+    def take(self, news: _News) -> None:
+        """Queue it; a round that finds too many waiting is missed."""
+        if isinstance(news, RoundRecord) and self._waiting.qsize() >= MOST_WAITING:
             self._missed = True
-
-    def finish(self, finished: _Finished) -> None:
-        self._waiting.put(finished)
-
-    def end(self) -> None:
-        self._waiting.put(None)
+            return
+        self._waiting.put(news)
+        if isinstance(news, RunBegan):
+            self._began = news
+            self._thread.start()
 
     def wait(self, most_s: float) -> None:
+        """Wait until the tracker has everything, at most so many seconds."""
         if self._began is None:
             return
         self._thread.join(most_s)
         if self._thread.is_alive():
-            log.warning("%s does not have all of the run: it took more than %.0f s", self._told, most_s)
+            log.warning("%s does not have all of the run: it took more than %.0f s", self._label, most_s)
 
     def _follow(self) -> None:
-        while (told := self._waiting.get()) is not None:
+        while (news := self._waiting.get()) is not None:
             try:
-                self._take(told)
+                self._pass_on(news)
             except Exception as fault:
-                at_the_end = isinstance(told, _Finished)
+                at_the_end = isinstance(news, _Finished)
                 then = "" if at_the_end else "; it is told the rest when the run is over"
-                log.warning("%s does not follow the run: %s%s", self._told, _words(fault), then)
-                log.debug("%s", self._told, exc_info=fault)
+                line = f"{type(fault).__name__}: {flat(fault)[:200]}"
+                log.warning("%s does not follow the run: %s%s", self._label, line, then)
+                log.debug("%s", self._label, exc_info=fault)
                 self._close()
         self._close()
 
-    def _take(self, told: RunBegan | RoundRecord | _Finished) -> None:
-        match told:
+    def _pass_on(self, news: RunBegan | RoundRecord | _Finished) -> None:
+        match news:
             case RunBegan():
-                self._open(told.closed)
+                self._open(news, news.closed)
             case RoundRecord():
-                if self._tracker is not None and self._course is not None:
-                    self._tracker.hear(self._course.take(told))
+                if self._tracker is not None and self._history is not None:
+                    self._tracker.hear(self._history.add(news))
             case _Finished():
                 if self._tracker is None or self._missed:
                     self._close()
-                    self._open(told.records)
+                    assert self._began is not None
+                    self._open(self._began, news.records)
                 assert self._tracker is not None
-                figures = figures_of_run(told.summary, told.records)
-                self._tracker.finish(Outcome(told.summary.rounds, figures, told.files))
+                figures = figures_of_run(news.summary, news.records)
+                self._tracker.finish(Outcome(news.summary.rounds, figures, news.files))
 
-    def _open(self, closed: Sequence[RoundRecord]) -> None:
-        """A tracker for the run, which has closed these rounds."""
-        assert self._began is not None
-        settings = self._began.settings
-        course = Course(settings)
-        before = tuple(course.take(record) for record in closed if not record.final_evaluation)
+    def _open(self, began: RunBegan, closed: Sequence[RoundRecord]) -> None:
+        """Make a tracker for the run, which has closed these rounds."""
+        history = RoundHistory(began.settings)
+        before = tuple(history.add(record) for record in closed if not record.final_evaluation)
+        parameters = parameters_of(began.settings)
         run = TrackedRun(
-            self._began.run,
-            self._name,
-            self._folder,
-            settings,
-            parameters_of(settings),
-            before,
-            self._began.simulated,
+            began.run, self._name, self._folder, began.settings, parameters, before, began.simulated
         )
-        self._tracker, self._course = self._make(run), course
+        self._tracker, self._history = self._make(run), history
 
     def _close(self) -> None:
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with suppress(Exception):  # it has failed before, or nobody asks any more
+            with suppress(Exception):  # it has failed before, or the run is over
                 tracker.close()
 
 
-def _words(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {flat(fault)[:200]}"
+class RoundHistory:
+    """Makes the figures of rounds as they close.
+
+    `..._of_fleet` is the mean over every device that has taken part, by its latest reply; `devices_so_far` is
+    how many these are.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._score = task_of(settings.task).score
+        self._diagnostics = tuple(diagnostics_of(settings.method))
+        self._fleet = {metric.name: _LatestMean() for metric in (BEFORE, AFTER)}
+        self._devices: set[str] = set()
+
+    def add(self, record: RoundRecord) -> RoundFigures:
+        """The figures of a training round that has just closed."""
+        self._devices |= record.devices.keys()
+        found: dict[str, float | None] = {
+            "round/participants": len(record.participants),
+            "round/replies": len(record.devices),
+            "round/closed_s": record.closed_s,
+            "round/devices_so_far": len(self._devices),
+        }
+        for metric in metrics_of_rounds():
+            group = "score" if metric.judges else "cost"
+            found[f"{group}/{metric.column(self._score)}"] = metric.of_round(record)
+        for metric in (BEFORE, AFTER):
+            latest = self._fleet[metric.name]
+            for device, reply in record.devices.items():
+                latest.put(device, metric.of_reply(reply))
+            found[f"score/{metric.column(self._score)}_of_fleet"] = latest.mean
+        for diagnostic in self._diagnostics:
+            found |= _diagnostic_figures(record, diagnostic)
+        return RoundFigures(record.number, _known(found.items()))
+
+
+class _LatestMean:
+    """The mean of each device's latest value, without going through all devices."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._total = 0.0
+
+    def put(self, device: str, value: float | None) -> None:
+        if value is not None:
+            self._total += value - self._values.get(device, 0.0)
+            self._values[device] = value
+
+    @property
+    def mean(self) -> float | None:
+        return self._total / len(self._values) if self._values else None
+
+
+def _diagnostic_figures(record: RoundRecord, diagnostic: Diagnostic) -> dict[str, float | None]:
+    figures = values_in(record, diagnostic)
+    if not figures:
+        return {}
+    name = f"diagnostics/{diagnostic.name}"
+    found = {name: mean(value for parts in figures for value in parts.values())}
+    parts = list(dict.fromkeys(part for one in figures for part in one if part))
+    if len(parts) <= MAX_PARTS:
+        found |= {f"{name}/{part}": mean(one[part] for one in figures if part in one) for part in parts}
+    return found
+
+
+def figures_of_run(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, float]:
+    """The metrics of the whole run, under the names of data frames."""
+    whole = with_personal(summary, records)
+    return _known((f"summary/{one.column(whole.judged_by)}", one.of_run(whole)) for one in METRICS)
+
+
+def parameters_of(settings: RunSettings) -> dict[str, Parameter]:
+    """The settings that differ from their defaults, by `section.key`, and always the seed."""
+    found: dict[str, Parameter] = {}
+    for section in fields(settings):
+        if section.name not in _OF_OTHERS:
+            found |= _changed(section.name, getattr(settings, section.name))
+    return found
+
+
+def _changed(path: str, value: Any) -> Iterator[tuple[str, Parameter]]:
+    """What differs from the defaults in a section, or in a table of one."""
+    if isinstance(value, Struct):
+        defaults = {one.name: _default(one) for one in fields(value)}
+        for key in value.__struct_fields__:
+            own = getattr(value, key)
+            if own != defaults[key] or f"{path}.{key}" in _ALWAYS:
+                yield from _changed(f"{path}.{key}", own)
+    elif isinstance(value, Mapping):
+        for key, own in value.items():
+            yield from _changed(f"{path}.{key}", own)
+    elif isinstance(value, Parameter):
+        yield path, value
+    elif value is not None:
+        yield path, msgspec.json.encode(value).decode()
+
+
+def _default(one: Any) -> Any:
+    return one.default_factory() if one.default_factory is not NODEFAULT else one.default
+
+
+def _known(found: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    return {name: float(value) for name, value in found if value is not None}

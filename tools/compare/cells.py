@@ -24,8 +24,7 @@ from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.store.run_folder import clear
 from fleetune.coordinator.trackers.follow import Following
-from fleetune.coordinator.trackers.known import makers_of
-from fleetune.coordinator.trackers.tracker import Make
+from fleetune.coordinator.trackers.tracker import Make, makers_of
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.html import Plot
 from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.files import write_atomically

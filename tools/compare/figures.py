@@ -6,6 +6,7 @@ The former are entries of `coordinator.metrics.registry`; the others stand here,
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from fleetune.coordinator.metrics.diagnostics import metrics_in
 from fleetune.coordinator.metrics.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
 from fleetune.coordinator.metrics.personal_scores import better_by
 from fleetune.coordinator.metrics.registry import (
@@ -33,7 +34,6 @@ from fleetune.coordinator.metrics.registry import (
     VALIDATION_MEAN,
     shown_at,
 )
-from fleetune.coordinator.reports.diagnostics.entries import metrics_in
 from fleetune.tools.compare.played import Played, Point, Side
 
 

@@ -2,11 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element
 
 from fleetune.coordinator.metrics.metric import Metric, unit_of
 from fleetune.coordinator.metrics.registry import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
-from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.coordinator.reports.html import (
+    Html,
+    Plot,
+    card,
+    cards,
+    cell,
+    document,
+    element,
+    figure,
+    figures,
+    note,
+    row,
+    table,
+)
 from fleetune.coordinator.reports.page import in_words_of
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import (
@@ -92,15 +104,15 @@ def write_comparison(page: ComparisonPage) -> bytes:
     comparison = page.comparison
     sections = [
         element("h1", comparison.name),
-        element("p", _what_ran(comparison), class_="faint"),
+        note(_what_ran(comparison)),
         *(element("p", line, class_="bad") for line in page.failed),
         _headline(comparison),
         element("h2", "Accuracy"),
         _figures(comparison, accuracies(comparison.runs)),
-        element("p", in_words_of(comparison.score, _ABOUT_ACCURACY), class_="faint"),
+        note(in_words_of(comparison.score, _ABOUT_ACCURACY)),
         element("h2", "Cost of the whole run"),
         _figures(comparison, costs(comparison.runs)),
-        element("p", _ABOUT_COST, class_="faint"),
+        note(_ABOUT_COST),
         *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
         *(element("p", line, class_="bad") for line in alike(comparison)),
         *_target(comparison),
@@ -127,9 +139,9 @@ def _what_ran(comparison: Comparison) -> str:
     )
 
 
-def _headline(comparison: Comparison) -> Element:
+def _headline(comparison: Comparison) -> Html:
     """Who is best at what."""
-    cards = []
+    shown = []
     for metric, name in (
         (PERSONAL_MEAN, "Best mean, last round"),
         (PERSONAL_WORST_DECILE, "Best worst decile"),
@@ -140,48 +152,44 @@ def _headline(comparison: Comparison) -> Element:
         winners = [c.label for c in comparison.shown if c.label in best(comparison, metric)]
         found = comparison.spread(winners[0], metric) if winners else None
         if found:
-            unit = metric.seen_as(comparison.score).unit
-            cards.append(card(name, ", ".join(winners), unit.spread(found.mean, found.deviation)))
-    return element("dl", *cards, class_="cards")
+            unit = metric.for_score(comparison.score).unit
+            shown.append(card(name, ", ".join(winners), unit.spread(found.mean, found.deviation)))
+    return cards(shown)
 
 
-def _figures(comparison: Comparison, metrics: Sequence[Metric]) -> Element:
+def _figures(comparison: Comparison, metrics: Sequence[Metric]) -> Html:
     rows = []
     for one in comparison.shown:
-        shown = cells(comparison, one, metrics)
-        told = [element("td", cell.text, class_="best" if cell.best else "") for cell in shown]
+        found = cells(comparison, one, metrics)
+        told = [cell(text.text, "best" if text.best else "") for text in found]
         rows.append(row([title_of(comparison, one), *told]))
-    return table([comparison.each, *(metric.head("comparison") for metric in metrics)], rows)
+    return table([comparison.each, *(metric.head for metric in metrics)], rows)
 
 
-def _target(comparison: Comparison) -> list[Element]:
+def _target(comparison: Comparison) -> list[Html]:
     target = comparison.target
     if not target:
         return []
     return [
         element("h2", f"Cost of {unit_of(comparison.score).text(target.score)}"),
         _figures(comparison, TO_TARGET),
-        element("p", f"The target is {target.reason}. {_ABOUT_TARGET}", class_="faint"),
+        note(f"The target is {target.reason}. {_ABOUT_TARGET}"),
     ]
 
 
-def _plots(page: ComparisonPage) -> Element:
+def _plots(page: ComparisonPage) -> Html:
     several = len(page.comparison.seeds) > 1
-    return element(
-        "div",
-        *(
-            figure(
-                plot,
-                in_words_of(page.comparison.score, _CAPTIONS.get(plot.name, _OF_A_SETTING))
-                + (_BAND if several and "-by-" in plot.name else ""),
-            )
-            for plot in page.plots
-        ),
-        class_="plots",
+    return figures(
+        figure(
+            plot,
+            in_words_of(page.comparison.score, _CAPTIONS.get(plot.name, _OF_A_SETTING))
+            + (_BAND if several and "-by-" in plot.name else ""),
+        )
+        for plot in page.plots
     )
 
 
-def _inside(comparison: Comparison) -> list[Element]:
+def _inside(comparison: Comparison) -> list[Html]:
     """What each method tells of its inner workings: a row a contender and figure."""
     rows = []
     for one in comparison.shown:
@@ -189,23 +197,23 @@ def _inside(comparison: Comparison) -> list[Element]:
             found = comparison.spread(one.label, metric)
             if found:
                 value = metric.unit.spread(found.mean, found.deviation)
-                title = element("td", metric.title, class_="text")
-                rows.append(row([one.label, title, value, element("td", metric.about, class_="prose")]))
+                title, about = cell(metric.title, "text"), cell(metric.about, "prose")
+                rows.append(row([one.label, title, value, about]))
     heads = ["method", "figure", "value", "what it is"]
     shown = [
-        element("p", _ABOUT_DIAGNOSTICS, class_="faint"),
+        note(_ABOUT_DIAGNOSTICS),
         table(heads, rows, left=["figure", "what it is"]),
     ]
     return [element("h2", "Diagnostics of the methods"), *shown] if rows else []
 
 
-def _options(comparison: Comparison) -> Element:
+def _options(comparison: Comparison) -> Html:
     rows = [
         row(
             [
                 one.label,
-                element("td", str(one.method["name"]), class_="text"),
-                element("td", one.options or "its defaults", class_="prose"),
+                cell(str(one.method["name"]), "text"),
+                cell(one.options or "its defaults", "prose"),
             ]
         )
         for one in comparison.contenders

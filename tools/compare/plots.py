@@ -216,7 +216,10 @@ def _lines(
     if not curves:
         return None
     figure, axes = blank(
-        titled(score, title), x_label, AFTER.seen_as(score).axis, height_in=max(3.6, 1.2 + 0.24 * len(curves))
+        titled(score, title),
+        x_label,
+        AFTER.for_score(score).axis,
+        height_in=max(3.6, 1.2 + 0.24 * len(curves)),
     )
     for label, curve in curves.items():
         look, x = looks[label], [value / unit for value in curve.x]
@@ -262,7 +265,7 @@ def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
 
 def _rows(score: Score, title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes]:
     """A row each, the first on top."""
-    figure, axes = blank(title, AFTER.seen_as(score).axis, "", height_in=1.3 + ROW_IN * len(labels))
+    figure, axes = blank(title, AFTER.for_score(score).axis, "", height_in=1.3 + ROW_IN * len(labels))
     axes.set_yticks(range(len(labels)), [readable.clip(label, NAME_LETTERS) for label in labels])
     for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
         tick.set_color(looks[label].colour)

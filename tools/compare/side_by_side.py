@@ -11,8 +11,7 @@ from rich.progress import Progress, TaskID
 from fleetune.coordinator.metrics.metric import unit_of
 from fleetune.coordinator.metrics.readable import duration
 from fleetune.coordinator.metrics.registry import DURATION, PERSONAL_MEAN
-from fleetune.coordinator.trackers.known import makers_of
-from fleetune.coordinator.trackers.tracker import Make
+from fleetune.coordinator.trackers.tracker import Make, makers_of
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of

@@ -10,7 +10,7 @@ from typing import Any
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.personal_scores import better_by
 from fleetune.coordinator.metrics.registry import VALIDATION_MEAN
-from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.html import Plot
 from fleetune.coordinator.reports.report import paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings

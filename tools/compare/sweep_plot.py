@@ -44,7 +44,7 @@ def _of_setting(comparison: Comparison, key: str, theme: Theme) -> Figure | None
     values = sorted(means, key=_place)
     best = [(max if better_by(score) > 0 else min)(means[value]) for value in values]
     title = titled(score, f"of personal models, by {readable.clip(key, 30)}")
-    figure, axes = blank(title, key, AFTER.seen_as(score).axis, height_in=PANEL_IN)
+    figure, axes = blank(title, key, AFTER.for_score(score).axis, height_in=PANEL_IN)
     numbers = _numbers(values)
     places = numbers or range(len(values))
     for place, value in zip(places, values, strict=True):

@@ -44,7 +44,7 @@ def sweep_table(comparison: Comparison, keys: Sequence[str]) -> Group:
     for key in short_names(keys):
         table.add_column(key, overflow="fold", min_width=len(key))
     for metric in columns:
-        head = metric.head("comparison").replace(" ", "\n")
+        head = metric.head.replace(" ", "\n")
         aim = f"\nto {unit_of(comparison.score).text(target.score)}" if target else ""
         table.add_column(head + (aim if metric in _TO_TARGET else ""), justify="right", no_wrap=True)
     shown = comparison.shown

@@ -107,7 +107,7 @@ def markdown(comparison: Comparison) -> bytes:
     """What a page of documentation says of it: a row a contender, accuracies in percent; the best bold."""
     scores = accuracies(comparison.runs)
     columns = (*scores, *_COSTS_OF_A_PAGE)
-    heads = ["method", "settings", *(metric.head("comparison") for metric in columns)]
+    heads = ["method", "settings", *(metric.head for metric in columns)]
     what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_what(comparison.score)}"
     lines = [f"{what}; {about_seeds(comparison)}.", ""]
     lines += [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * len(columns)}"]
@@ -130,7 +130,7 @@ def _differences(comparison: Comparison) -> list[str]:
             found = [comparison.difference(one.label, whole, metric) for metric in _DIFFERENCES]
             row = [_signed(spread, unit_of(comparison.score).on_axis) for spread in found]
             lines.append(f"| {' | '.join((one.label, whole, *row))} |")
-    heads = " | ".join(metric.head("comparison") or metric.title for metric in _DIFFERENCES)
+    heads = " | ".join(metric.head for metric in _DIFFERENCES)
     points = ", points" if comparison.score.share else ""
     head = [f"Less the method as it is{points}, paired by seed:", "", f"| variant | less | {heads} |"]
     return [*head, f"|---|---|{'--:|' * len(_DIFFERENCES)}", *lines, ""] if lines else []
@@ -176,7 +176,7 @@ def best(comparison: Comparison, metric: Metric) -> set[str]:
         if (found := comparison.spread(contender.label, metric))
         and found.count == len(comparison.of(contender.label))
     }
-    better = metric.seen_as(comparison.score).better
+    better = metric.for_score(comparison.score).better
     if not better or len(comparison.shown) < 2:
         return set()
     first = (max if better == "higher" else min)(means.values(), default=None)
@@ -269,7 +269,7 @@ def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric
     there = len(comparison.of(contender.label))
     return [
         Cell(
-            _text(metric.seen_as(comparison.score), one, there, columns),
+            _text(metric.for_score(comparison.score), one, there, columns),
             contender.label in best(comparison, metric),
         )
         for metric, one in zip(columns, found, strict=True)
@@ -293,7 +293,7 @@ def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> Tab
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold", min_width=16)
     for metric in columns:
-        head = metric.head("comparison").replace(" ", "\n")
+        head = metric.head.replace(" ", "\n")
         table.add_column(head, justify="right", no_wrap=True, min_width=9)
     for contender in comparison.shown:
         row = cells(comparison, contender, columns)

@@ -1,6 +1,7 @@
 """A run's rounds and devices as rows of plain numbers: columns are metrics, under their names."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import UNSET
 
@@ -11,20 +12,21 @@ from fleetune.coordinator.metrics.registry import (
     BEFORE,
     BYTES_DOWN,
     BYTES_UP,
+    DEPLOYED,
     DOWNLOAD,
     DURATION,
     ENERGY,
-    EXPECTED,
     METRICS,
     PERSONAL,
+    PREDICTED,
     SAMPLES,
-    SERVED,
     TRAINING,
     UPDATES,
     UPLOAD,
+    metrics_of_rounds,
+    round_row,
 )
 from fleetune.coordinator.metrics.summary import DeviceSummary, Summary
-from fleetune.coordinator.reports.columns import OF_ROUNDS, Row, column_of, round_row
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
@@ -32,12 +34,13 @@ from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import diagnostic_rows
 from fleetune.tools.simulator.simulated_fleet import device_specs
 
+Row = dict[str, Any]
 OF_DEVICES = tuple(metric for metric in METRICS if metric.device)
 ALWAYS = frozenset(
     metric.name
     for metric in (
         *(BEFORE, AFTER, PERSONAL, BYTES_DOWN, BYTES_UP, DURATION),
-        *(DOWNLOAD, TRAINING, UPLOAD, ENERGY, EXPECTED, SAMPLES, UPDATES),
+        *(DOWNLOAD, TRAINING, UPLOAD, ENERGY, PREDICTED, SAMPLES, UPDATES),
     )
 )  # columns that are there though nobody tells them
 
@@ -45,14 +48,14 @@ ALWAYS = frozenset(
 def columns_of_rounds(score: Score) -> list[str]:
     """What a row of `round_rows` has in any case."""
     plain = ("round", "opened_s", "closed_s", "participants", "replies")
-    told = [metric for metric in OF_ROUNDS if metric.name in ALWAYS - {PERSONAL.name}]
-    return [*plain, *(column_of(metric, score) for metric in told), *_of_fleet(score), "devices_so_far"]
+    told = [metric for metric in metrics_of_rounds() if metric.name in ALWAYS - {PERSONAL.name}]
+    return [*plain, *(metric.column(score) for metric in told), *_of_fleet(score), "devices_so_far"]
 
 
 def columns_of_devices(score: Score) -> list[str]:
     """What a row of `device_rows` has in any case."""
     told = (metric for metric in OF_DEVICES if metric.name in ALWAYS)
-    return ["device", "ratio", "reason", *(column_of(metric, score) for metric in told)]
+    return ["device", "ratio", "reason", *(metric.column(score) for metric in told)]
 
 
 def round_rows(run: Played) -> list[Row]:
@@ -72,7 +75,7 @@ def round_rows(run: Played) -> list[Row]:
         }
         for record, point in zip(run.records, run.points, strict=True)
     ]
-    return _told(rows, OF_ROUNDS, score, but={PERSONAL.name})
+    return _told(rows, metrics_of_rounds(), score, but={PERSONAL.name})
 
 
 def device_rows(run: Played, settings: RunSettings | None) -> list[Row]:
@@ -90,7 +93,7 @@ def device_rows(run: Played, settings: RunSettings | None) -> list[Row]:
             **({} if row.group is UNSET else {"group": row.group}),
             "ratio": row.ratio,
             "reason": row.reason,
-            **{column_of(metric, score): metric.of_device(row) for metric in OF_DEVICES},
+            **{metric.column(score): metric.of_device(row) for metric in OF_DEVICES},
             **_scores(row),
             **({} if row.metrics is UNSET else row.metrics),
         }
@@ -103,7 +106,7 @@ def day_rows(summary: Summary) -> list[Row]:
     """Of a simulation whose devices' data grow, a row a day: how well devices did with what they served, on
     the samples that came that day, and rounds, joules and bytes until the day's end.
     """
-    served = column_of(SERVED, summary.judged_by)
+    served = DEPLOYED.column(summary.judged_by)
     return [
         {
             "day": day.day,
@@ -128,7 +131,7 @@ def diagnostics_rows(summary: Summary) -> list[Row]:
 
 
 def _of_fleet(score: Score) -> tuple[str, str]:
-    return f"{column_of(BEFORE, score)}_of_fleet", f"{column_of(AFTER, score)}_of_fleet"
+    return f"{BEFORE.column(score)}_of_fleet", f"{AFTER.column(score)}_of_fleet"
 
 
 def _scores(row: DeviceSummary) -> Mapping[str, float]:
@@ -157,7 +160,7 @@ def _told(rows: Sequence[Row], metrics: Iterable[Metric], score: Score, but: Ite
     silent = {
         column
         for metric in metrics
-        if metric.name not in always and all(row[column_of(metric, score)] is None for row in rows)
-        for column in (column_of(metric, score),)
+        if metric.name not in always and all(row[metric.column(score)] is None for row in rows)
+        for column in (metric.column(score),)
     }
     return [{column: value for column, value in row.items() if column not in silent} for row in rows]

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from fleetune.coordinator.metrics.personal_scores import LOCAL, gains, with_personal
 from fleetune.coordinator.metrics.registry import AFTER
-from fleetune.coordinator.reports.columns import column_of
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -60,7 +59,7 @@ class ComparisonResult:
                 {
                     "method": one.contender,
                     "seed": one.seed,
-                    **{column_of(metric, score): one.of(metric) for metric in columns},
+                    **{metric.column(score): one.of(metric) for metric in columns},
                 }
                 for one in self.comparison.figures
             ]
@@ -196,7 +195,7 @@ def compare(
     asked, dataset = asked_for(settings, changes, data)
     folder = Path(runs) / f"{asked.run.name}.compare"
     try:
-        column = column_of(AFTER, task_of(asked.task).score)
+        column = AFTER.column(task_of(asked.task).score)
         with crew_of(engine, address, workers) as (most, cluster):
             comparison = command.compare(
                 asked,

@@ -12,7 +12,7 @@ from fleetune.coordinator.metrics.metric import unit_of
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, read_summary
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fleetune.coordinator.reports.columns import round_row
+from fleetune.coordinator.metrics.registry import round_row
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import Notice, RunEvent
 from fleetune.coordinator.trackers.follow import Following
-from fleetune.coordinator.trackers.known import makers_of
-from fleetune.coordinator.trackers.tracker import Make
+from fleetune.coordinator.trackers.tracker import Make, makers_of
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
-from fleetune.coordinator.reports.columns import column_of
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -61,7 +60,7 @@ class SweepResult:
                 {
                     **values[one.contender],
                     "seed": one.seed,
-                    **{column_of(metric, score): one.of(metric) for metric in metrics()},
+                    **{metric.column(score): one.of(metric) for metric in metrics()},
                 }
                 for one in sorted(self.comparison.figures, key=lambda one: list(values).index(one.contender))
             ]

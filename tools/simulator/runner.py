@@ -12,8 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from fleetune.coordinator.metrics.summary import Summary
-from fleetune.coordinator.reports.report import write_figures, write_report
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of, write_figures, write_report
 from fleetune.coordinator.rounds.window_engine import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.models import Model, find_model, is_at_hand

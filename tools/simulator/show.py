@@ -20,20 +20,18 @@ from rich.progress import (
 from rich.text import Text
 
 from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.diagnostics import diagnostics_line
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.registry import AFTER
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, read_summary
-from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
-from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
-from fleetune.coordinator.reports.tables import device_table, run_table
+from fleetune.coordinator.reports.tables import device_table, diagnostics_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.run_folder import SHARED
 from fleetune.coordinator.trackers.follow import Following
-from fleetune.coordinator.trackers.known import makers_of
-from fleetune.coordinator.trackers.tracker import Make
+from fleetune.coordinator.trackers.tracker import Make, makers_of
 from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -200,7 +198,7 @@ class RoundBar:
                 self.bar.update(self.task, description=f"{self.method}, final evaluation")
             case RoundClosed(record):
                 self.closed = True
-                after = AFTER.seen_as(self.score)
+                after = AFTER.for_score(self.score)
                 told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
                 self.bar.inside = diagnostics_line(record, self.diagnostics)
                 self.bar.update(self.task, completed=record.number, score=told)
@@ -234,7 +232,7 @@ class RoundLines:
             self.console.file.flush()
 
     def _of_round(self, record: RoundRecord) -> str:
-        after = AFTER.seen_as(self.score)
+        after = AFTER.for_score(self.score)
         told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
         up = readable.size(sum(device.bytes_up for device in record.devices.values()))
         took = readable.duration(record.closed_s - record.opened_s)

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.diagnostics import PICTURE, unit_of_diagnostic
 from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
-from fleetune.coordinator.reports.diagnostics.entries import PICTURE, unit_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
 
 _MOST_NAMED = 24  # parts; of more, as many as fit are named
@@ -19,27 +19,29 @@ _FEW = 15  # points that are marked
 
 def diagnostic_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
     """One of each figure that the method tells, by file name without suffix."""
-    told = [number for course in summary.diagnostics_by_name.values() for number in course.rounds]
+    told = [number for history in summary.diagnostics_by_name.values() for number in history.rounds]
     with rc_context(theme.settings):
         return {
-            f"{PICTURE}{name}": _heat_map(course, theme)
-            if course.parts
-            else _line(course, (min(told), max(told)), theme)
-            for name, course in summary.diagnostics_by_name.items()
+            f"{PICTURE}{name}": _heat_map(history, theme)
+            if history.parts
+            else _line(history, (min(told), max(told)), theme)
+            for name, history in summary.diagnostics_by_name.items()
         }
 
 
-def _line(course: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> Figure:
+def _line(history: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> Figure:
     """The mean, with a band from the least device to the greatest.
 
     `rounds` are the first and the last of the run: what is not told in all of them ends early.
     """
-    scale, sign = _scale(course)
-    figure, axes = blank(_title(course.title), "round", sign or course.title)
-    mean, low, high = ([scale * one for one in row] for row in (course.mean, course.least, course.greatest))
+    scale, sign = _scale(history)
+    figure, axes = blank(_title(history.title), "round", sign or history.title)
+    mean, low, high = (
+        [scale * one for one in row] for row in (history.mean, history.least, history.greatest)
+    )
     if low != high:
-        axes.fill_between(course.rounds, low, high, color=theme.ours, alpha=0.2, linewidth=0)
-    axes.plot(course.rounds, mean, color=theme.ours, marker="o" if len(mean) <= _FEW else "", zorder=3)
+        axes.fill_between(history.rounds, low, high, color=theme.ours, alpha=0.2, linewidth=0)
+    axes.plot(history.rounds, mean, color=theme.ours, marker="o" if len(mean) <= _FEW else "", zorder=3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not sign and all(one.is_integer() for one in mean):
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -50,33 +52,33 @@ def _line(course: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> F
         highest = max(high) or 1.0
         bottom, top = -0.02 * highest, 1.06 * highest
     axes.set_ylim(bottom, min(top, 102.0) if sign and max(high) <= 100 else top)
-    label_ends(axes, [(mean[-1], unit_of(course.unit).text(course.mean[-1]), theme.ours)])
+    label_ends(axes, [(mean[-1], unit_of_diagnostic(history.unit).text(history.mean[-1]), theme.ours)])
     return figure
 
 
-def _heat_map(course: DiagnosticHistory, theme: Theme) -> Figure:
+def _heat_map(history: DiagnosticHistory, theme: Theme) -> Figure:
     """A row a part, a column a round; what was not told is grey. The last values stand at the right."""
-    names, text = list(course.parts), unit_of(course.unit).text
-    known = [one for row in course.parts.values() for one in row if one is not None]
+    names, text = list(history.parts), unit_of_diagnostic(history.unit).text
+    known = [one for row in history.parts.values() for one in row if one is not None]
     low, high = min(0.0, *known), max(known)
     figure, axes = blank(
-        _title(f"{course.title} by {course.by}"),
+        _title(f"{history.title} by {history.by}"),
         f"round; colours from {text(low)} to {text(high)}",
         "",
         height_in=1.35 + 0.27 * min(max(len(names), 3), _MOST_NAMED),
     )
-    colours = LinearSegmentedColormap.from_list("inside", [theme.ground, theme.ours])
+    colours = LinearSegmentedColormap.from_list("diagnostics", [theme.ground, theme.ours])
     axes.set_facecolor(theme.grid)  # seen where nothing was told
-    rows = [[nan if one is None else one for one in row] for row in course.parts.values()]
+    rows = [[nan if one is None else one for one in row] for row in history.parts.values()]
     top = high if high > low else low + 1
     axes.imshow(rows, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest")
     axes.grid(visible=False)
     step = -(-len(names) // _MOST_NAMED)
     places = range(0, len(names), step)
     axes.set_yticks(places, [readable.clip(readable.printable(names[place])) for place in places])
-    columns = _columns(len(course.rounds))
-    axes.set_xticks(columns, [str(course.rounds[column]) for column in columns])
-    last = course.last_parts
+    columns = _columns(len(history.rounds))
+    axes.set_xticks(columns, [str(history.rounds[column]) for column in columns])
+    last = history.last_parts
     for place in places:
         if names[place] in last:
             axes.annotate(
@@ -98,8 +100,8 @@ def _columns(count: int) -> list[int]:
     return list(range((count - 1) % step, count, step))
 
 
-def _scale(course: DiagnosticHistory) -> tuple[float, str]:
-    sign = unit_of(course.unit).sign
+def _scale(history: DiagnosticHistory) -> tuple[float, str]:
+    sign = unit_of_diagnostic(history.unit).sign
     return (100.0, sign) if sign == "%" else (1.0, sign)
 
 

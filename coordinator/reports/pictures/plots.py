@@ -13,13 +13,13 @@ from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.metric import Metric, titled, unit_of
-from fleetune.coordinator.metrics.personal_scores import better_by, gains, personal, yardstick
+from fleetune.coordinator.metrics.personal_scores import baseline, better_by, gains, personal
 from fleetune.coordinator.metrics.predicted_cost import pairs_of
-from fleetune.coordinator.metrics.registry import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
-from fleetune.coordinator.reports.pictures.over_alone import over_alone
-from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
+from fleetune.coordinator.reports.pictures.local_only_gain import gain_over_local_only
+from fleetune.coordinator.reports.pictures.predicted_cost import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.method.method import DeviceId
@@ -49,7 +49,7 @@ class Story:
 
     def axis(self, metric: Metric) -> str:
         """Beside an axis of the score."""
-        return metric.seen_as(self.score).axis
+        return metric.for_score(self.score).axis
 
     def title(self, rest: str) -> str:
         """Of a picture of the score."""
@@ -182,7 +182,7 @@ def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
 
 def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
     """Personal accuracy of each device, and the rival's; of many devices the sorted curves."""
-    ours, rival = personal(story.summary), yardstick(story.rivals)
+    ours, rival = personal(story.summary), baseline(story.rivals)
     if not ours:
         return None
     theirs = personal(story.rivals[rival]) if rival else {}
@@ -191,7 +191,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
     sign = better_by(story.score)
     devices = sorted(ours, key=lambda device: (sign * ours[device], device))
     title = story.title("by device")
-    figure, axes = _by_name(title, devices, story.axis(PERSONAL), room_in=0.35 if rival else 0.0)
+    figure, axes = _by_name(title, devices, story.axis(AFTER), room_in=0.35 if rival else 0.0)
     for height, device in enumerate(devices):
         if device in theirs:
             span = [story.placed(theirs[device]), story.placed(ours[device])]
@@ -218,7 +218,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
 
 def gain_by_device(story: Story, theme: Theme) -> Figure | None:
     """Personal accuracy beyond the rival's, in percentage points, the largest gain first."""
-    rival = yardstick(story.rivals)
+    rival = baseline(story.rivals)
     gained = gains(story.summary, story.rivals[rival]) if rival else {}
     if not gained:
         return None
@@ -254,7 +254,7 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
     "accuracy-by-round": accuracy_by_round,
     "accuracy-by-uplink": accuracy_by_uplink,
     "gain-by-device": gain_by_device,
-    "over-alone": lambda story, theme: over_alone(story.summary, theme),
+    "gain-over-local-only": lambda story, theme: gain_over_local_only(story.summary, theme),
     "accuracy-by-device": accuracy_by_device,
     "bytes-by-round": bytes_by_round,
     "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, DURATION), theme),
@@ -306,7 +306,7 @@ def _by_name(
 def _sorted_accuracies(
     story: Story, theme: Theme, ours: dict[DeviceId, float], rival: str | None, theirs: dict[DeviceId, float]
 ) -> Figure:
-    figure, axes = blank(story.title("by device"), "devices, the worst first", story.axis(PERSONAL))
+    figure, axes = blank(story.title("by device"), "devices, the worst first", story.axis(AFTER))
     curves = [(story.summary.method, ours, theme.ours), (rival or "", theirs, theme.rival)]
     labels = []
     for name, values, colour in curves:

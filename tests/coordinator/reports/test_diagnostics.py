@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from fleetune.coordinator.reports.run_watch import Watch
 from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.coordinator.reports.test_live import shown as screen
@@ -14,18 +15,21 @@ from tests.coordinator.reports.test_report import Outline, records_of, settings_
 from tests.coordinator.reports.test_report import summary_of as plain_summary
 from tests.helpers.telling_methods import DIAGNOSTICS, KEPT, PEAK, SENT, SPREAD
 
+from fleetune.coordinator.metrics.diagnostics import (
+    MOST_POINTS,
+    diagnostics_line,
+    histories,
+    metric_of,
+    sentence,
+)
+from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
-from fleetune.coordinator.reports.diagnostics.course import MOST_POINTS, courses
-from fleetune.coordinator.reports.diagnostics.entries import metric_of, sentence
-from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
-from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.live import plain_line
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.run_watch import Watch
-from fleetune.coordinator.reports.summarise import summarise
+from fleetune.coordinator.reports.tables import diagnostics_table
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.store.run_folder import OURS
@@ -105,7 +109,7 @@ def test_a_figure_that_comes_late_or_loses_parts_has_gaps():
         *records[1:3],
         replace(records[3], diagnostics={"kept": {"fc": 0.5}}),
     ]
-    found = courses(DIAGNOSTICS, late)
+    found = histories(DIAGNOSTICS, late)
     assert found["spread"].rounds == [2, 3]
     assert found["kept"].parts["conv1"] == [0.1, 0.1, None]
     assert found["kept"].last_parts == {"conv1": 0.1, "fc": 0.5}
@@ -117,7 +121,7 @@ def test_in_a_long_run_rounds_are_put_together_and_none_is_lost():
         replace(one, diagnostics={"spread": float(one.number % 3 == 0)})
         for one in records_of(1, 3 * MOST_POINTS, final_evaluation=False)
     ]
-    spread = courses([SPREAD], records)["spread"]
+    spread = histories([SPREAD], records)["spread"]
     assert len(spread.rounds) == MOST_POINTS
     assert spread.rounds[-1] == 3 * MOST_POINTS
     assert set(spread.least) == {0.0}
@@ -232,7 +236,7 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     assert float(mine["method.sent"]) == pytest.approx(0.15)
     assert theirs["method.sent"] == ""
     row = next(csv.DictReader(io.StringIO(methods_csv(comparison).decode())))
-    assert float(row["method.kept_mean"]) == pytest.approx(0.12)
+    assert float(row["method.deployed_mean"]) == pytest.approx(0.12)
     rows = list(csv.DictReader(io.StringIO(diagnostics_csv(comparison).decode())))
     of_fc = [float(one["mean"]) for one in rows if (one["figure"], one["part"]) == ("kept", "fc")]
     assert of_fc == pytest.approx([0.11, 0.12, 0.13, 0.14])

@@ -5,11 +5,11 @@ import io
 
 import msgspec
 import pytest
+from fleetune.coordinator.reports.run_watch import Watch
+from fleetune.coordinator.reports.snapshot import DeviceLine, RoundPoint, Snapshot
 from rich.console import Console
 
 from fleetune.coordinator.reports.live import LiveView, plain_line, sparkline
-from fleetune.coordinator.reports.run_watch import Watch
-from fleetune.coordinator.reports.snapshot import DeviceLine, RoundPoint, Snapshot
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.coordinator.run.run_events import Activity

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from fleetune.coordinator.metrics.registry.of_adoption import ADOPTION_METRICS
+from fleetune.coordinator.reports.run_watch import Watch
 from rich.console import Console
 from tests.coordinator.reports.test_live import SETTINGS, ledger, training_state
 from tests.coordinator.reports.test_report import Outline, fleet, foretold, settings_of, shown, summary_of
@@ -25,12 +27,10 @@ from fleetune.coordinator.metrics.registry import (
     VALIDATION_MEAN,
     shown_at,
 )
-from fleetune.coordinator.metrics.registry.of_adoption import ADOPTION_METRICS
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports import live, page, tables
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.compare.comparison import Comparison, Contender

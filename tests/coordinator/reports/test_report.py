@@ -21,13 +21,13 @@ from fleetune.coordinator.metrics.predicted_cost import (
     predicted_vs_actual,
 )
 from fleetune.coordinator.metrics.registry import DURATION, METRICS
+from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import Errors, Summary
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
-from fleetune.coordinator.reports.pictures.scatter import MOST_DOTS, seconds_scatter
+from fleetune.coordinator.reports.pictures.predicted_cost import MOST_DOTS, seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
 from fleetune.coordinator.reports.report import NO_PICTURES, write_report
-from fleetune.coordinator.reports.summarise import summarise
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt

@@ -15,7 +15,7 @@ from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 from fleetune.coordinator.metrics.summary import SUMMARY
-from fleetune.coordinator.reports.missing import (
+from fleetune.coordinator.queries.waiting import (
     PATIENCE_S,
     REPEAT_S,
     Impatience,

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-
 from fleetune.coordinator.reports.progress import view_devices, view_round
+
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,

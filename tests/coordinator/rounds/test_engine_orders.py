@@ -3,12 +3,12 @@
 from collections import Counter
 
 import msgspec
+from fleetune.coordinator.reports.progress import view_devices, view_round
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import arrived, check_kept
 
-from fleetune.coordinator.reports.progress import view_devices, view_round
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,

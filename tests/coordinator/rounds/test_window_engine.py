@@ -4,12 +4,12 @@ from collections import Counter
 
 import msgspec
 import pytest
+from fleetune.coordinator.reports.progress import view_devices, view_round
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, arrived, asked, check_kept, of
 
-from fleetune.coordinator.reports.progress import view_devices, view_round
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.conftest import PullToTarget
 from tests.helpers.played_run import SPEC, enrolment, settings
 
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord

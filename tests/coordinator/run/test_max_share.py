@@ -9,7 +9,7 @@ from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import SPEC, World, stores_closed  # noqa: F401 - a fixture
 
 from fleetune.coordinator.metrics.personal_scores import refused
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import list_devices
 from fleetune.protocols.method.choice import DeviceReport
@@ -75,7 +75,7 @@ def test_a_cut_is_logged_once_counted_and_shown(weights, tmp_path, caplog, capsy
     assert line.endswith("its update counts as 30")
     summary = summary_of(world.run, simulated=False)
     assert summary.refused["share-cut"] == 4
-    assert summary.turned_away == {"mallory": {"share-cut": 4}}
+    assert summary.refused_by_device == {"mallory": {"share-cut": 4}}
     assert (
         "share-cut",
         4,

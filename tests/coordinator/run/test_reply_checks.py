@@ -9,7 +9,7 @@ from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import DEVICES, NUM_SAMPLES, SPEC, World, stores_closed  # noqa: F401 - a fixture
 from tests.protocols.methods.test_method_contract import Run
 
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.run.reply_checks import (
     Scrutiny,
     check_scores,
@@ -100,7 +100,7 @@ def test_one_giant_number_is_turned_away_and_the_round_closes_with_the_others(
     assert [set(record.devices) for record in world.closed] == 4 * [set(DEVICES) - {"mallory"}]
     assert abs(world.shared()).max() < 5 * max(1, abs(honest.shared()).max())
     summary = summary_of(world.run, simulated=False)
-    assert summary.turned_away == {"mallory": {"PacketOutlying": len(world.refused)}}
+    assert summary.refused_by_device == {"mallory": {"PacketOutlying": len(world.refused)}}
     assert summary.refused["PacketOutlying"] == summary.refused["engine-declined"]
 
 

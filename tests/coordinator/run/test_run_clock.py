@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from tests.fleet.test_semi_asynchronous import Desk, settings
 
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_clock import RunClock

@@ -14,9 +14,8 @@ import fleetune.coordinator.reports.report
 import fleetune.tools.compare.compare
 from fleetune import coordinator, tools
 from fleetune.coordinator.trackers import follow
-from fleetune.coordinator.trackers.figures import parameters_of
-from fleetune.coordinator.trackers.known import TRACKERS, makers_of
-from fleetune.coordinator.trackers.tracker import TrackedRun
+from fleetune.coordinator.trackers.follow import parameters_of
+from fleetune.coordinator.trackers.tracker import TRACKERS, TrackedRun, makers_of
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import settings_of
 from fleetune.tools.cli import app
@@ -226,7 +225,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_played(tmp_path, name
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_one_that_is_not_installed_says_what_to_install(name, monkeypatch):
-    monkeypatch.setattr("fleetune.coordinator.trackers.known.find_spec", lambda _: None)
+    monkeypatch.setattr("fleetune.coordinator.trackers.tracker.find_spec", lambda _: None)
     with pytest.raises(SettingError, match=f"tracker {name}: it is not installed here: pip install"):
         makers_of([name])
 

@@ -10,7 +10,7 @@ from tests.tools.papers.test_paper import play, quiet
 from typer.testing import CliRunner
 
 import fleetune.tools.papers.cells
-from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedspu import FedSPU
 from fleetune.protocols.settings.run_toml import parse_run

@@ -414,14 +414,14 @@ def test_days_of_devices_whose_data_grow_are_a_frame(tmp_path):
     days = frames.frame_of(day_rows(one), "day")
     assert list(days.index) == [1, 2]
     assert days.loc[1].to_dict() == {
-        "accuracy_served": 0.5,
+        "accuracy_deployed": 0.5,
         "rounds": 2,
         "joules": 3.0,
         "bytes_up": 40,
         "bytes_down": 50,
         "drifting": 0,
     }
-    assert np.isnan(days.loc[2, "accuracy_served"])
+    assert np.isnan(days.loc[2, "accuracy_deployed"])
 
 
 def test_a_picture_shows_itself_in_a_notebook(table):

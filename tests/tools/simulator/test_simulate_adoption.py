@@ -4,12 +4,12 @@ import io
 
 import numpy as np
 import pytest
+from fleetune.coordinator.reports.run_watch import Watch
 from msgspec import UNSET
 from rich.console import Console
 from tests.tools.simulator.test_simulate import settings
 
 from fleetune.coordinator.reports.live import LiveView, plain_line
-from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed

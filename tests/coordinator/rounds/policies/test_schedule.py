@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports.due import held_by
+from fleetune.coordinator.queries.waiting import schedule_reason
 from fleetune.coordinator.rounds.actions import CloseRound, FinishRun, SendTask, StartRound
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
@@ -297,7 +297,7 @@ def test_devices_say_when_training_pays_and_their_update_uses_it_up():
     nights.say(DeviceReport("a", new_samples=99))
     nights.say(DeviceReport("b", new_samples=100))
     assert nights.opened == []
-    assert held_by(nights.state, nights.schedule, nights.now) == (
+    assert schedule_reason(nights.state, nights.schedule, nights.now) == (
         "due when 2 devices have 100 new samples: 1 so far"
     )
     nights.say(DeviceReport("a", new_samples=100))
@@ -348,7 +348,7 @@ def test_a_device_that_sleeps_has_said_what_it_has():
     nights.until(at("2026-01-02 02:30"))
     assert nights.opened == []
     assert nights.state.plan.due
-    assert held_by(nights.state, nights.schedule, nights.now) == "", "only devices are missing"
+    assert schedule_reason(nights.state, nights.schedule, nights.now) == "", "only devices are missing"
     nights.say(DeviceReport("a", new_samples=10))
     assert nights.nights == ["01-02 02:30"]
 
@@ -363,7 +363,7 @@ def test_paused_the_open_round_is_finished_and_none_opens_until_it_goes_on_after
     nights.restart(off_s=HOUR_S)
     assert len(nights.opened) == 1
     assert nights.engine.wake_at is None or nights.engine.wake_at <= nights.now + 60
-    assert "paused" in held_by(nights.state, nights.schedule, nights.now)
+    assert "paused" in schedule_reason(nights.state, nights.schedule, nights.now)
     nights.do(Paused(False))
     assert len(nights.opened) == 2
 
@@ -403,10 +403,10 @@ def test_a_pause_gives_up_what_slower_devices_are_at_and_asks_them_afresh_after_
 
 def test_when_it_is_due_is_said_for_people():
     nights = Nights(at("2026-03-28 12:00", BERLIN), at="02:30", zone=BERLIN)
-    said = held_by(nights.state, nights.schedule, nights.now)
+    said = schedule_reason(nights.state, nights.schedule, nights.now)
     assert said == "due 2026-03-29 03:00, in 14 h 00 min"
     nights.restart(off_s=3 * DAY_S)
-    assert held_by(nights.state, nights.schedule, nights.now, countdown=False) == (
+    assert schedule_reason(nights.state, nights.schedule, nights.now, countdown=False) == (
         f"due {datetime.fromtimestamp(nights.now, UTC) + timedelta(days=1):%Y-%m-%d} 02:30"
         "; 2 went by without a round"
     )
@@ -436,4 +436,4 @@ def test_a_mistake_in_a_schedule_is_one_line(keys, said):
 def test_first_rounds_that_are_done_do_not_hide_when_the_next_one_is_due():
     nights = Nights(0.0, every="14s", first_rounds=2)
     assert nights.state.rounds_done == 2
-    assert held_by(nights.state, nights.schedule, nights.now).endswith("in 14 s")
+    assert schedule_reason(nights.state, nights.schedule, nights.now).endswith("in 14 s")

@@ -1,45 +1,40 @@
-"""What a run came to, from its records and its ledger: how `summary.Summary` is made."""
+"""The summary of a run, made from its records and its ledger."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
-from fleetune.coordinator.metrics.adoption import adoption_of, last_told, rollout_of
+from fleetune.coordinator.metrics.adoption import adoption_over, latest_adoption
 from fleetune.coordinator.metrics.averages import mean, total, weighted_mean
+from fleetune.coordinator.metrics.diagnostics import histories, metric_of
 from fleetune.coordinator.metrics.metric import Metric
 from fleetune.coordinator.metrics.predicted_cost import predicted_vs_actual
 from fleetune.coordinator.metrics.registry import (
     AFTER,
     BEFORE,
+    DEPLOYED,
     DURATION,
     ENERGY,
-    EXPECTED,
+    METRICS,
     PERSONAL,
-    SERVED,
+    PREDICTED,
     VALIDATION,
-    shown_at,
 )
 from fleetune.coordinator.metrics.summary import (
     Accuracies,
     BestRound,
     DeviceSummary,
     PayloadBytes,
+    RolloutSummary,
     Seconds,
     Summary,
     over_participants,
 )
-from fleetune.coordinator.reports.diagnostics.course import courses
-from fleetune.coordinator.reports.diagnostics.entries import metric_of
-from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
-from fleetune.coordinator.reports.provenance import provenance_of
-from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
 from fleetune.coordinator.rounds.rollout import Rollout
-from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.method.diagnostics import Diagnostic, declared_by
+from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -47,33 +42,6 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 T = TypeVar("T")
-
-
-def summary_of(run: Run, *, simulated: bool) -> Summary:
-    """The summary of an open run, see `summarise`."""
-    controller = run.controller
-    state, records, ledger = controller.engine_state, controller.records(), controller.ledger
-    reports = {device: member.report for device, member in state.members.items() if member.report}
-    summary = summarise(
-        run.settings,
-        run.enrolment.spec,
-        records,
-        ledger,
-        state.counters,
-        reports=reports,
-        simulated=simulated,
-        diagnostics=declared_by(run.method),
-        rollout=controller.rollout,
-    )
-    agents = Counter(member.agent for member in state.members.values() if member.agent)
-    if agents:
-        summary = structs.replace(summary, agents=dict(sorted(agents.items())))
-    if controller.finished not in (None, ALL_DONE):
-        summary = structs.replace(summary, ended=controller.finished)
-    if run.settings.proposes_ratios:
-        used = by_encoding(records) or UNSET
-        summary = structs.replace(summary, by_ratio=by_ratio(records), by_encoding=used)
-    return structs.replace(summary, provenance=provenance_of(run))
 
 
 def summarise(
@@ -88,18 +56,18 @@ def summarise(
     diagnostics: Sequence[Diagnostic] = (),
     rollout: Rollout | None = None,
 ) -> Summary:
-    """What a run came to.
+    """The summary of a run.
 
     Args:
         settings: of the run.
         spec: of its model.
-        records: of all closed rounds, ascending; without a final evaluation its accuracies are None.
+        records: of all closed rounds, ascending. Without a final evaluation the personal scores are None.
         ledger: of the run.
-        counters: of the engine: replies and declines that do not count, by objection, and the like.
+        counters: of the engine, e.g. replies and declines that do not count, by rejection reason.
         reports: the devices' latest.
-        simulated: times are of a virtual clock.
-        diagnostics: what its method tells of its inner workings.
-        rollout: of its shared model's versions; None: it has no roll-out groups.
+        simulated: whether times are of a virtual clock.
+        diagnostics: as the method declares them.
+        rollout: of the shared model's versions; None: the run has no roll-out groups.
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
@@ -127,23 +95,23 @@ def summarise(
         joules=total([past.joules, *(ENERGY.of_reply(reply) for reply in _replies(training))]),
         predicted_vs_actual=predicted_vs_actual(training),
         refused={**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
-        turned_away={
+        refused_by_device={
             device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.refusals_by_device.items())
         },
         by_device=rows,
-        adoption=adoption_of(rows.values()) or UNSET,
+        adoption=adoption_over([row.adoption for row in rows.values() if row.adoption is not UNSET]) or UNSET,
         metrics=_over_devices(list(rows.values())),
-        diagnostics=courses(diagnostics, training) or UNSET,
+        diagnostics=histories(diagnostics, training) or UNSET,
         downsampled=past.rounds or UNSET,
         score=UNSET if by_accuracy else score,
         scored=UNSET if by_accuracy else judged,
         scores=_mean_scores(rows.values()),
-        rollout=UNSET if rollout is None else rollout_of(rollout),
+        rollout=UNSET if rollout is None else _rollout(rollout),
     )
 
 
 def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Of each score the mean over the devices that took part and could tell it."""
+    """Mean of each score, over the devices that took part and reported it."""
     told = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
     names = dict.fromkeys(name for scores in told for name in scores)
     return {name: mean(scores.get(name) for scores in told) for name in names} or UNSET
@@ -162,9 +130,9 @@ def _accuracies(
     scored = [(value, one.number) for one in training if (value := AFTER.of_round(one)) is not None]
     sign = 1 if score.better == "higher" else -1
     best = max(scored, default=None, key=lambda pair: (sign * pair[0], -pair[1]))
-    (personal, before, after, kept) = (both(metric) for metric in (PERSONAL, BEFORE, AFTER, SERVED))
+    (personal, before, after, deployed) = (both(one) for one in (PERSONAL, BEFORE, AFTER, DEPLOYED))
     return Accuracies(
-        *personal, *before, *after, *kept, best_round=BestRound(best[1], best[0]) if best else None
+        *personal, *before, *after, *deployed, best_round=BestRound(best[1], best[0]) if best else None
     )
 
 
@@ -231,8 +199,8 @@ def _device(
     replies: Sequence[DeviceRound],
     of_updates: Sequence[Metric],
 ) -> DeviceSummary:
-    inside = {one.name: one.of_replies(replies) for one in of_updates}
-    known = {name: value for name, value in inside.items() if value is not None}
+    diagnosed = {one.name: one.of_replies(replies) for one in of_updates}
+    known = {name: value for name, value in diagnosed.items() if value is not None}
     return DeviceSummary(
         ratio=closing.ratio if closing else None,
         num_samples=closing.measures.num_samples if closing else None,
@@ -240,17 +208,30 @@ def _device(
         validation=UNSET if closing is None else _or_unset(VALIDATION.of_reply(closing)),
         before=closing.measures.before if closing else None,
         after=closing.measures.after if closing else None,
-        kept=SERVED.of_reply(closing) if closing else None,
+        deployed=DEPLOYED.of_reply(closing) if closing else None,
         scores=closing.measures.scores if closing else UNSET,
         up=traffic.up,
         down=traffic.down,
         updates=traffic.updates,
         reason=report.reason if report else None,
-        predicted_s=EXPECTED.of_replies(replies),
+        predicted_s=PREDICTED.of_replies(replies),
         actual_s=DURATION.of_replies(replies),
         joules=ENERGY.of_replies(replies),
-        adoption=last_told([*replies, *([closing] if closing else [])]) or UNSET,
-        metrics={**{one.name: one.of_replies(replies) for one in shown_at("summary")}, **known} or UNSET,
+        adoption=latest_adoption([*replies, *([closing] if closing else [])]) or UNSET,
+        metrics={**{one.name: one.of_replies(replies) for one in METRICS if one.has_no_key}, **known}
+        or UNSET,
+    )
+
+
+def _rollout(rollout: Rollout) -> RolloutSummary:
+    return RolloutSummary(
+        rollout.approved,
+        rollout.trial,
+        len(rollout.canaries),
+        len(rollout.told),
+        rollout.num_approved,
+        rollout.num_stopped,
+        tuple(one.words for one in rollout.stopped),
     )
 
 
@@ -259,6 +240,6 @@ def _or_unset(value: float | None) -> float | UnsetType:
 
 
 def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """What has no key of its own; not there when there is nothing of the kind."""
-    found = {one.name: one.over_devices(map(one.of_device, rows)) for one in shown_at("summary")}
+    """Metrics without a key of their own; UNSET without any."""
+    found = {one.name: one.over_devices(map(one.of_device, rows)) for one in METRICS if one.has_no_key}
     return found or UNSET

@@ -1,4 +1,4 @@
-"""The picture of what devices foretold: predicted against actual seconds, a dot a reply."""
+"""The picture of predicted cost: predicted against actual seconds, a dot a reply."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ _NARROWEST = 6.0  # times the shortest that an axis goes up to
 
 
 def seconds_scatter(pairs: Sequence[Pair], theme: Theme) -> Figure | None:
-    """Both in logarithmic axes, the band in which a prediction is within a quarter of what it was.
+    """Both on logarithmic axes, with the band of predictions within a quarter of the actual time.
 
-    Of more than `MOST_DOTS` replies as many are drawn, at random. None: nothing to draw.
+    Of more than `MOST_DOTS` replies, a random sample is drawn. None: there is nothing to draw.
     """
     drawable = [
         pair
@@ -28,12 +28,12 @@ def seconds_scatter(pairs: Sequence[Pair], theme: Theme) -> Figure | None:
     ]
     if not drawable:
         return None
-    figure, axes = blank("", "expected", "took", height_in=4.4)
+    figure, axes = blank("", "predicted", "took", height_in=4.4)
     low, high = _limits(drawable)
     axes.plot([low, high], [low, high], color=theme.faint, linewidth=1)
     axes.fill_between([low, high], [low / 1.25, high / 1.25], [low / 0.75, high / 0.75], color=theme.grid)
-    early = _thinned([pair for pair in drawable if not pair.learned])
-    later = _thinned([pair for pair in drawable if pair.learned])
+    early = _downsampled([pair for pair in drawable if not pair.learned])
+    later = _downsampled([pair for pair in drawable if pair.learned])
     for dots, colour, label in (
         (early, theme.start, f"first {LEARNING_ROUNDS} rounds of a device"),
         (later, theme.ours, "later rounds"),
@@ -64,8 +64,8 @@ def _limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     return low / wider, high * wider
 
 
-def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """A sample of them, not every so-many-th: those would be the same devices in every round."""
+def _downsampled(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """A random sample. Every n-th pair would be of the same devices in each round."""
     if len(pairs) <= MOST_DOTS:
         return pairs
     return [pairs[index] for index in Key.of("scatter").sample(MOST_DOTS, len(pairs))]

@@ -1,4 +1,4 @@
-"""The picture of what devices gained over training alone: a dot a device, with its interval, sorted."""
+"""The picture of what devices gain over local-only training: a dot a device, with its interval, sorted."""
 
 from collections.abc import Mapping
 
@@ -16,28 +16,31 @@ from fleetune.protocols.tasks.scores import Score
 MOST_NAMED = 30
 
 
-def over_alone(summary: Summary, theme: Theme) -> Figure | None:
-    """Gains (of a share in percentage points), between what they lie (95 % each way); None: nobody told."""
+def gain_over_local_only(summary: Summary, theme: Theme) -> Figure | None:
+    """Gains with their 95 % intervals, of a share in percentage points; None: no device reported one."""
     score = summary.judged_by
-    told = {
+    reported = {
         device: row.adoption
         for device, row in summary.by_device.items()
         if row.adoption is not UNSET and _is_drawable(row.adoption, score)
     }
-    if not told or summary.adoption is UNSET:
+    if not reported or summary.adoption is UNSET:
         return None
-    order = sorted(told, key=lambda device: (told[device].gain or 0.0, device))
+    order = sorted(reported, key=lambda device: (reported[device].gain or 0.0, device))
     named = len(order) <= MOST_NAMED
     height_in = 1.65 + (0.3 * len(order) if named else 3.2)
-    label = "points over alone" if score.share else f"better than alone, {score.title}"
+    label = "points over local-only" if score.share else f"better than local-only, {score.title}"
     figure, axes = blank("", label, "", height_in=height_in)
     axes.axvline(0, color=theme.faint, linewidth=1)
     _mark_mean(axes, summary, theme)
-    for adopted, colour, label in ((True, theme.ours, "the fleet's model"), (False, theme.rival, "alone's")):
+    for adopted, colour, label in (
+        (True, theme.ours, "the fleet's model"),
+        (False, theme.rival, "local-only"),
+    ):
         _dots(
             axes,
-            told,
-            [(at, one) for at, one in enumerate(order) if told[one].adopted == adopted],
+            reported,
+            [(at, one) for at, one in enumerate(order) if reported[one].adopted == adopted],
             colour,
             label,
             unit_of(score).on_axis,
@@ -54,7 +57,7 @@ def over_alone(summary: Summary, theme: Theme) -> Figure | None:
 
 def _dots(
     axes: Axes,
-    told: Mapping[DeviceId, DeviceAdoption],
+    reported: Mapping[DeviceId, DeviceAdoption],
     places: list[tuple[int, DeviceId]],
     colour: str,
     label: str,
@@ -63,8 +66,8 @@ def _dots(
     if not places:
         return
     heights = [at for at, _ in places]
-    gains = [times * (told[device].gain or 0.0) for _, device in places]
-    reach = [times * ONE_SIDED_95 * (told[device].gain_error or 0.0) for _, device in places]
+    gains = [times * (reported[device].gain or 0.0) for _, device in places]
+    reach = [times * ONE_SIDED_95 * (reported[device].gain_error or 0.0) for _, device in places]
     axes.errorbar(
         gains, heights, xerr=reach, fmt="o", color=colour, label=label, markersize=7, elinewidth=1.6, zorder=3
     )
@@ -82,13 +85,13 @@ def _mark_mean(axes: Axes, summary: Summary, theme: Theme) -> None:
 
 def _title(summary: Summary) -> str:
     found = summary.adoption
-    assert found is not UNSET, "devices told"
+    assert found is not UNSET, "devices report it"
     mean = (
         ""
         if found.gain is None
-        else f", {gain_of(summary.judged_by).text(found.gain)} over alone in the mean"
+        else f", {gain_of(summary.judged_by).text(found.gain)} over local-only in the mean"
     )
-    return f"{found.adopted} of {found.told} devices serve the fleet's model{mean}"
+    return f"{found.adopted} of {found.devices} devices deploy the fleet's model{mean}"
 
 
 def _is_drawable(one: DeviceAdoption, score: Score) -> bool:

@@ -1,9 +1,9 @@
-"""What pages are made of: one file that loads nothing, on a phone, by day and by night; text stays text."""
+"""HTML of report pages: functions that return escaped text. A page loads nothing and runs nothing."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element, tostring
+from html import escape
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #f6f8fa; --card: #ffffff; --ink: #1b1f24; --faint: #57606a;
@@ -41,6 +41,15 @@ pre { margin: 0; padding: .9rem; overflow-x: auto; font-size: .85rem; }
 """
 
 
+_VOID = frozenset(("img", "meta", "source"))  # elements without content
+
+
+class Html(str):
+    """Text that is HTML already; any other text is escaped where it is put into an element."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Plot:
     """One picture, as SVG for light and dark screens."""
@@ -50,56 +59,75 @@ class Plot:
     dark: bytes
 
 
-def document(title: str, sections: Sequence[Element]) -> bytes:
-    """A whole page as UTF-8 that loads nothing and runs nothing."""
+def document(title: str, sections: Iterable[Html]) -> bytes:
+    """A whole page as UTF-8."""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element(
-            "meta",
-            http_equiv="Content-Security-Policy",
-            content="default-src 'none'; img-src data:; style-src 'unsafe-inline'",
-        ),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("title", f"{title} · Fleetune"),
-        element("style", STYLE),
+        element("style", Html(STYLE)),
     )
-    html = element("html", head, element("body", *sections), lang="en")
-    text: str = tostring(html, encoding="unicode", method="html")
-    return f"<!DOCTYPE html>\n{text}\n".encode(errors="replace")
+    page = element("html", head, element("body", *sections), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n".encode(errors="replace")
 
 
-def element(tag: str, *content: Element | str | None, class_: str = "", **attributes: str) -> Element:
-    """An element; texts come before children."""
-    named = {name.replace("_", "-"): value for name, value in attributes.items()}
-    made = Element(tag, {**({"class": class_} if class_ else {}), **named})
-    made.text = "".join(part for part in content if isinstance(part, str)) or None
-    made.extend(part for part in content if isinstance(part, Element))
-    return made
+def element(tag: str, *content: str, class_: str = "", **attributes: str) -> Html:
+    """An element; content and attributes that are not `Html` are escaped."""
+    named = {"class": class_, **attributes} if class_ else attributes
+    written = "".join(f' {name.replace("_", "-")}="{escape(value)}"' for name, value in named.items())
+    if tag in _VOID:
+        return Html(f"<{tag}{written}>")
+    inner = "".join(part if isinstance(part, Html) else escape(part, quote=False) for part in content)
+    return Html(f"<{tag}{written}>{inner}</{tag}>")
 
 
-def card(name: str, value: str, *notes: str) -> Element:
-    """A figure of the headline: what it is, its value, and what to know about it."""
-    return element("div", element("dt", name), element("dd", value), *(element("dd", note) for note in notes))
+def note(text: str) -> Html:
+    """A paragraph that explains what is next to it."""
+    return element("p", text, class_="faint")
 
 
-def figure(plot: Plot, caption: str) -> Element:
-    dark = element("source", srcset=_data_uri(plot.dark), media="(prefers-color-scheme: dark)")
-    light = element("img", src=_data_uri(plot.light), alt=caption)
-    return element("figure", element("picture", dark, light), element("figcaption", caption))
+def cell(text: str, class_: str) -> Html:
+    """A cell of a table that is not plain: `text` aligns it left, `prose` also breaks its lines."""
+    return element("td", text, class_=class_)
 
 
-def table(columns: Sequence[str], rows: Sequence[Element], *, left: Sequence[str] = ()) -> Element:
+def row(cells: Iterable[str], class_: str = "") -> Html:
+    """A row of a table; plain text becomes a plain cell."""
+    return element(
+        "tr", *(one if isinstance(one, Html) else element("td", one) for one in cells), class_=class_
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Html], *, left: Sequence[str] = ()) -> Html:
     """A table that scrolls by itself; the first column and those named in `left` are aligned left."""
     heads = [element("th", column, class_="text" if column in left else "") for column in columns]
     whole = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", whole, class_="scroll")
 
 
-def row(cells: Sequence[str | Element], class_: str = "") -> Element:
-    return element(
-        "tr", *(element("td", cell) if isinstance(cell, str) else cell for cell in cells), class_=class_
-    )
+def card(name: str, value: str, *notes: str) -> Html:
+    """A figure of the headline: what it is, its value, and notes on it."""
+    return element("div", element("dt", name), element("dd", value), *(element("dd", one) for one in notes))
+
+
+def cards(shown: Iterable[Html]) -> Html:
+    """The headline of a page."""
+    return element("dl", *shown, class_="cards")
+
+
+def figure(plot: Plot, caption: str) -> Html:
+    """A picture and what it shows."""
+    dark = element("source", srcset=_data_uri(plot.dark), media="(prefers-color-scheme: dark)")
+    light = element("img", src=_data_uri(plot.light), alt=caption)
+    return element("figure", element("picture", dark, light), element("figcaption", caption))
+
+
+def figures(shown: Iterable[Html]) -> Html:
+    """Pictures, side by side where there is room."""
+    return element("div", *shown, class_="plots")
 
 
 def _data_uri(svg: bytes) -> str:

@@ -1,0 +1,200 @@
+"""What can be asked about a run, by its folder, also while a coordinator serves it or after it ended.
+
+Each function returns typed values and prints nothing. A command line, a page or an HTTP API carries them:
+`msgspec.json.encode` encodes every one. Docs: docs/queries.md.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from fleetune.coordinator.metrics import registry
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.summarise import summarise
+from fleetune.coordinator.queries.run_status import LATEST_ROUNDS, DeviceStatus, RunStatus, StatusReader
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.records import Ledger, RoundRecord
+from fleetune.coordinator.rounds.rollout import Rollout
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.broker_outage import Outage, read_outage
+from fleetune.coordinator.store.device_rows import read_engine, read_ledger
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.release_store import read_rollout
+from fleetune.coordinator.store.run_folder import SHARED
+from fleetune.coordinator.store.troubles import read_troubles
+from fleetune.protocols.methods import diagnostics_of
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.run_settings import RunSettings
+
+_STOPPED = "no coordinator is at it: it goes on when it is served again; what stands here is how it was left"
+
+
+class MetricValue(Struct, frozen=True):
+    """A metric of a whole run so far.
+
+    Attributes:
+        name: as data frames name it in this run, e.g. `accuracy_personal_mean`.
+        title, about: for people.
+        unit: seconds, bytes, joules, ratio, or "" for counts and numbers.
+        better: "higher" or "lower"; None: neither by itself.
+        value: None: not known.
+    """
+
+    name: str
+    title: str
+    about: str
+    unit: str
+    better: str | None
+    value: float | None
+
+
+class ModelVersion(Struct, frozen=True):
+    """A model that the coordinator holds.
+
+    Attributes:
+        kind: `shared`: the newest; `approved`: the version that all devices get, `trial`: that only canaries
+            get, in runs with adoption.canary.
+        model: name of the model.
+        num_parameters: of it.
+        round: the training round after which it stood; 0: before the first.
+        file: safetensors in the run's folder; None: not written.
+    """
+
+    kind: str
+    model: str
+    num_parameters: int
+    round: int
+    file: str | None = None
+
+
+def status(folder: Path, now: float | None = None) -> RunStatus:
+    """The status of a run.
+
+    Args:
+        folder: of the run.
+        now: seconds of the epoch; None: this moment.
+
+    Raises:
+        SettingError: the folder holds no run that began.
+        StoreError: it is damaged; StoreVersion: another version of Fleetune wrote it.
+    """
+    return _Stored.read(folder, recent=True).status(now)
+
+
+def devices(folder: Path) -> tuple[DeviceStatus, ...]:
+    """All devices that the run ever heard of, by name. Raises as `status`."""
+    return _Stored.read(folder).devices()
+
+
+def status_and_devices(folder: Path, now: float | None = None) -> tuple[RunStatus, tuple[DeviceStatus, ...]]:
+    """Both of the same moment; see `status` and `devices`."""
+    stored = _Stored.read(folder)
+    return stored.status(now), stored.devices()
+
+
+def rounds(folder: Path, since: int = 0) -> tuple[RoundRecord, ...]:
+    """Closed rounds with numbers above `since`, ascending. Raises as `status`.
+
+    The final evaluation is the last. A round that was rolled back is replaced under the same number. Of an
+    open run, old rounds are downsampled.
+    """
+    return tuple(record for record in _Stored.read(folder).records if record.number > since)
+
+
+def metrics(folder: Path) -> tuple[MetricValue, ...]:
+    """All metrics of the run so far, in the registry's order. Raises as `status`."""
+    stored = _Stored.read(folder)
+    found = summarise(
+        stored.settings,
+        stored.spec,
+        stored.records,
+        stored.ledger,
+        stored.state.counters,
+        simulated=False,  # changes no metric
+        diagnostics=diagnostics_of(stored.settings.method),
+        rollout=stored.rollout,
+    )
+    summary = with_personal(found, stored.records)
+    score = summary.judged_by
+    return tuple(
+        MetricValue(one.column(score), one.title, one.about, one.unit.name, one.better, seen.of_run(summary))
+        for seen in registry.METRICS
+        if seen.run or seen.has_no_key
+        for one in (seen.for_score(score),)
+    )
+
+
+def models(folder: Path) -> tuple[ModelVersion, ...]:
+    """The models that the coordinator holds. Raises as `status`."""
+    stored = _Stored.read(folder)
+    name, size, rollout = stored.spec.name, stored.spec.num_parameters, stored.rollout
+    file = SHARED if (folder / SHARED).is_file() else None
+    found = [ModelVersion("shared", name, size, stored.state.rounds_done, file)]
+    if rollout is not None and rollout.approved:
+        found.append(ModelVersion("approved", name, size, rollout.approved))
+    if rollout is not None and rollout.trial:
+        found.append(ModelVersion("trial", name, size, rollout.trial))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """All that a run's store says at one moment, read in one transaction."""
+
+    settings: RunSettings
+    spec: ModelSpec
+    state: EngineState
+    ledger: Ledger
+    records: Sequence[RoundRecord]
+    rollout: Rollout | None
+    outage: Outage | None
+    troubles: tuple[str, ...]
+    running: bool
+
+    @classmethod
+    def read(cls, folder: Path, *, recent: bool = False) -> "_Stored":
+        """Read it; `recent`: only the closed rounds that a status needs."""
+        running = is_claimed(folder)
+        with stored_run(folder) as run:
+            state = read_engine(run.store) or EngineState()
+            some = recent and not run.settings.adoption.enabled  # adoption is of each device's latest reply
+            last = state.turn.number + 1
+            return cls(
+                settings=run.settings,
+                spec=run.enrolment.spec,
+                state=state,
+                ledger=read_ledger(run.store),
+                records=list(run.store.records_up_to(last, after=last - LATEST_ROUNDS))
+                if some
+                else run.store.records(),
+                rollout=read_rollout(run.store),
+                outage=read_outage(run.store) if running else None,
+                troubles=tuple(read_troubles(run.store).values()),
+                running=running,
+            )
+
+    def status(self, now: float | None) -> RunStatus:
+        at, state, outage = time.time() if now is None else now, self.state, self.outage
+        stopped = not self.running and state.stage != "finished"
+        return self._reader().status(
+            state,
+            self.ledger,
+            max(at - state.ahead_s, state.seen_at) if self.running else state.seen_at,  # clocks are set back
+            running=self.running,
+            rollout=self.rollout,
+            problem=_STOPPED if stopped else "" if outage is None else outage.words(at),
+            broker_down_since=None if outage is None else outage.since,
+            troubles=self.troubles,
+        )
+
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        return self._reader().devices(self.state, self.ledger)
+
+    def _reader(self) -> StatusReader:
+        reader = StatusReader(self.settings, self.spec.num_parameters)
+        for record in self.records:
+            reader.add(record)
+        return reader
