@@ -123,11 +123,6 @@ class Metric:
         """Label of an axis."""
         return f"{self.title}, {self.unit.sign}" if self.unit.sign else self.title
 
-    @property
-    def has_no_key(self) -> bool:
-        """Whether summary.json has it under `metrics`: it is shown, but no key of its own holds it."""
-        return bool(self.shown and self.reply and not self.device and not self.run)
-
     def of_reply(self, reply: DeviceRound) -> Value:
         """Its value in a device's reply."""
         return self.reply(reply) if self.reply else None

@@ -452,6 +452,11 @@ def predicted_metrics() -> list[Metric]:
     return [metric for metric in METRICS if metric.predicted]
 
 
+def metrics_without_key() -> list[Metric]:
+    """Metrics that summary.json has under `metrics`: they are shown, but no key of their own holds them."""
+    return [one for one in METRICS if one.shown and one.reply and not one.device and not one.run]
+
+
 def metrics_of_rounds() -> list[Metric]:
     """Metrics that can be read from a closed round."""
     return [metric for metric in METRICS if metric.reply or metric.round]

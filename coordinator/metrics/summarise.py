@@ -16,10 +16,10 @@ from fleetune.coordinator.metrics.registry import (
     DEPLOYED,
     DURATION,
     ENERGY,
-    METRICS,
     PERSONAL,
     PREDICTED,
     VALIDATION,
+    metrics_without_key,
 )
 from fleetune.coordinator.metrics.summary import (
     Accuracies,
@@ -218,8 +218,7 @@ def _device(
         actual_s=DURATION.of_replies(replies),
         joules=ENERGY.of_replies(replies),
         adoption=latest_adoption([*replies, *([closing] if closing else [])]) or UNSET,
-        metrics={**{one.name: one.of_replies(replies) for one in METRICS if one.has_no_key}, **known}
-        or UNSET,
+        metrics={**{one.name: one.of_replies(replies) for one in metrics_without_key()}, **known} or UNSET,
     )
 
 
@@ -241,5 +240,5 @@ def _or_unset(value: float | None) -> float | UnsetType:
 
 def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:
     """Metrics without a key of their own; UNSET without any."""
-    found = {one.name: one.over_devices(map(one.of_device, rows)) for one in METRICS if one.has_no_key}
+    found = {one.name: one.over_devices(map(one.of_device, rows)) for one in metrics_without_key()}
     return found or UNSET

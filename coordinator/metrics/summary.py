@@ -14,7 +14,7 @@ from fleetune.protocols.errors import StoreError, StoreVersion
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 SUMMARY = "summary.json"
-FORMAT = 1
+FORMAT = 2
 _REMEDY = "read it with the version of fleetune that wrote it, or run the run again"
 ONE_SIDED_95 = 1.645  # standard errors of a normal mean
 

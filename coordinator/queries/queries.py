@@ -118,11 +118,11 @@ def metrics(folder: Path) -> tuple[MetricValue, ...]:
         rollout=stored.rollout,
     )
     summary = with_personal(found, stored.records)
-    score = summary.judged_by
+    score, without_key = summary.judged_by, registry.metrics_without_key()
     return tuple(
         MetricValue(one.column(score), one.title, one.about, one.unit.name, one.better, seen.of_run(summary))
         for seen in registry.METRICS
-        if seen.run or seen.has_no_key
+        if seen.run or seen in without_key
         for one in (seen.for_score(score),)
     )
 

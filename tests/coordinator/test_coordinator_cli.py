@@ -17,12 +17,15 @@ from tests.tools.simulator.test_simulate import settings
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.tables import fleet_table
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.simulator.runner import simulate
 
 
@@ -59,6 +62,11 @@ def test_devices_are_listed_with_board_and_ratio(finished):
     assert "0.2" in rows[0]
 
 
+def statuses(state):
+    settings = parse_run({"run": {"name": "a"}, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
+    return StatusReader(settings, 10).devices(state, Ledger())
+
+
 def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     conditions = Conditions(
         memory_bytes=412_000_000, power="battery", battery=0.43, celsius=41.2, throttled=True, metered=True
@@ -80,7 +88,7 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     }
     console = Console(width=300, color_system=None)
     with console.capture() as capture:
-        console.print(fleet_table(EngineState(rounds_done=2, members=members)))
+        console.print(fleet_table(statuses(EngineState(rounds_done=2, members=members))))
     rows = {line.split()[0]: line for line in capture.get().splitlines() if line[:1] in "abcd"}
     for wanted in (
         "rpi-4b",
@@ -108,7 +116,7 @@ def test_a_device_that_declines_the_open_round_is_listed_so_once():
     state = EngineState("training", rounds_done=2, participants=("a",), members={"a": member})
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
-        console.print(fleet_table(state))
+        console.print(fleet_table(statuses(state)))
     assert capture.get().count("declined") == 1
 
 

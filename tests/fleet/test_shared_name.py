@@ -4,7 +4,7 @@ import pytest
 from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 from tests.protocols.wire.test_transport import KINDS
 
-from fleetune.coordinator.reports.status import status_of
+from fleetune.coordinator.queries import queries
 
 pytestmark = pytest.mark.fleet
 
@@ -24,7 +24,7 @@ def test_the_first_goes_on_and_the_second_is_told(tmp_path, which):
         delivered = len(second.lines("update delivered"))
         first.wait_for("update delivered", count=len(first.lines("update delivered")) + 3)
         wait_until(
-            lambda: any(DEVICE in one for one in status_of(tmp_path / "runs" / "fleet", 0.0).troubles),
+            lambda: any(DEVICE in one for one in queries.status(tmp_path / "runs" / "fleet").troubles),
             "status names the device",
         )
         second.wait_for(f"another device uses the name {DEVICE}: this agent tries again in 20 s")

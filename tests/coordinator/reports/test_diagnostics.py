@@ -6,7 +6,6 @@ import json
 
 import msgspec
 import pytest
-from fleetune.coordinator.reports.run_watch import Watch
 from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.coordinator.reports.test_live import shown as screen
@@ -16,14 +15,15 @@ from tests.coordinator.reports.test_report import summary_of as plain_summary
 from tests.helpers.telling_methods import DIAGNOSTICS, KEPT, PEAK, SENT, SPREAD
 
 from fleetune.coordinator.metrics.diagnostics import (
-    MOST_POINTS,
+    MAX_POINTS,
+    as_sentence,
     diagnostics_line,
     histories,
     metric_of,
-    sentence,
 )
 from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
+from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.live import plain_line
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
@@ -119,14 +119,14 @@ def test_in_a_long_run_rounds_are_put_together_and_none_is_lost():
     """Every third round another value: a course of every third round would not show it."""
     records = [
         replace(one, diagnostics={"spread": float(one.number % 3 == 0)})
-        for one in records_of(1, 3 * MOST_POINTS, final_evaluation=False)
+        for one in records_of(1, 3 * MAX_POINTS, final_evaluation=False)
     ]
     spread = histories([SPREAD], records)["spread"]
-    assert len(spread.rounds) == MOST_POINTS
-    assert spread.rounds[-1] == 3 * MOST_POINTS
+    assert len(spread.rounds) == MAX_POINTS
+    assert spread.rounds[-1] == 3 * MAX_POINTS
     assert set(spread.least) == {0.0}
     assert set(spread.greatest) == {1.0}
-    assert spread.mean == pytest.approx([1 / 3] * MOST_POINTS)
+    assert spread.mean == pytest.approx([1 / 3] * MAX_POINTS)
 
 
 def test_the_page_says_of_each_figure_what_it_is_and_shows_it(tmp_path):
@@ -179,10 +179,10 @@ def test_a_rounds_line_says_it_in_ascii():
 
 @pytest.mark.parametrize("width", [20, 40, 80, 150])
 def test_the_live_view_says_it_in_one_line_that_is_cut(width):
-    watch = Watch(settings_of(TELLING), 1000)
+    reader = StatusReader(settings_of(TELLING), 1000)
     for record in told():
-        watch.note(record)
-    shot = watch.snapshot(EngineState(), Ledger(), 5.0)
+        reader.add(record)
+    shot = reader.status(EngineState(), Ledger(), 5.0)
     assert shot.diagnostics.startswith("share sent 22.5 % (20.0–25.0 %), ")  # noqa: RUF001 - an en dash
     lines = screen(snapshot(3, diagnostics=shot.diagnostics), width)
     (line,) = (one for one in lines if one.startswith("diagnostics"))
@@ -236,7 +236,7 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     assert float(mine["method.sent"]) == pytest.approx(0.15)
     assert theirs["method.sent"] == ""
     row = next(csv.DictReader(io.StringIO(methods_csv(comparison).decode())))
-    assert float(row["method.deployed_mean"]) == pytest.approx(0.12)
+    assert float(row["method.kept_mean"]) == pytest.approx(0.12)
     rows = list(csv.DictReader(io.StringIO(diagnostics_csv(comparison).decode())))
     of_fc = [float(one["mean"]) for one in rows if (one["figure"], one["part"]) == ("kept", "fc")]
     assert of_fc == pytest.approx([0.11, 0.12, 0.13, 0.14])
@@ -254,5 +254,5 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     ],
 )
 def test_a_phrase_is_told_as_a_sentence(about, told):
-    assert sentence(about) == told
-    assert sentence("Whole sentences stay.") == "Whole sentences stay."
+    assert as_sentence(about) == told
+    assert as_sentence("Whole sentences stay.") == "Whole sentences stay."

@@ -5,11 +5,11 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.text import Text
 from msgspec.structs import replace
-from tests.coordinator.reports.test_report import foretold, shown, summary_of
+from tests.coordinator.reports.test_report import predicted_records, shown, summary_of
 from tests.helpers.nightly import sooner
 from tests.tools.compare.test_compare import hand_made, side_by_side
 
-from fleetune.coordinator.metrics.adoption import adoption_of
+from fleetune.coordinator.metrics.adoption import adoption_over
 from fleetune.coordinator.metrics.readable import MOST_LETTERS, clip
 from fleetune.coordinator.metrics.summary import DeviceAdoption
 from fleetune.coordinator.reports.pictures.plots import Story, draw
@@ -35,8 +35,8 @@ def story(num_devices, name, rival):
     def by(record):
         return record.devices.items()
 
-    records = [renamed(record) for record in foretold(num_devices, lift=0.1)]
-    worse = [renamed(record) for record in foretold(num_devices)]
+    records = [renamed(record) for record in predicted_records(num_devices, lift=0.1)]
+    worse = [renamed(record) for record in predicted_records(num_devices)]
     return Story(summary_of(records), records, {rival: summary_of(worse, "fedavg")})
 
 
@@ -48,7 +48,7 @@ def with_adoption(summary):
         )
         for index, (device, row) in enumerate(summary.by_device.items())
     }
-    found = adoption_of(rows.values())
+    found = adoption_over([row.adoption for row in rows.values()])
     return msgspec.structs.replace(summary, by_device=rows, adoption=found)
 
 
@@ -73,7 +73,7 @@ def is_within(box, whole):
     return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.width and box.y1 <= whole.height
 
 
-@pytest.mark.parametrize("num_devices", sooner([3, 40], kept=[40]))
+@pytest.mark.parametrize("num_devices", sooner([3, 40], deployed=[40]))
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])
@@ -116,11 +116,11 @@ def test_a_table_of_80_characters_cuts_no_name(name, rivals, adoption):
     told = story(3, name, "local-only")
     rows = told.summary.by_device
     for device, row in rows.items():
-        rows[device] = replace(row, num_samples=12345, kept=0.912, up=123_456_789, down=123_456_789)
+        rows[device] = replace(row, num_samples=12345, deployed=0.912, up=123_456_789, down=123_456_789)
     boards = dict.fromkeys(told.summary.by_device, "jetson-orin-nano-super-8gb")
     summary = with_adoption(told.summary) if adoption else told.summary
     printed = shown(device_table(summary, told.rivals if rivals else {}, boards=boards), width=80)
-    assert ("alone" in printed) == adoption
+    assert ("over" in printed) == adoption
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in printed
@@ -135,9 +135,9 @@ def test_a_table_of_80_characters_cuts_no_name(name, rivals, adoption):
 def test_what_is_served_is_shown_where_it_is_not_the_accuracy():
     summary = story(3, "dev", "local-only").summary
     rows = summary.by_device
-    rows.update({device: replace(row, kept=row.personal) for device, row in rows.items()})
-    assert "served" not in shown(device_table(summary))
+    rows.update({device: replace(row, deployed=row.personal) for device, row in rows.items()})
+    assert "deployed" not in shown(device_table(summary))
     device = next(iter(rows))
-    rows[device] = replace(rows[device], kept=0.999)
-    assert "served" in shown(device_table(summary))
+    rows[device] = replace(rows[device], deployed=0.999)
+    assert "deployed" in shown(device_table(summary))
     assert "99.9 %" in shown(device_table(summary))

@@ -5,10 +5,9 @@ import io
 
 import msgspec
 import pytest
-from fleetune.coordinator.reports.run_watch import Watch
-from fleetune.coordinator.reports.snapshot import DeviceLine, RoundPoint, Snapshot
 from rich.console import Console
 
+from fleetune.coordinator.queries.run_status import DeviceStatus, RoundScore, RunStatus, StatusReader
 from fleetune.coordinator.reports.live import LiveView, plain_line, sparkline
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
@@ -89,14 +88,15 @@ def ledger():
 
 def snapshot(num_devices=6, **changes):
     devices = tuple(
-        DeviceLine(
+        DeviceStatus(
             device=f"device-{index:03d}",
             doing=DOINGS[index % len(DOINGS)],
             board="raspberry-pi-zero-2w",
             ratio=0.4,
-            fraction=0.45 if index % len(DOINGS) < 3 else None,
-            reason=LONG,
-            why=LONG,
+            progress=0.45 if index % len(DOINGS) < 3 else None,
+            refusal=LONG,
+            declined_reason=LONG,
+            ratio_reason=LONG,
             actual_s=725.0,
             predicted_s=600.0,
             before=1.0,
@@ -106,9 +106,9 @@ def snapshot(num_devices=6, **changes):
         )
         for index in range(num_devices)
     )
-    curve = tuple(RoundPoint(number, number / 100, number / 50) for number in range(1, 41))
+    curve = tuple(RoundScore(number, number / 100, number / 50) for number in range(1, 41))
     known = {
-        "name": "plant",
+        "run": "plant",
         "method": "fedspu",
         "stage": "training",
         "round": 41,
@@ -119,22 +119,22 @@ def snapshot(num_devices=6, **changes):
         "round_left_s": 38.2,
         "elapsed_s": 71.0,
         "remaining_s": 185.0,
-        "curve": curve,
+        "scores": curve,
         "bytes_up": 1_200_000,
         "bytes_down": 1_000_000,
         "dense_up": 2_400_000,
         "dense_down": 2_000_000,
         "refused": {"late": 2, "PacketCorrupt": 1},
-        "devices": devices,
         "problem": "cannot reach the broker at 10.0.0.1:1883; is it running, and does the firewall let us? "
         * 3,
     }
-    return Snapshot(**{**known, **changes})
+    devices = changes.pop("devices", devices)
+    return RunStatus(**{**known, **changes}), devices
 
 
 def shown(shot, width=80, height=24):
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
-    console.print(LiveView(shot))
+    console.print(LiveView(*shot))
     return console.file.getvalue().splitlines()
 
 
@@ -194,7 +194,7 @@ def test_the_head_says_how_the_run_stands():
 
 
 @pytest.mark.parametrize(("width", "times", "reasons"), [(99, 0, 0), (100, 6, 0), (150, 6, 6)])
-def test_where_there_is_room_it_says_what_was_expected_and_why(width, times, reasons):
+def test_where_there_is_room_it_says_what_was_predicted_and_why(width, times, reasons):
     text = "\n".join(shown(snapshot(6), width=width))
     assert text.count("12.1 / 10.0 min") == times
     assert text.count("p = 0.4 would need") >= reasons
@@ -222,17 +222,23 @@ def test_of_many_devices_the_busy_come_first_and_the_rest_is_counted():
 
 
 def test_hostile_texts_cannot_steer_the_terminal():
-    line = DeviceLine("a\x1b[2J", "declined", board="[red]b\x1b]0;x\x07", reason="\x1b[31mno", why="\x1b[2J")
+    line = DeviceStatus(
+        "a\x1b[2J",
+        "declined",
+        board="[red]b\x1b]0;x\x07",
+        declined_reason="\x1b[31mno",
+        ratio_reason="\x1b[2J",
+    )
     text = "\n".join(shown(snapshot(devices=(line,), problem="\x1b[1mx"), width=160))
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[red]b" in text
 
 
-def test_watch_says_what_every_device_does():
+def test_a_status_says_what_every_device_does():
     activities = {"busy": Activity("training", 0.6), "idle": Activity("receiving", 0.1)}
-    shot = Watch(SETTINGS, PARAMETERS).snapshot(training_state(), ledger(), 130.0, activities)
-    assert {line.device: line.doing for line in shot.devices} == {
+    devices = StatusReader(SETTINGS, PARAMETERS).devices(training_state(), ledger(), activities)
+    assert {line.device: line.doing for line in devices} == {
         "away": "away",
         "busy": "training",
         "declines": "declined",
@@ -241,21 +247,21 @@ def test_watch_says_what_every_device_does():
         "left": "left",
         "refuses": "refused",
     }
-    lines = {line.device: line for line in shot.devices}
-    assert lines["busy"].fraction == 0.6
-    assert lines["idle"].fraction is None
+    lines = {line.device: line for line in devices}
+    assert lines["busy"].progress == 0.6
+    assert lines["idle"].progress is None
     assert lines["declines"].reason == "too hot"
     assert lines["refuses"].reason == "too little memory"
     assert (lines["busy"].bytes_up, lines["busy"].bytes_down, lines["busy"].ratio) == (1000, 3000, 0.4)
 
 
 def test_a_device_that_is_awaited_and_tells_nothing_works():
-    shot = Watch(SETTINGS, PARAMETERS).snapshot(training_state(), ledger(), 130.0)
-    assert {line.device: line.doing for line in shot.devices}["busy"] == "working"
+    devices = StatusReader(SETTINGS, PARAMETERS).devices(training_state(), ledger())
+    assert {line.device: line.doing for line in devices}["busy"] == "working"
 
 
-def test_watch_counts_the_round_and_the_bytes():
-    shot = Watch(SETTINGS, PARAMETERS).snapshot(training_state(), ledger(), 130.0)
+def test_a_status_counts_the_round_and_the_bytes():
+    shot = StatusReader(SETTINGS, PARAMETERS).status(training_state(), ledger(), 130.0)
     assert (shot.round, shot.rounds, shot.attempt, shot.asked, shot.replied) == (3, 30, 2, 4, 1)
     assert (shot.round_left_s, shot.elapsed_s) == (30.0, 30.0)
     assert (shot.bytes_up, shot.bytes_down) == (2000, 3000)
@@ -263,65 +269,65 @@ def test_watch_counts_the_round_and_the_bytes():
     assert shot.remaining_s is None
 
 
-def test_watch_remembers_the_closed_rounds():
-    watch = Watch(SETTINGS, PARAMETERS)
-    watch.note(record_of(1, closed_s=10.0, devices={"busy": reply(0.1, 0.2), "done": reply(0.3, 0.4)}))
-    watch.note(record_of(2, closed_s=20.0, devices={"busy": reply(0.5, 0.6)}))
-    watch.note(record_of(3, closed_s=25.0, final_evaluation=True, devices={"done": reply(0.7, 0.8)}))
-    shot = watch.snapshot(training_state(), ledger(), 124.0)
-    assert [point.number for point in shot.curve] == [1, 2]
-    assert shot.curve[0].before == pytest.approx(0.2)
-    assert shot.curve[0].after == pytest.approx(0.3)
-    lines = {line.device: line for line in shot.devices}
+def test_a_status_remembers_the_closed_rounds():
+    reader = StatusReader(SETTINGS, PARAMETERS)
+    reader.add(record_of(1, closed_s=10.0, devices={"busy": reply(0.1, 0.2), "done": reply(0.3, 0.4)}))
+    reader.add(record_of(2, closed_s=20.0, devices={"busy": reply(0.5, 0.6)}))
+    reader.add(record_of(3, closed_s=25.0, final_evaluation=True, devices={"done": reply(0.7, 0.8)}))
+    shot = reader.status(training_state(), ledger(), 124.0)
+    assert [point.number for point in shot.scores] == [1, 2]
+    assert shot.scores[0].before == pytest.approx(0.2)
+    assert shot.scores[0].after == pytest.approx(0.3)
+    lines = {line.device: line for line in reader.devices(training_state(), ledger())}
     assert (lines["busy"].after, lines["done"].after, lines["idle"].after) == (0.6, 0.8, None)
     # rounds 3..30 and the final evaluation, ten seconds each, of which four have passed
     assert shot.remaining_s == pytest.approx(29 * 10 - 4)
 
 
-def test_watch_says_what_a_device_expects_then_what_its_last_round_took():
-    watch = Watch(SETTINGS, PARAMETERS)
+def test_a_status_says_what_a_device_expects_then_what_its_last_round_took():
+    reader = StatusReader(SETTINGS, PARAMETERS)
     report = DeviceReport("busy", reason="as wanted", round_s=14.0)
     state = EngineState(members={"busy": Member(report=report, ready=True)})
-    (line,) = watch.snapshot(state, ledger(), 130.0).devices
-    assert (line.why, line.predicted_s, line.actual_s) == ("as wanted", 14.0, None)
+    (line,) = reader.devices(state, ledger())
+    assert (line.ratio_reason, line.predicted_s, line.actual_s) == ("as wanted", 14.0, None)
     predicted, actual = RoundCost(None, None, 1.0, 2.0, 3.0), RoundCost(None, None, 2.0, 3.0, 4.0)
     late = msgspec.structs.replace(reply(predicted=predicted), actual=actual)
-    watch.note(record_of(1, devices={"busy": late}))
-    (line,) = watch.snapshot(state, ledger(), 130.0).devices
+    reader.add(record_of(1, devices={"busy": late}))
+    (line,) = reader.devices(state, ledger())
     assert (line.predicted_s, line.actual_s) == (6.0, 9.0)
 
 
 @pytest.mark.parametrize(("deadline", "given_s"), [("fixed", None), ("predicted", 57.0)])
-def test_watch_tells_a_proposed_deadline(deadline, given_s):
+def test_a_status_tells_a_proposed_deadline(deadline, given_s):
     settings = msgspec.structs.replace(
         SETTINGS, round=msgspec.structs.replace(SETTINGS.round, deadline=deadline)
     )
     state = dataclasses.replace(training_state(), span_s=57.0)
-    assert Watch(settings, PARAMETERS).snapshot(state, ledger(), 130.0).round_span_s == given_s
+    assert StatusReader(settings, PARAMETERS).status(state, ledger(), 130.0).round_span_s == given_s
     waiting = dataclasses.replace(state, stage="waiting")
-    assert Watch(settings, PARAMETERS).snapshot(waiting, ledger(), 130.0).round_span_s is None
+    assert StatusReader(settings, PARAMETERS).status(waiting, ledger(), 130.0).round_span_s is None
 
 
 def test_nothing_is_left_of_a_finished_run():
-    watch = Watch(SETTINGS, PARAMETERS)
-    watch.note(record_of(1, closed_s=10.0))
+    reader = StatusReader(SETTINGS, PARAMETERS)
+    reader.add(record_of(1, closed_s=10.0))
     books = ledger()
     books.ended_at = 150.0
-    shot = watch.snapshot(EngineState(stage="finished", rounds_done=30), books, 999.0)
+    shot = reader.status(EngineState(stage="finished", rounds_done=30), books, 999.0)
     assert (shot.remaining_s, shot.round_left_s, shot.elapsed_s) == (None, None, 50.0)
-    assert shown(shot)[1] == "finished  after round 1"
+    assert shown((shot, ()))[1] == "finished  after round 1"
 
 
 def test_before_anybody_came():
-    shot = Watch(SETTINGS, PARAMETERS).snapshot(EngineState(), Ledger(), 5.0)
-    lines = shown(shot)
+    shot = StatusReader(SETTINGS, PARAMETERS).status(EngineState(), Ledger(), 5.0)
+    lines = shown((shot, ()))
     assert lines[1] == "round 1 of 30  waiting for devices: 0 there, needs 4"
     assert lines[-1] == "no device yet"
 
 
 def test_an_open_run_has_no_last_round_and_says_what_it_waits_for():
     shot = snapshot(
-        rounds=None, stage="waiting", holds="due 2026-11-23 02:00, in 5 h 12 min", remaining_s=None
+        rounds=None, stage="waiting", scheduled="due 2026-11-23 02:00, in 5 h 12 min", remaining_s=None
     )
     lines = shown(shot)
     assert lines[1].rstrip() == "round 41  due 2026-11-23 02:00, in 5 h 12 min"
@@ -330,14 +336,14 @@ def test_an_open_run_has_no_last_round_and_says_what_it_waits_for():
     assert plain_line(record_of(), settings).startswith("round 12  6/6 replied")
 
 
-def test_watch_of_an_open_run_knows_of_no_end_and_keeps_what_it_shows():
+def test_a_status_of_an_open_run_knows_of_no_end_and_keeps_what_it_shows():
     settings = msgspec.structs.replace(SETTINGS, run=msgspec.structs.replace(SETTINGS.run, rounds="open"))
-    watch = Watch(settings, PARAMETERS)
+    reader = StatusReader(settings, PARAMETERS)
     for number in range(1, 400):
-        watch.note(record_of(number))
-    shot = watch.snapshot(EngineState(), Ledger(), 0.0)
-    assert (shot.rounds, shot.remaining_s, shot.holds) == (None, None, "")
-    assert len(shot.curve) == 100
-    assert shot.curve[-1].number == 399
-    paused = watch.snapshot(EngineState(paused=True), Ledger(), 0.0)
-    assert paused.holds == "paused: no round opens until edge-coordinator resume"
+        reader.add(record_of(number))
+    shot = reader.status(EngineState(), Ledger(), 0.0)
+    assert (shot.rounds, shot.remaining_s, shot.scheduled) == (None, None, "")
+    assert len(shot.scores) == 100
+    assert shot.scores[-1].number == 399
+    paused = reader.status(EngineState(paused=True), Ledger(), 0.0)
+    assert paused.scheduled == "paused: no round opens until edge-coordinator resume"

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.conftest import tiny_spec
 
 from fleetune.coordinator.metrics import readable
-from fleetune.coordinator.metrics.personal_scores import gains, personal, refused, with_personal
+from fleetune.coordinator.metrics.personal_scores import gains, personal, with_personal
 from fleetune.coordinator.metrics.predicted_cost import (
     LEARNING_ROUNDS,
     Pair,
@@ -28,7 +28,7 @@ from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
 from fleetune.coordinator.reports.pictures.predicted_cost import MOST_DOTS, seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
 from fleetune.coordinator.reports.report import NO_PICTURES, write_report
-from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
+from fleetune.coordinator.reports.tables import device_table, prediction_table, refused, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.method.choice import DeviceReport
@@ -76,7 +76,7 @@ def records_of(num_devices, rounds, *, lift=0.0, final_evaluation=True):
     return records
 
 
-def foretold(num_devices=2, rounds=7, **options):
+def predicted_records(num_devices=2, rounds=7, **options):
     """Every round takes 0.6 s and 300 J; in round r all expected 0.1 / r s more of the training."""
     measured = RoundCost(download_s=0.1, train_s=0.2, upload_s=0.3, memory_bytes=1000, joules=300.0)
 
@@ -397,7 +397,7 @@ def test_traffic_is_counted_by_the_ledger_not_by_the_records():
 
 
 def test_predictions_stand_against_what_was_counted_and_measured():
-    found = predicted_vs_actual(foretold())
+    found = predicted_vs_actual(predicted_records())
     seconds = [0.1 / number / 0.6 for number in range(1, 8) for _ in range(2)]
     assert found["seconds"].overall.pairs == 14
     assert found["seconds"].overall.median == pytest.approx(seconds[7])
@@ -412,7 +412,7 @@ def test_predictions_stand_against_what_was_counted_and_measured():
 
 
 def test_a_device_that_misses_rounds_has_still_to_learn():
-    records = foretold(rounds=8)
+    records = predicted_records(rounds=8)
     late = [
         msgspec.structs.replace(one, devices={n: r for n, r in one.devices.items() if n != "device-001"})
         for one in records[:3]
@@ -422,7 +422,7 @@ def test_a_device_that_misses_rounds_has_still_to_learn():
 
 
 def test_a_final_evaluation_is_no_round_to_predict():
-    records = foretold(rounds=1)
+    records = predicted_records(rounds=1)
     assert records[-1].final_evaluation
     assert {pair.round for pair in pairs_of(records, DURATION)} == {1}
 
@@ -457,7 +457,7 @@ def test_an_error_counts_alike_above_and_below():
 
 def test_summary_has_energy_seconds_and_reasons_where_they_are_known():
     reports = {"device-000": DeviceReport("device-000", reason="p = 0.4: as wanted")}
-    summary = summary_of(foretold(rounds=3), reports=reports)
+    summary = summary_of(predicted_records(rounds=3), reports=reports)
     assert summary.joules == pytest.approx(2 * 3 * 300.0)
     row = summary.by_device["device-000"]
     assert (row.reason, row.joules) == ("p = 0.4: as wanted", pytest.approx(900.0))
@@ -469,7 +469,7 @@ def test_summary_has_energy_seconds_and_reasons_where_they_are_known():
 
 
 def test_page_shows_predictions_energy_and_why_a_device_took_its_ratio(tmp_path):
-    records = foretold()
+    records = predicted_records()
     records[0].devices["device-001"] = msgspec.structs.replace(records[0].devices["device-001"], ratio=0.2)
     reports = {"device-001": DeviceReport("device-001", reason=f"p = 0.4: {HOSTILE}")}
     summary = summary_of(records, reports=reports)
@@ -480,7 +480,7 @@ def test_page_shows_predictions_energy_and_why_a_device_took_its_ratio(tmp_path)
     assert "script" not in page.tags
     for wanted in (
         "Predictions",
-        "seconds of a round",
+        "time",
         "0.4 (0.2–0.4)",  # noqa: RUF001
         f"p = 0.4: {HOSTILE}",
         "600 / 625 ms",
@@ -502,11 +502,11 @@ def test_a_run_without_predictions_does_not_speak_of_them(tmp_path):
 
 
 def test_prediction_table_fits_the_terminal():
-    text = shown(prediction_table(summary_of(foretold())), width=80)
+    text = shown(prediction_table(summary_of(predicted_records())), width=80)
     assert max(map(len, text.splitlines())) <= 80
     rows = {line[:18].strip(): line[18:].split() for line in text.splitlines()}
-    assert " ".join(rows["seconds of a round"]) == "14 4.2 % 17 % 2.6 % 2.8 %"
-    assert " ".join(rows["bytes down"]) == f"0 {' '.join([readable.UNKNOWN] * 4)}"
+    assert " ".join(rows["time"]) == "14 4.2 % 17 % 2.6 % 2.8 %"
+    assert " ".join(rows["sent down"]) == f"0 {' '.join([readable.UNKNOWN] * 4)}"
 
 
 def pairs(count, learned=True):

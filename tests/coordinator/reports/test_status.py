@@ -21,7 +21,7 @@ from fleetune.coordinator.queries.waiting import (
     Impatience,
     abandoned_line,
     missing_from,
-    waiting_for,
+    waiting_reason,
 )
 from fleetune.coordinator.reports.status import follow, show_status
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
@@ -125,21 +125,21 @@ def test_a_disk_that_was_full_costs_the_journal_no_line(tmp_path, monkeypatch, c
 def test_who_waits_for_whom_is_named_with_the_reason():
     round_ = RoundSection(quorum=1, start_with=2)
     assert (
-        waiting_for(training_state(), round_)
+        waiting_reason(training_state(), round_)
         == "round 3 waits for away (away), busy (working); 1 of 4 replied"
     )
     some = RoundSection(participants=2, over_selection=2.0)
-    assert waiting_for(training_state(), some).endswith("1 of 4 replied, closes with 2")
+    assert waiting_reason(training_state(), some).endswith("1 of 4 replied, closes with 2")
     members = {"a": Member(DeviceReport("a"), ready=True), "b": Member(DeviceReport("b"))}
     waiting = EngineState(members=members)
     wanted = "round 1 waits for devices: 1 there, needs 2; b (away)"
-    assert waiting_for(waiting, RoundSection(start_with=2)) == wanted
-    assert waiting_for(EngineState(stage="finished"), round_) == ""
+    assert waiting_reason(waiting, RoundSection(start_with=2)) == wanted
+    assert waiting_reason(EngineState(stage="finished"), round_) == ""
     usual = "round 1 waits for devices: 1 there, needs 2, or opens with fewer 60 s after the first came"
-    assert waiting_for(EngineState(members=members, start_by=60.0), RoundSection()) == f"{usual}; b (away)"
+    assert waiting_reason(EngineState(members=members, start_by=60.0), RoundSection()) == f"{usual}; b (away)"
     overdue = "round 1 waits for devices: 1 there, needs 3; b (away)"
     late = EngineState(members=members, start_by=60.0, seen_at=61.0)
-    assert waiting_for(late, RoundSection(quorum=3)) == overdue
+    assert waiting_reason(late, RoundSection(quorum=3)) == overdue
 
 
 def test_a_closed_round_names_who_is_missing_and_why_unless_it_has_all_it_wanted():
@@ -181,7 +181,7 @@ def test_a_log_hears_of_a_wait_once_it_lasts_and_again_when_it_changes_or_lasts_
     for now in range(0, 4 * int(REPEAT_S), 1):
         if now == 100:
             engine.put("busy", answer="update")
-        if word := impatience.word(engine, round_, float(now)):
+        if word := impatience.line(engine, round_, float(now)):
             said.append((now, word))
     assert [at for at, _ in said][:3] == [int(PATIENCE_S), 100, 100 + int(REPEAT_S)]
     assert "busy (working)" in said[0][1]
@@ -193,7 +193,7 @@ def test_a_round_that_goes_on_is_no_wait():
     impatience, engine = Impatience(), training_state()
     for now in range(0, 100, 5):
         engine.change(rounds_done=now)
-        assert impatience.word(engine, RoundSection(), float(now)) == ""
+        assert impatience.line(engine, RoundSection(), float(now)) == ""
 
 
 def test_status_shows_a_run_that_its_coordinator_holds_and_one_that_was_left(tmp_path):

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from fleetune.coordinator.reports.progress import view_devices, view_round
 
+from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,
@@ -404,7 +404,7 @@ def test_an_update_after_a_decline_does_not_count():
 def test_who_will_not_join_the_run_is_not_asked_until_it_reports():
     script = Script()
     assert script.decline("a", (0, 0), "no data") == []
-    assert view_devices(script.state)[0].refusal == "no data"
+    assert script.state.members["a"].refusal == "no data"
     script.ready("b")
     assert asked(script.update("b")) == ("b",)
     assert script.decline("b", (0, 0)) == [AbandonRound(2, 1, "too-few")]
@@ -563,7 +563,7 @@ def test_a_restart_in_mid_round_goes_on_with_the_same_round():
     script.update("b")
     assert script.restart(now=5.0) == [StartRound(Round(1, ("a", "b", "c")), 1, resumed=True)]
     assert script.engine.wake_at == 5.0 + DEADLINE_S
-    assert not any(device.ready for device in view_devices(script.state))
+    assert not any(member.ready for member in script.state.members.values())
     assert script.ready("b") == []
     assert script.ready("a") == [SendTask("a", 1, 1)]
     assert script.update("b", (1, 1)) == [DropReply("b", 1, 1, "duplicate")]
@@ -702,13 +702,13 @@ def test_the_view_tells_what_every_device_does():
     script.decline("b", reason="18 s of 10 s")
     script.gone("c")
     script.ready("late")
-    views = {view.device: view for view in view_devices(script.state)}
-    assert {name: view.part for name, view in views.items()} == {
+    members = script.state.members
+    assert {name: part_of(script.state, name) for name in members} == {
         "a": "replied", "b": "declined", "c": "awaited", "d": "awaited", "late": "idle"
     }  # fmt: skip
-    assert [name for name, view in views.items() if not view.ready] == ["c"]
-    assert views["b"].declined_reason == "18 s of 10 s"
-    view = view_round(script.state, script.round)
+    assert [name for name, member in members.items() if not member.ready] == ["c"]
+    assert members["b"].declined_reason == "18 s of 10 s"
+    view = OpenRound.of(script.state, script.round)
     assert (view.stage, view.number, view.attempt) == ("training", 1, 1)
     assert (view.asked, view.replied, view.declined, view.awaited, view.target) == (4, 1, 1, 2, 4)
     assert view.until == DEADLINE_S

@@ -3,12 +3,12 @@
 from collections import Counter
 
 import msgspec
-from fleetune.coordinator.reports.progress import view_devices, view_round
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import arrived, check_kept
 
+from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,
@@ -250,9 +250,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_views_agree_with_what_was_done(self):
-        views = view_devices(self.engine.state)
-        overview = view_round(self.engine.state, self.round_)
-        parts = Counter(view.part for view in views)
+        state = self.engine.state
+        overview = OpenRound.of(state, self.round_)
+        parts = Counter(part_of(state, device) for device in state.members)
         assert parts["awaited"] == overview.awaited
         assert parts["replied"] == overview.replied == len(self.ledger.accepted if self.ledger.open else ())
         assert overview.asked == (len(self.ledger.open.round.participants) if self.ledger.open else 0)

@@ -4,12 +4,12 @@ from collections import Counter
 
 import msgspec
 import pytest
-from fleetune.coordinator.reports.progress import view_devices, view_round
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, arrived, asked, check_kept, of
 
+from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,
@@ -435,8 +435,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_views_agree_with_what_was_done(self):
-        parts = Counter(view.part for view in view_devices(self.state))
-        overview = view_round(self.state, self.round_)
+        parts = Counter(part_of(self.state, device) for device in self.state.members)
+        overview = OpenRound.of(self.state, self.round_)
         assert parts["awaited"] == overview.awaited
         assert parts["replied"] == overview.replied == (len(self.judge.buffer) if self.judge.open else 0)
 

@@ -8,8 +8,9 @@ import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import SPEC, World, stores_closed  # noqa: F401 - a fixture
 
-from fleetune.coordinator.metrics.personal_scores import refused
+from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.report import summary_of
+from fleetune.coordinator.reports.tables import refused
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import list_devices
 from fleetune.protocols.method.choice import DeviceReport
@@ -81,7 +82,11 @@ def test_a_cut_is_logged_once_counted_and_shown(weights, tmp_path, caplog, capsy
         4,
         "update that counted as fewer samples than it claimed (round.max_share)",
     ) in refused(summary)
-    list_devices(world.run)
+    list_devices(
+        StatusReader(world.run.settings, 1).devices(
+            world.run.controller.engine_state, world.run.controller.ledger
+        )
+    )
     assert "mallory: 4 updates counted as fewer samples than claimed" in capsys.readouterr().out
     world.run.store.close()
     with look_at(tmp_path) as again:

@@ -363,7 +363,7 @@ def test_status_of_a_service_tells_of_adoption_and_versions_where_there_are_any(
     assert result.exit_code == 0, result.output
     head, one, two, *_ = result.output.splitlines()
     assert head.split() == ["run", "fleet", "state", "round", "devices", "adopted", "version"]
-    assert "2 of 2, +2.0 points over alone (-4.3 to +8.3)  4 is out, 7 on trial" in one
+    assert "2 of 2, +2.0 points over local-only (-4.3 to +8.3)  4 is out, 7 on trial" in one
     assert "alone" not in two
     assert "out" not in two
 

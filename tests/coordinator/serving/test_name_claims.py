@@ -2,8 +2,10 @@
 
 import pytest
 from tests.helpers.talk import AgentTalk, Coordinating, run_settings
+from typer.testing import CliRunner
 
-from fleetune.coordinator.reports.status import print_figures, status_of
+from fleetune.coordinator.cli import app
+from fleetune.coordinator.queries import queries
 from fleetune.coordinator.serving import name_claims
 from fleetune.coordinator.serving.name_claims import FIRST_WAIT_S, LONGEST_WAIT_S, RETURN_S, NameClaims
 from fleetune.protocols.wire import messages as wire
@@ -140,18 +142,17 @@ def test_the_will_of_an_agent_that_lost_the_name_says_nothing_of_the_one_that_ha
     assert not talk.server.dialogue.peers["a"].online
 
 
-def test_status_names_the_device_until_only_one_is_left(talk, capsys):
+def test_status_names_the_device_until_only_one_is_left(talk):
     talk.greet("a", num_samples=10)
     come(talk, "b")
     come(talk, "x")
     words = "two devices use the name a: the first one keeps it, the other is told to wait; start one of them"
-    (line,) = status_of(talk.run.folder, 0.0).troubles
+    (line,) = queries.status(talk.run.folder).troubles
     assert line.startswith(words)
-    print_figures(talk.run.folder)
-    assert words in capsys.readouterr().out
+    assert words in CliRunner().invoke(app, ["status", str(talk.run.folder), "--json"]).stdout
     talk.server.dialogue.timer = lambda: 1e6
     talk.server.dialogue.look()
-    assert status_of(talk.run.folder, 0.0).troubles == ()
+    assert queries.status(talk.run.folder).troubles == ()
 
 
 def test_an_agent_that_is_told_so_leaves_and_comes_back(tmp_path, caplog):

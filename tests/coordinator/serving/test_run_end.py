@@ -5,7 +5,7 @@ import queue
 import pytest
 from tests.helpers.talk import FLEET, AgentTalk, Coordinating, run_settings
 
-from fleetune.coordinator.reports.status import status_of
+from fleetune.coordinator.queries import queries
 from fleetune.coordinator.serving.bundle_desk import BundleMade
 from fleetune.coordinator.serving.dialogue import NO_TRAINER_S
 from fleetune.coordinator.serving.run_end import RunEnd
@@ -150,7 +150,7 @@ def test_a_run_that_no_device_can_train_ends_after_a_while(talk, caplog):
     wanted = f"devices without torch cannot take part, no bundle can be made: {LACKING.problem}"
     assert talk.server.finished == f"no device can train: {wanted}"
     assert caplog.messages[0] == wanted
-    assert status_of(talk.run.folder, 0.0).troubles == (wanted,)
+    assert queries.status(talk.run.folder).troubles == (wanted,)
 
 
 @pytest.mark.parametrize("other", ["trains", "joins"])

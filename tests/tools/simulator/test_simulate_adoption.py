@@ -4,11 +4,11 @@ import io
 
 import numpy as np
 import pytest
-from fleetune.coordinator.reports.run_watch import Watch
 from msgspec import UNSET
 from rich.console import Console
 from tests.tools.simulator.test_simulate import settings
 
+from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
@@ -91,9 +91,9 @@ def test_the_summary_tells_what_devices_serve(gated):
     models = served(run)
     adopted = {name for name, one in models.items() if not one.record.alone}
     assert {name for name, row in summary.by_device.items() if row.adoption.adopted} == adopted
-    assert (summary.adoption.told, summary.adoption.adopted) == (6, len(adopted))
+    assert (summary.adoption.devices, summary.adoption.adopted) == (6, len(adopted))
     for name, row in summary.by_device.items():
-        assert row.kept == pytest.approx(row.adoption.alone + row.adoption.gain)
+        assert row.deployed == pytest.approx(row.adoption.local_only + row.adoption.gain)
         if name not in adopted:
             assert (row.adoption.gain, row.adoption.gain_error) == (0.0, 0.0)
     gains = [row.adoption.gain for row in summary.by_device.values()]
@@ -123,14 +123,14 @@ def test_an_open_run_hears_who_adopted_as_it_goes_on(tmp_path):
         device: not models[device].record.alone for device in told
     }
     assert {device for device, row in summary.by_device.items() if row.adoption} == told.keys()
-    assert summary.adoption.told == len(told) >= 4
+    assert summary.adoption.devices == len(told) >= 4
     assert summary.adoption.gain == pytest.approx(np.mean([one.gain for one in told.values()]))
-    watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+    reader = StatusReader(run.settings, run.enrolment.spec.num_parameters)
     for record in records:
-        watch.note(record)
-    shot = watch.snapshot(state, ledger, 0.0)
+        reader.add(record)
+    shot = reader.status(state, ledger, 0.0)
     assert shot.adoption == summary.adoption
-    words = f"{summary.adoption.adopted} of {summary.adoption.told}"
+    words = f"{summary.adoption.adopted} of {summary.adoption.devices}"
     assert f"adopted   {words}, " in shown(LiveView(shot))
     assert plain_line(records[-1], run.settings).count("adopted") == 1
 
