@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.fleet.test_semi_asynchronous import settings
 
-from fleetune.coordinator.metrics.summary import Summary, encoded, read_summary
 from fleetune.coordinator.metrics.summarise import summarise
+from fleetune.coordinator.metrics.summary import Summary, encoded, read_summary
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.runner import simulate
