@@ -1,4 +1,4 @@
-"""Quantities and names as people read them; "–" for what is not known."""
+"""Quantities and names as text for people; "–" if unknown. Docstrings show examples."""
 
 from fleetune.protocols.conditions import Conditions
 
@@ -17,7 +17,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def byte_scale(num_bytes: float) -> int:
-    """The power of 1000 that `size` shows it in."""
+    """The power of 1000 whose unit `size` uses."""
     scale = 0
     while scale < len(_BYTE_UNITS) - 1 and num_bytes >= 999.5 * 1000**scale:
         scale += 1
@@ -44,7 +44,7 @@ def duration(time_s: float | None) -> str:
 
 
 def against(actual_s: float | None, predicted_s: float | None) -> str:
-    """What took 15.1 s and was expected to take 14.2 s, in one unit: 15.1 / 14.2 s."""
+    """Actual and predicted time in one unit: 15.1 / 14.2 s."""
     longest_s = max(actual_s or 0.0, predicted_s or 0.0)
     if not longest_s:
         return UNKNOWN
@@ -123,7 +123,7 @@ def points(difference: float | None) -> str:
 
 
 def spread(value: float, deviation: float | None, digits: int = 0, unit: str = "") -> str:
-    """91.3 ±0.4, with the unit behind; without the deviation where there is none, or none that shows."""
+    """91.3 ±0.4 and the unit; without a deviation that is None or too small to show."""
     within = "" if deviation is None else f" ±{deviation:.{digits}f}"
     shows = digits or within != " ±0"
     return f"{value:.{digits}f}{within if shows else ''}{' ' if unit else ''}{unit}"
@@ -163,7 +163,7 @@ def duration_spread(time_s: float, deviation_s: float | None) -> str:
 
 
 def clock(time_s: float) -> tuple[float, str]:
-    """The unit that a time is read in: its seconds, and its sign."""
+    """The unit for a time: its length in seconds, and its sign."""
     units = (3600, "h", 1.5), (60, "min", 1.5), (1, "s", 0.9995)
     return next(((scale, sign) for scale, sign, least in units if time_s >= least * scale), (0.001, "ms"))
 
@@ -173,7 +173,7 @@ def ratio(value: float | None) -> str:
 
 
 def conditions(told: Conditions) -> str:
-    """How a board was: battery 43 %, 41 °C, throttled, metered; what it could not tell is left out."""
+    """Conditions of a board: battery 43 %, 41 °C, throttled, metered; unknown ones are left out."""
     charge = "" if told.battery is None else f" {100 * told.battery:.0f} %"
     power = f"{told.power or 'battery'}{charge}" if told.power or charge else ""
     parts = (
@@ -188,7 +188,7 @@ def conditions(told: Conditions) -> str:
 
 
 def printable(text: str) -> str:
-    """What a peer wrote, without anything that could steer a terminal."""
+    """Text of a peer, without characters that could control a terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
