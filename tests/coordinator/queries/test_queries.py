@@ -71,7 +71,7 @@ def test_the_command_line_prints_exactly_these_values(played):
     folder, _ = played
     for command, value in ("status", queries.status(folder)), ("devices", queries.devices(folder)):
         printed = CliRunner().invoke(app, [command, str(folder), "--json"]).stdout
-        assert json.loads(printed) == msgspec.to_builtins(value)
+        assert printed.encode() == msgspec.json.encode(value) + b"\n"
     assert list(msgspec.to_builtins(queries.status(folder)))[: len(OLD_KEYS)] == OLD_KEYS
 
 
