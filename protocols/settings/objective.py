@@ -44,11 +44,11 @@ class ObjectiveSection(Settings, frozen=True):
 
     Attributes:
         minimise: what the run minimises until its models are good. The coordinator proposes each task's
-            ratio, share of the local training and encoding, among those that its device can afford: for
-            the most utility a second (`time`; a round ends after `deadline_slack` times its target duration, as with
-            `round.deadline = "predicted"`), a byte sent, a joule (idle boards included, if devices report
-            their idle power) or a unit of `price` (`money`). `none`: each device takes the largest ratio
-            that fits.
+            ratio, share of the local training and encoding, among those that its device can afford. It
+            plans for the most utility a second (`time`; a round ends after `deadline_slack` times its
+            target duration, as with `round.deadline = "predicted"`), a byte sent, a joule (idle boards
+            included, if devices report their idle power) or a unit of `price` (`money`). `none`: each
+            device takes the largest ratio that fits.
         at_most: no larger ratio is proposed.
         least_work: the smallest share of a round's local training that is proposed, for stragglers and for
             devices that could not take part otherwise; 1: all devices do all of it.
@@ -82,7 +82,7 @@ class ObjectiveSection(Settings, frozen=True):
     def __post_init__(self) -> None:
         if self.minimise == "money" and self.price == PriceSection():
             raise SettingError(
-                'objective.minimise = "money": objective.price is not set; give a price of a megabyte or a kWh'
+                'objective.minimise = "money": set objective.price, of a megabyte or a kilowatt hour'
             )
         check_encodings(self.encodings)
 
