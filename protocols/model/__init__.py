@@ -1,3 +1,5 @@
-"""What the fleet's model is: one flat vector and what every entry of it means; networks by name, loss terms,
-what a training step costs. Nothing here knows what is sent.
+"""The fleet's model: one flat vector and the meaning of each entry, networks by name, loss terms, cost of a
+step.
+
+Nothing here knows what is sent.
 """

@@ -1,8 +1,8 @@
-"""Models by name: the papers' networks, small ones of ours, and any function of the user's.
+"""Models by name: the papers' networks, small networks of ours, and any function of the user's.
 
-Coordinator and torch agents both build the architecture from its name and exchange only weights, so this
-file of `protocols` imports torch, as do its neighbours torch_*.py and nothing else there. Whatever does not
-depend on the order is written pooling before ReLU, which is the same function and faster.
+Coordinator and torch agents build the architecture from its name and exchange only weights. In `protocols`
+only this file and its neighbours torch_*.py import torch. Where the order does not matter, pooling stands
+before ReLU, which is faster.
 """
 
 import difflib
@@ -23,13 +23,15 @@ from fleetune.protocols.user_code import as_line, user_module
 Shape = tuple[int, ...]
 Build = Callable[[Shape, int], nn.Module]
 
-VOCABULARY = 8192  # of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.table`
-_UNPADDED_SIDE = 16  # the smallest image that conv5x5, pool2, conv5x5, pool2 leave something of
+# vocabulary of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.table`
+VOCABULARY = 8192
+_UNPADDED_SIDE = 16  # the smallest image that survives conv5x5, pool2, conv5x5, pool2
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norm, around them the identity, or a 1x1 convolution with norm where
-    the shape changes (He et al. 2016).
+    """Two 3x3 convolutions with norm and a shortcut (He et al. 2016).
+
+    The shortcut is the identity, or a 1x1 convolution with norm where the shape changes.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -49,16 +51,16 @@ class BasicBlock(nn.Module):
 
 
 def names() -> tuple[str, ...]:
-    """The built-in models."""
+    """Names of the built-in models."""
     return tuple(_BUILT_IN)
 
 
 def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """The model called `name`, initialised from torch's global generator, in training mode.
+    """Build the model `name`, initialised from torch's global generator, in training mode.
 
     Args:
         name: one of `names()`, or `package.module:function`, called as function(input_shape, num_classes).
-        input_shape: one sample, without the batch axis: (channels, height, width) for images.
+        input_shape: shape of one sample without the batch axis: (channels, height, width) for images.
         num_classes: number of logits.
 
     Raises:
@@ -86,8 +88,8 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
 def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) -> Tensor:
     """The logits of a batch of two zero samples in evaluation mode, shape (2, num_classes).
 
-    A model that refuses float samples gets whole numbers. Weights, statistics and training
-    modes stay as they are.
+    A model that rejects float samples gets whole numbers. Weights, statistics and training modes are not
+    changed.
 
     Raises:
         ModelError: the forward pass fails or its output has another shape.
@@ -98,12 +100,12 @@ def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) 
         raise ModelError(f"model {name!r} cannot take input {input_shape}: {as_line(problem)}") from problem
     if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ModelError(f"model {name!r} gives {found} for two samples; make it (2, {num_classes})")
+        raise ModelError(f"model {name!r} gives {found} for two samples; it must give (2, {num_classes})")
     return logits
 
 
 def _load(name: str) -> Build:
-    """The user's function behind `package.module:function`."""
+    """The user's function named `package.module:function`."""
     path, colon, function = name.partition(":")
     if not colon:
         near = difflib.get_close_matches(name, _BUILT_IN, n=1)
@@ -128,7 +130,7 @@ def _sequential(**layers: nn.Module) -> nn.Sequential:
 def _with_head(
     features: nn.Sequential, widths: Shape, input_shape: Shape, num_classes: int, *, bias: bool = True
 ) -> nn.Sequential:
-    """`features`, flattened, and fully connected layers of `widths` with ReLU, then of `num_classes`."""
+    """`features`, flattened, then fully connected layers of `widths` with ReLU and one of `num_classes`."""
     features.add_module("flatten", nn.Flatten())
     size = math.prod(forward_blank(features, input_shape)[1].shape[1:])
     for index, width in enumerate(widths, start=1):
@@ -144,13 +146,14 @@ def _mlp(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _autoencoder(input_shape: Shape, num_outputs: int) -> nn.Module:
-    """For reconstruction: what a sample is passes through 16 numbers."""
+    """An autoencoder with a bottleneck of 16 numbers, for reconstruction."""
     return _with_head(_sequential(), (64, 16, 64), input_shape, num_outputs)
 
 
 class TextEmbedding(nn.Module):
-    """The mean of the words' vectors, then one layer (as fastText, Joulin et al. 2017). Id 0 is no word and
-    is left out of the mean.
+    """The mean of the words' vectors, then one layer (as fastText, Joulin et al. 2017).
+
+    Id 0 is padding and is left out of the mean.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -170,7 +173,9 @@ def _text_embedding(_: Shape, num_classes: int) -> nn.Module:
 
 def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
     """Two 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al. 1998).
-    Unless `padded`, only images smaller than 16x16 are padded, so that they last through both.
+
+    Without `padded`, only images smaller than 16x16 are padded, because both convolutions would leave nothing
+    of them.
     """
 
     def make(input_shape: Shape, num_classes: int) -> nn.Module:
@@ -200,8 +205,10 @@ def _moon(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _fedspu(channels: Shape, widths: Shape) -> Build:
-    """Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which
-    only the last has a bias (FedSPU's networks, as docs/methods.md gives them).
+    """FedSPU's networks, as docs/methods.md gives them.
+
+    Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which only
+    the last has a bias.
     """
 
     def make(input_shape: Shape, num_classes: int) -> nn.Module:
@@ -243,7 +250,7 @@ def _resnet8(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
-    """The form for small images: 3x3 stem, no pooling behind it. 20 convolutions and fc: KAPC's 21 layers."""
+    """ResNet-18 for small images: 3x3 stem without pooling. 20 convolutions and fc are KAPC's 21 layers."""
     stem = {
         "conv": nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False),
         "norm": nn.BatchNorm2d(64),
@@ -254,7 +261,7 @@ def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _har_cnn(input_shape: Shape, num_classes: int) -> nn.Module:
-    """Windows of sensor readings, (channels, time steps), e.g. (9, 128)."""
+    """1-D convolutions over windows of sensor readings, (channels, time steps), e.g. (9, 128)."""
     features = _sequential(
         conv1=nn.Conv1d(input_shape[0], 32, 5),
         pool1=nn.MaxPool1d(2),
@@ -271,7 +278,7 @@ _BUILT_IN: dict[str, Build] = {
     "autoencoder": _autoencoder,
     "text-embedding": _text_embedding,
     "lenet5": _classic((6, 16), (120, 84)),
-    "lenet-dcpfl": _classic((16, 32), (120, 84), padded=True),  # docs/methods.md: how its size is known
+    "lenet-dcpfl": _classic((16, 32), (120, 84), padded=True),  # docs/methods.md explains its size
     "cnn-moon": _moon,
     "cnn-kapc": _classic((32, 64), (512, 128)),
     "cnn-fedspu-cifar": _fedspu((6, 16), (120, 84)),
@@ -283,8 +290,10 @@ _BUILT_IN: dict[str, Build] = {
 
 
 def training_flops(module: nn.Module, input_shape: Shape) -> float:
-    """Floating-point operations of one training step per sample: forward and backward of the matrix
-    products and convolutions, as torch counts them. Leaves no gradients.
+    """Floating-point operations of one training step per sample.
+
+    Counts forward and backward passes of matrix products and convolutions, as torch does. Leaves no
+    gradients.
     """
     batch = blank_batch(module, input_shape)
     with CountingFlops() as counting:

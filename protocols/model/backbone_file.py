@@ -1,8 +1,8 @@
-"""A model's backbone as a file: the safetensors layout, the tensors in the order of `Backbone`.
+"""A model's backbone as a file: the safetensors layout, with tensors in the order of `Backbone`.
 
-They are float32; or weights are int8, each output channel (the first axis) with a scale of its own, and
-everything else float32. The spec says which tensors there are, so a reader knows every byte of the head
-before it sees the file, and trusts none of them.
+Tensors are float32. With int8 weights, each output channel (the first axis) has a float32 scale, and all
+other tensors are float32. The spec lists the tensors, so a reader knows every byte of the head before it sees
+the file.
 """
 
 import json
@@ -19,8 +19,8 @@ from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketNotFin
 from fleetune.protocols.model.spec import Backbone, FrozenTensor, ModelSpec
 
 _ALIGNMENT = 64
-_CHECKED_AT_ONCE = 2**20  # entries
-_LARGEST = 127  # of int8; -128 is left out, so that both signs reach as far
+_CHECKED_AT_ONCE = 2**20  # entries of a backbone
+_LARGEST = 127  # largest int8 used; without -128 both signs have the same range
 _BYTES = {"F32": 4, "I8": 1}
 
 Tensors = Mapping[str, NDArray[np.float32]]
@@ -28,14 +28,14 @@ Tensors = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A tensor as it is kept: `numbers` times `scale`, of which there is one a place of the first axis."""
+    """A stored tensor: `numbers` times `scale`, with one scale per place of the first axis."""
 
     numbers: NDArray[np.int8]
     scale: NDArray[np.float32]
 
     @classmethod
     def of(cls, values: NDArray[np.float32]) -> "Int8Weight":
-        """The nearest ones: each channel's largest value becomes 127."""
+        """Quantise `values`: each channel's largest value becomes 127."""
         rows = values.reshape(len(values), -1)
         scale = (np.abs(rows).max(1) / np.float32(_LARGEST)).astype(np.float32)
         scale[scale == 0] = 1
@@ -44,17 +44,17 @@ class Int8Weight:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """A new array."""
+        """The dequantised values, a new array."""
         scale = self.scale.reshape(-1, *[1] * (self.numbers.ndim - 1))
         return np.multiply(self.numbers, scale, dtype=np.float32)
 
 
 class Int8Tensors(Mapping[str, NDArray[np.float32]]):
-    """The tensors of a backbone by name, of which some are kept as int8: these are computed when asked for.
+    """The tensors of a backbone by name; those stored as int8 are dequantised when they are read.
 
     Args:
-        weights: those.
-        others: as they are.
+        weights: tensors stored as int8.
+        others: all other tensors.
     """
 
     def __init__(self, weights: Mapping[str, Int8Weight], others: Tensors) -> None:
@@ -73,7 +73,7 @@ class Int8Tensors(Mapping[str, NDArray[np.float32]]):
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of the file."""
+    """One tensor of the file."""
 
     name: str
     dtype: str
@@ -85,7 +85,7 @@ class _Entry:
 
 
 def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
-    """The file of a backbone with these values; equal ones give equal bytes."""
+    """The file of a backbone with these values; equal values give equal bytes."""
     values = {one.name: np.ascontiguousarray(tensors[one.name], np.float32) for one in backbone.tensors}
     kept: dict[str, NDArray[np.generic]] = dict(values)
     for tensor in backbone.tensors:
@@ -96,22 +96,23 @@ def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
 
 
 def backbone_file_bytes(backbone: Backbone) -> int:
-    """How long the file is."""
+    """The size of the file in bytes."""
     return len(_head(backbone)) + _num_bytes(backbone)
 
 
 def held_bytes(spec: ModelSpec, *, as_kept: bool) -> int:
-    """What a model's frozen tensors take in memory: as they are kept, or all as float32."""
+    """Memory of a model's frozen tensors in bytes: as they are stored, or all as float32."""
     if as_kept and isinstance(spec.backbone, Backbone):
         return _num_bytes(spec.backbone)
     return 4 * sum(tensor.size for tensor in spec.frozen)
 
 
 def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
-    """The tensors in a backbone's file by name: views of `data`, or, of int8, computed from these views.
+    """The tensors in a backbone's file by name, as views of `data`; int8 weights are computed from these
+    views.
 
     Raises:
-        PacketForeign: it is of another model.
+        PacketForeign: the file belongs to another model.
         PacketCorrupt: it has another length.
         PacketNotFinite: a tensor holds NaN or infinite values.
     """
@@ -145,19 +146,17 @@ def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
 
 
 def mapped(path: Path, offset: int = 0) -> memoryview | None:
-    """A file's content from `offset` on, as pages that all processes share; None: there is no such file.
+    """A file's content from `offset` on, as pages that all processes share; None if there is no such file.
 
     Raises:
         StoreError: it cannot be read.
     """
     try:
-        with path.open(
-            "rb"
-        ) as file:  # what is written to it stays in this process; torch asks that it can be
+        with path.open("rb") as file:  # copy on write, because torch needs a writable buffer
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[offset:]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as problem:  # an empty file is a ValueError
+    except (OSError, ValueError) as problem:  # ValueError: the file is empty
         raise StoreError(f"cannot read {path}: {problem}") from None
 
 
@@ -170,7 +169,7 @@ def _scale(tensor: FrozenTensor) -> str:
 
 
 def _entries(backbone: Backbone) -> list[_Entry]:
-    """In the file's order: those of four bytes first, so that all are aligned."""
+    """The tensors in the file's order: float32 first, so that all are aligned."""
     int8 = [one for one in backbone.tensors if _is_int8(backbone, one)]
     others = (one for one in backbone.tensors if not _is_int8(backbone, one))
     floats = [_Entry(one.name, "F32", one.shape) for one in others]
@@ -194,6 +193,6 @@ def _head(backbone: Backbone) -> bytes:
 
 
 def _is_finite(values: NDArray[np.float32]) -> bool:
-    """Without a mask of the whole tensor beside it."""
+    """True if all values are finite; needs no mask of the tensor's size."""
     parts = (values[start : start + _CHECKED_AT_ONCE] for start in range(0, values.size, _CHECKED_AT_ONCE))
     return all(np.isfinite(part).all() for part in parts)

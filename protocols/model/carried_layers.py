@@ -1,10 +1,9 @@
-"""What a new version of a model keeps of the one before it: layers of the same name and the same shapes.
+"""Which layers of a model keep their weights in a new version: those with the same name and shapes.
 
-A layer is kept in whole or not at all: all its tensors, running statistics among them, have the same names
-and shapes in both. What else the new model has begins as it would without the old one. The rule is the same
-for a shared model and for a device's own (docs/open-runs.md); it looks at names and shapes alone, so that a
-layer which means something else now wants another name. Of models that are frozen in part nothing is kept
-unless it is the same part, with the same values.
+A layer is kept whole or not at all: all its tensors, running statistics included, must have the same names
+and shapes in both versions. Other layers start as if there were no old version. The rule holds for the shared
+model and for a device's own (docs/open-runs.md). It looks at names and shapes only, so rename a layer whose
+meaning changes. Models with a backbone keep layers only if both have the same backbone.
 """
 
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 
 @dataclass(frozen=True)
 class Carried:
-    """A model's weights after it took over what it could.
+    """A model's weights after it took over layers of its predecessor.
 
     Attributes:
-        weights: shape (size of the new model,).
-        kept, new: layers of the new model.
+        weights: flat weights, shape (size of the new model,).
+        kept, new: layers of the new model that were taken over, and that were not.
         gone: layers that only the old model had.
-        num_kept, num_values: values that were kept, of how many.
+        num_kept, num_values: number of values taken over, and of all values.
     """
 
     weights: FlatArray
@@ -32,7 +31,7 @@ class Carried:
 
     @property
     def words(self) -> str:
-        """For people, in one line."""
+        """A one-line summary for people."""
         layers = f"{len(self.kept)} of {len(self.kept) + len(self.new)} layers"
         line = f"{layers} keep their weights ({self.num_kept:,} of {self.num_values:,} values)"
         line += f"; begins anew: {', '.join(self.new)}" if self.new else ""
@@ -40,16 +39,16 @@ class Carried:
 
 
 def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: FlatArray) -> Carried:
-    """Give a model what it can keep of the one before it.
+    """Take over the layers that both models have.
 
     Args:
         before: the old model.
         weights: its weights, shape (before.size,).
         after: the new model.
-        fresh: what it begins with otherwise, shape (after.size,).
+        fresh: initial weights of the new model, shape (after.size,).
     """
     old, new = _layers(before), _layers(after)
-    same = before.backbone == after.backbone  # on another one the same layer means something else
+    same = before.backbone == after.backbone  # on another backbone the same layer has another meaning
     kept = tuple(layer for layer, tensors in new.items() if same and old.get(layer) == tensors)
     found, num_kept = fresh.copy(), 0
     for tensor in after.tensors:
@@ -62,7 +61,7 @@ def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: F
 
 
 def _layers(spec: ModelSpec) -> dict[str, dict[str, tuple[int, ...]]]:
-    """By layer, in module order, the shapes of its tensors by name."""
+    """The shapes of each layer's tensors by name, layers in module order."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in spec.tensors:
         found.setdefault(tensor.layer, {})[tensor.name] = tensor.shape

@@ -1,9 +1,9 @@
-"""What a training step costs that computes only some tensors' gradients.
+"""The cost of a training step that computes only some tensors' gradients.
 
-Counted are the multiplications of matrix products and convolutions: in the forward pass, in the gradients
-of what the layers above the lowest trained one got, and in the gradients of the trained weights, which cost
-about the same each. Within a trained tensor frozen entries save nothing: gradients of the active rows alone
-gained a tenth at best, with torch and with ONNX Runtime, and were slower on small networks (docs/ratios.md).
+It counts multiplications of matrix products and convolutions: in the forward pass, in the gradients of
+activations above the lowest trained layer, and in the gradients of trained weights. Each of the three costs
+about the same. Frozen entries within a trained tensor save nothing: gradients of active rows alone gained a
+tenth at best, and were slower on small networks (docs/ratios.md).
 """
 
 from collections.abc import Collection, Iterator
@@ -14,17 +14,17 @@ from fleetune.protocols.model.spec import FrozenTensor, MaskArray, ModelSpec, Te
 
 
 def trained_tensors(trainable: MaskArray, spec: ModelSpec) -> frozenset[str]:
-    """Names of the parameters with an entry in `trainable`, shape (spec.size,)."""
+    """Names of the parameters with at least one entry in `trainable`, shape (spec.size,)."""
     parameters = (tensor.name for tensor in spec.tensors if tensor.kind != "stat")
     return frozenset(name for name in parameters if trainable[spec.slices[name]].any())
 
 
 def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> int:
-    """Multiplications for one sample in a step that computes the gradients of `tensors` (None: of all).
+    """Multiplications per sample of a step that computes the gradients of `tensors` (None: of all).
 
-    "Above" goes by the order of the module's parameters, those of its backbone included.
+    Layers are ordered as the module's parameters, backbone included.
     """
-    total, passed = 0, False  # whether a trained tensor lies below
+    total, passed = 0, False  # True once a trained tensor was seen below
     for tensor, can_train in _in_module_order(spec):
         wanted = can_train and (tensors is None or tensor.name in tensors)
         total += tensor.size * tensor.uses * (1 + passed + wanted)
@@ -33,7 +33,7 @@ def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> in
 
 
 def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTensor, bool]]:
-    """The tensors, and whether each is one that may train."""
+    """All tensors in module order, each with True if it may train."""
     frozen = list(spec.frozen)
     for index, tensor in enumerate(spec.tensors):
         while frozen and frozen[0].before <= index:
@@ -43,15 +43,14 @@ def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTenso
 
 
 def below_largest(spec: ModelSpec) -> int:
-    """How many entries stand before the model's largest layer: the first ones of the flat vector. 0 where it
-    is the first layer.
-    """
+    """Number of entries before the model's largest layer in the flat vector; 0 if it is the first layer."""
     return max(spec.layers.values(), key=lambda place: place.stop - place.start, default=slice(0)).start or 0
 
 
 def work_with_lower(spec: ModelSpec, stop: int, share: float) -> float:
-    """The work of a step, relative to a full one, where entries before `stop` train in a share of the steps
-    (see `LowerLayers`). It is a mean over steps.
+    """Mean work of a step relative to a full one, if entries before `stop` train in a share of the steps.
+
+    See `LowerLayers`.
     """
     upper = np.arange(spec.size) >= stop
     return share + (1 - share) * compute_cost(spec, upper)
@@ -60,7 +59,7 @@ def work_with_lower(spec: ModelSpec, stop: int, share: float) -> float:
 def compute_cost(spec: ModelSpec, trainable: MaskArray) -> float:
     """The work of a step that trains the entries in `trainable`, shape (spec.size,), relative to a full one.
 
-    1 where nothing is known of what the model multiplies.
+    1 if the spec does not say what the model multiplies.
     """
     whole = step_products(spec)
     return step_products(spec, trained_tensors(trainable, spec)) / whole if whole else 1.0

@@ -1,6 +1,6 @@
-"""What a run takes off its samples and divides them by before a model sees them: a number, or one a channel.
+"""Input normalisation of a run: a mean and a standard deviation, one number each or one per channel.
 
-A channel is a place on the first axis of a sample, as the model takes it: of (3, 32, 32) there are 3.
+A channel is a place on the first axis of a sample: (3, 32, 32) has 3.
 """
 
 from typing import Annotated, Any
@@ -20,9 +20,9 @@ Std = Positive | Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=M
 
 
 def as_floats(samples: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples as float32, same shape; those of bytes (uint8) are divided by 255, whatever a run says."""
+    """Samples as float32, same shape; uint8 samples are divided by 255."""
     floats: NDArray[np.float32] = samples.astype(np.float32, copy=False)
-    if samples.dtype == np.uint8:  # a copy, so that it may be changed
+    if samples.dtype == np.uint8:  # a copy, because callers change it in place
         floats /= np.float32(255)
     return floats
 
@@ -34,7 +34,7 @@ def over_channels(values: float | tuple[float, ...], input_shape: Shape) -> NDAr
 
 
 def check_channels(mean: Mean, std: Std, input_shape: Shape) -> None:
-    """Raises SettingError: there is not one number for each of the model's channels."""
+    """Raise SettingError unless there is one number, or one for each of the model's channels."""
     for name, values in (("mean", mean), ("std", std)):
         if isinstance(values, tuple) and (not input_shape or len(values) != input_shape[0]):
             raise SettingError(

@@ -1,4 +1,4 @@
-"""Terms of the local loss that hold a model to what other, fixed models answer on the same samples.
+"""Terms of the local loss that compare a model with other, fixed models on the same samples.
 
 They are part of a `FitPlan`; a backend computes them (`edge_agent.training.backend.Backend`).
 """
@@ -8,7 +8,8 @@ from typing import Literal
 
 from fleetune.protocols.model.spec import FlatArray
 
-Answer = Literal["logits", "features"]  # what the model gives; what its last layer gets
+# "logits": the model's output; "features": the input of its last layer
+Answer = Literal["logits", "features"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Distillation:
     """strength * T^2 * KL(teacher || model) of the class probabilities at temperature T, mean over samples.
 
     Attributes:
-        teacher: weights, shape (spec.size,); it answers in evaluation mode.
-        strength: at least 0.
+        teacher: the teacher's weights, shape (spec.size,); it runs in evaluation mode.
+        strength: weight of the term, at least 0.
         temperature: T, above 0: both models' logits are divided by it.
     """
 
@@ -27,24 +28,27 @@ class Distillation:
 
     @property
     def models(self) -> tuple[FlatArray, ...]:
-        """Those that answer."""
+        """Weights of the fixed models."""
         return (self.teacher,)
 
     @property
     def answer(self) -> Answer:
-        """What they are asked for."""
+        """Which output of the fixed models the term uses."""
         return "logits"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """strength * -log(e^near / (e^near + e^far)), mean over samples, near and far being cosines over T:
-    of the features the model gives its last layer with those that the near and the far model give theirs.
+    """strength * -log(e^near / (e^near + e^far)), mean over samples.
+
+    `near` and `far` are cosines divided by T: of the inputs of the model's last layer with those of the near
+    and the far model.
 
     Attributes:
-        near: weights to be alike, shape (spec.size,); it answers in evaluation mode, as does `far`.
-        far: weights to be unlike.
-        strength: at least 0.
+        near: weights of the model to be similar to, shape (spec.size,); it runs in evaluation mode, as does
+            `far`.
+        far: weights of the model to be different from.
+        strength: weight of the term, at least 0.
         temperature: T, above 0.
     """
 
@@ -55,12 +59,12 @@ class Contrast:
 
     @property
     def models(self) -> tuple[FlatArray, ...]:
-        """Those that answer."""
+        """Weights of the fixed models."""
         return (self.near, self.far)
 
     @property
     def answer(self) -> Answer:
-        """What they are asked for."""
+        """Which output of the fixed models the term uses."""
         return "features"
 
 

@@ -1,8 +1,8 @@
-"""The same network with fewer neurons, as a description: what a sub-model of zeros outside some neurons is.
+"""The same network with fewer neurons, as a spec.
 
-Where every entry outside some neurons is 0 and stays so, nothing flows through the others, and the network
-that only has these computes the same. That does not hold where channels are normalised together (LayerNorm),
-and is not told where an axis has a part of a group's neurons, or the model has a frozen part.
+If all entries outside some neurons are 0 and stay 0, a network with only these neurons computes the same
+function. That does not hold if channels are normalised together (LayerNorm). It is not supported if an axis
+has only a part of a group's neurons, or if the model has a backbone.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,15 @@ from dataclasses import replace
 from fleetune.protocols.model.compute_cost import step_products
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Axis, ModelSpec, Span, TensorSpec
 
-# What a step takes beside its multiplications (calls, and passes over activations), in multiplications for
-# each output of a layer: by the times of smaller networks in docs/ratios.md. It does not become less.
+# Cost of a step besides its multiplications (calls, passes over activations), as multiplications per output
+# of a layer; fitted to the times of smaller networks in docs/ratios.md. It does not shrink with the network.
 _PRODUCTS_PER_OUTPUT = 300
 
 
 def smaller_spec(spec: ModelSpec, counts: Sequence[int]) -> ModelSpec | None:
-    """`spec` with `counts` neurons in its groups, each at least 1; None: that would be another function."""
+    """`spec` with `counts` neurons in its groups, each at least 1; None if that would compute another
+    function.
+    """
     if not has_smaller(spec) or len(counts) != len(spec.groups) or min(counts, default=1) < 1:
         return None
     tensors = tuple(_tensor(tensor, counts) for tensor in spec.tensors)
@@ -25,7 +27,7 @@ def smaller_spec(spec: ModelSpec, counts: Sequence[int]) -> ModelSpec | None:
 
 
 def has_smaller(spec: ModelSpec) -> bool:
-    """Whether a network of fewer neurons is described by it."""
+    """True if `smaller_spec` can describe the network with fewer neurons."""
     followed = {tensor.layer for tensor in spec.tensors if tensor.kind == "stat"}
     together = any(tensor.kind == "norm" and tensor.layer not in followed for tensor in spec.tensors)
     spans = (span for tensor in spec.tensors for axis in tensor.axes for span in axis)
@@ -34,7 +36,7 @@ def has_smaller(spec: ModelSpec) -> bool:
 
 
 def smaller_work(spec: ModelSpec, smaller: ModelSpec) -> float:
-    """The work of a step of the smaller network, relative to one of the whole; 1: it is not known."""
+    """The work of a step of the smaller network, relative to one of the whole; 1 if unknown."""
     products = step_products(spec)
     if not products:
         return 1.0

@@ -1,8 +1,8 @@
-"""The fleet's model as one flat float32 vector, and what every entry of it is.
+"""The fleet's model as one flat float32 vector, and the meaning of every entry.
 
-The vector holds all trainable parameters in the order of the module, so that a layer is a slice, and
-after them the running statistics of normalisation layers. Statistics are part of a device's personal
-model but never leave it: no selection covers them.
+The vector holds all trainable parameters in module order, so that a layer is a slice. After them it holds the
+running statistics of normalisation layers. These belong to a device's personal model and never leave it: no
+selection covers them.
 """
 
 import hashlib
@@ -24,22 +24,22 @@ MaskArray = NDArray[np.bool_]
 Kind = Literal["weight", "bias", "norm", "stat"]
 
 ALWAYS_ACTIVE = -1
-RUNNING_STATISTICS = ("running_mean", "running_var")  # as torch names them
+RUNNING_STATISTICS = ("running_mean", "running_var")  # names as in torch
 MAX_AXES = 8
 MAX_TENSORS = 20_000
 MAX_GROUPS = 20_000
-MAX_SPANS = 20_000  # of one axis
+MAX_SPANS = 20_000  # positions on one axis
 Size = Annotated[int, Meta(ge=0, le=2**40)]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_AXES)]
-_IDENTITY = ("name", "shape", "kind", "layer", "axes")  # of a tensor
+_IDENTITY = ("name", "shape", "kind", "layer", "axes")  # axes of a tensor
 
 
 @dataclass(frozen=True)
 class Span:
     """A run of positions on one axis that belongs to neurons `start`..`start + count - 1` of a group.
 
-    `repeat` positions in a row belong to each neuron: behind a flatten, channel c owns `repeat`
-    consecutive columns. `group` is ALWAYS_ACTIVE for positions of no group (inputs, outputs).
+    Each neuron has `repeat` consecutive positions: behind a flatten, channel c owns `repeat` consecutive
+    columns. `group` is ALWAYS_ACTIVE for positions of no group (inputs, outputs).
     """
 
     group: Annotated[int, Meta(ge=ALWAYS_ACTIVE, le=MAX_NUMBER)]
@@ -58,16 +58,15 @@ class TensorSpec:
     """One tensor of the model.
 
     Attributes:
-        name: as in the module's `state_dict`.
-        shape: as in the module.
+        name: name in the module's `state_dict`.
+        shape: shape in the module.
         kind: "weight" and "bias" of linear and convolutional layers and embeddings, "norm" for the
             learnable parameters of normalisation layers, "stat" for running statistics.
-        layer: the module path that owns it; tensors of one layer are neighbours.
-        axes: for each axis, which neurons its positions belong to.
+        layer: path of the module that owns it; tensors of one layer are neighbours.
+        axes: for each axis, the neurons that own its positions.
         uses: multiplications with each of its entries in the forward pass of one sample: the output positions
-            of a convolution, 1 for a linear layer behind a flatten. 0: none (biases, norms, lookups), or not
-            known. It says what training costs (see `protocols.model.compute_cost`), nothing about what is
-            computed.
+            of a convolution, 1 for a linear layer behind a flatten. 0: none (biases, norms, lookups), or
+            unknown. It only predicts the cost of training (see `protocols.model.compute_cost`).
     """
 
     name: Label
@@ -84,12 +83,12 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class FrozenTensor:
-    """A tensor of the model that no device trains, and so no part of the flat vector.
+    """A tensor that no device trains, and so not part of the flat vector.
 
     Attributes:
         name, shape: as in the module.
-        uses: as of `TensorSpec`.
-        before: how many of the spec's parameters come before it in the module.
+        uses: as in `TensorSpec`.
+        before: number of the spec's parameters that precede it in the module.
     """
 
     name: Label
@@ -104,9 +103,9 @@ class FrozenTensor:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters (LoRA, Hu et al. 2021): each of the layers gives W x + scale * B A x.
+    """Low-rank adapters (LoRA, Hu et al. 2021): each of these layers computes W x + scale * B A x.
 
-    A and B are layers of their own, <layer>.lora_a and <layer>.lora_b; B A has the rank `rank`.
+    A and B are separate layers, <layer>.lora_a and <layer>.lora_b; B A has rank `rank`.
     """
 
     layers: Annotated[tuple[Label, ...], Meta(max_length=MAX_TENSORS)]
@@ -116,16 +115,16 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Backbone:
-    """What of a model does not train: frozen parameters, and statistics of frozen norms, which evaluate.
+    """The frozen part of a model: frozen parameters, and statistics of norms in evaluation mode.
 
-    Its values are one file, which travels once and is kept under its digest
+    Its values are one file, which travels once and is stored under its digest
     (`protocols.model.backbone_file`).
 
     Attributes:
-        tensors: in the file's order.
-        adapters: that were added to the module; None: none.
-        digest: of the file, BLAKE2b-128 as 32 hex digits; "": not known yet.
-        weights: how tensors of two axes and more are kept; unset: as float32, as all others are.
+        tensors: frozen tensors in the file's order.
+        adapters: adapters added to the module; None: none.
+        digest: BLAKE2b-128 of the file as 32 hex digits; "": not yet known.
+        weights: storage of tensors with two or more axes; unset: float32.
     """
 
     tensors: Annotated[tuple[FrozenTensor, ...], Meta(max_length=MAX_TENSORS)]
@@ -142,9 +141,9 @@ class ModelSpec:
         name: the model's name or `module:function`.
         tensors: trainable parameters in module order, then statistics.
         groups: number of neurons of each coupled group.
-        input_shape: one sample, without the batch axis.
+        input_shape: shape of one sample, without the batch axis.
         num_classes: number of labels, 0..num_classes-1.
-        backbone: what of the model is frozen; unset: nothing that travels.
+        backbone: the frozen part; unset: none.
     """
 
     name: Label
@@ -166,12 +165,12 @@ class ModelSpec:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Length of its trainable part, which comes first."""
+        """Length of the trainable part, which comes first."""
         return sum(tensor.size for tensor in self.tensors if tensor.kind != "stat")
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each tensor stands in the flat vector."""
+        """Each tensor's slice of the flat vector."""
         found, start = {}, 0
         for tensor in self.tensors:
             found[tensor.name] = slice(start, start + tensor.size)
@@ -180,7 +179,7 @@ class ModelSpec:
 
     @cached_property
     def layers(self) -> dict[str, slice]:
-        """Where each layer's trainable parameters stand, in module order."""
+        """Each layer's slice of trainable parameters, in module order."""
         found: dict[str, slice] = {}
         for tensor in self.tensors:
             if tensor.kind != "stat":
@@ -191,12 +190,14 @@ class ModelSpec:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits over everything above but the name and the uses: equal means interchangeable. Of the
-        backbone, its adapters and its digest.
+        """16 hex digits; models with equal hashes are interchangeable.
+
+        Covers all fields except the name and `uses`; of the backbone, adapters and digest.
         """
         tensors = [{name: getattr(tensor, name) for name in _IDENTITY} for tensor in self.tensors]
         parts = (tensors, self.groups, self.input_shape, self.num_classes)
-        if isinstance(self.backbone, Backbone):  # the same parameters mean another thing on another one
+        # on another backbone the same parameters have another meaning
+        if isinstance(self.backbone, Backbone):
             parts = (*parts, self.backbone.adapters, self.backbone.digest)  # type: ignore[assignment]
         content = msgspec.msgpack.encode(parts)
         return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Whether a description of a model that came over the wire makes sense, before anything is made by it."""
+"""Consistency check of a model's spec that came over the wire, before it is used."""
 
 import math
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ MAX_PARAMETERS = 2**33
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Names once, statistics last, layers in one piece, every axis owned by neurons that are there.
+    """Raise PacketCorrupt unless the spec is consistent.
 
-    Raises:
-        PacketCorrupt: that is not so.
+    Names are unique, statistics come last, layers are contiguous, and every axis is owned by existing
+    neurons.
     """
     for problem in _problems(spec):
         raise PacketCorrupt(f"model {spec.name!r}: {problem}")
@@ -23,9 +23,9 @@ def check_spec(spec: ModelSpec) -> None:
 def _problems(spec: ModelSpec) -> Iterator[str]:
     names = [*(tensor.name for tensor in spec.tensors), *(tensor.name for tensor in spec.frozen)]
     if sum(tensor.size for tensor in spec.frozen) > MAX_PARAMETERS:
-        yield "a backbone of more entries than any"
+        yield "the backbone has more entries than allowed"
     if len(set(names)) < len(names):
-        yield "a tensor's name is there twice"
+        yield "a tensor's name occurs twice"
     if not 0 < spec.size <= MAX_PARAMETERS:
         yield f"{spec.size} entries"
     if sum(spec.groups) > spec.size:
@@ -34,20 +34,20 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield f"samples of shape {spec.input_shape} of {spec.num_classes} classes"
     kinds = [tensor.kind == "stat" for tensor in spec.tensors]
     if kinds != sorted(kinds):
-        yield "running statistics stand before parameters"
+        yield "running statistics precede parameters"
     layers = [tensor.layer for tensor in spec.tensors if tensor.kind != "stat"]
     if len(list(groupby(layers))) > len(set(layers)):
-        yield "a layer's tensors are no neighbours"
+        yield "a layer's tensors are not contiguous"
     for tensor in spec.tensors:
         yield from _tensor_problems(tensor, spec.groups)
 
 
 def _tensor_problems(tensor: TensorSpec, groups: tuple[int, ...]) -> Iterator[str]:
     if len(tensor.axes) != len(tensor.shape):
-        yield f"{tensor.name} has {len(tensor.shape)} axes, of which {len(tensor.axes)} are described"
+        yield f"{tensor.name} has {len(tensor.shape)} axes, but {len(tensor.axes)} are described"
     for size, axis in zip(tensor.shape, tensor.axes, strict=False):
         if axis and not (all(_is_there(span, groups) for span in axis) and _length(axis) == size):
-            yield f"an axis of {tensor.name} is not described in full by neurons that are there"
+            yield f"an axis of {tensor.name} is not fully described by existing neurons"
 
 
 def _is_there(span: Span, groups: tuple[int, ...]) -> bool:

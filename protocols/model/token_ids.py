@@ -1,4 +1,4 @@
-"""Whether a torch module's samples are numbers or token ids, seen by what it looks up."""
+"""Detects whether a torch module's samples are numbers or token ids, from the look-ups that it makes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ from fleetune.protocols.model.torch_dispatch import Watching
 
 @dataclass(frozen=True)
 class Samples:
-    """What a module takes.
+    """The samples that a module accepts.
 
     Attributes:
-        ids: whole numbers, int64; False: float32.
-        vocabulary: they, or those among the numbers that it looks up, are 0..vocabulary-1; None: it looks
-            nothing up by its samples.
+        ids: True: whole numbers, int64; False: float32.
+        vocabulary: ids (or the looked-up numbers) are 0..vocabulary-1; None: samples are not looked up.
     """
 
     ids: bool
@@ -26,14 +25,14 @@ class Samples:
 
 
 def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
-    """Look at the module in evaluation mode; weights, statistics and training modes stay as they are.
+    """Inspect the module in evaluation mode; weights, statistics and training modes are not changed.
 
-    It takes ids when it runs on whole numbers and looks rows up by them, or runs on nothing else. A look-up
-    counts when its index grows by one with every number of a sample: positions, or the best of several
-    experts, are none.
+    It accepts ids if it runs on whole numbers and looks rows up by them, or runs on nothing else. A look-up
+    counts if its index grows by one with every number of a sample. Position embeddings and expert choices do
+    not.
 
     Raises:
-        Exception: whatever the module raises for blank samples of numbers and of ids alike.
+        Exception: the module rejects blank samples of numbers and of ids.
     """
     blank = blank_batch(module, input_shape)
     vocabulary = _vocabulary(module, blank)
@@ -43,12 +42,12 @@ def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
 
 
 def blank_batch(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Two samples of zeros as the module takes them: whole numbers where it refuses floats."""
+    """Two samples of zeros in the type that the module accepts: whole numbers if it rejects floats."""
     return forward_blank(module, input_shape)[0]
 
 
 def forward_blank(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Any]:
-    """Two blank samples, and what the module gives for them in evaluation mode."""
+    """Two blank samples, and the module's output for them in evaluation mode."""
     own = next(module.parameters(), None)
     batch = torch.zeros(2, *input_shape, device=None if own is None else own.device)
     try:
@@ -56,7 +55,7 @@ def forward_blank(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tens
     except (RuntimeError, TypeError, IndexError) as problem:
         ids = batch.long()
         try:
-            return ids, _evaluated(module, ids)  # once: whoever traces it counts what it does
+            return ids, _evaluated(module, ids)  # run once only, because a tracer counts the operations
         except Exception:  # noqa: BLE001 - a user's module may raise anything
             raise problem from None
 
@@ -80,9 +79,9 @@ def _runs(module: nn.Module, batch: Tensor) -> bool:
 
 
 def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
-    """The fewest rows of what is looked up by the samples themselves."""
+    """The smallest number of rows that samples themselves are looked up in."""
     at_zero, at_one = _lookups(module, blank), _lookups(module, blank + 1)
-    if at_zero and not at_one:  # nothing has a second row
+    if at_zero and not at_one:  # a table with a single row
         return min(rows for rows, _ in at_zero)
     if len(at_zero) != len(at_one):
         return None
@@ -96,14 +95,14 @@ def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
 
 
 def _lookups(module: nn.Module, batch: Tensor) -> list[tuple[int, Tensor]]:
-    """Of one forward pass, those of a pass that failed left out: rows there are, and which were looked up."""
+    """The look-ups of one forward pass, as (number of rows, looked-up rows); none if the pass fails."""
     watch = _Watch()
     with torch.no_grad(), watch:
         return watch.seen if _runs(module, batch) else []
 
 
 class _Watch(Watching):
-    """Notes every look-up, as rows there are and which were looked up."""
+    """Records every look-up as (number of rows, looked-up rows)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,6 +128,6 @@ _ROWS: dict[str, Callable[..., tuple[int, Tensor] | None]] = {
     "_embedding_bag_forward_only": lambda table, ids, *_: (table.size(0), ids),
     "index": _by_first_index,
     "index_select": lambda table, axis, ids, *_: (table.size(axis), ids),
-    "scatter": lambda table, axis, ids, *_: (table.size(axis), ids),  # what one_hot is made of
+    "scatter": lambda table, axis, ids, *_: (table.size(axis), ids),  # one_hot is built from this operation
     "scatter_": lambda table, axis, ids, *_: (table.size(axis), ids),
 }

@@ -1,6 +1,6 @@
-"""A torch module of which only a part trains: adapters beside its layers, and a frozen rest.
+"""A torch module of which only a part trains: adapters added to its layers, and the rest frozen.
 
-Coordinator, exporter and torch agents make the same module of an architecture by this file.
+Coordinator, exporter and torch agents use this file, so that all build the same module.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,16 +16,16 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import RUNNING_STATISTICS, Adapters, Backbone, ModelSpec
 
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norm
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first base class: batch and instance norm
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _frozen_kinds: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def as_described(spec: ModelSpec, module: nn.Module) -> nn.Module:
-    """Make of an architecture, as its author wrote it, the module that a spec describes; it is changed.
+    """Change an architecture, as its author wrote it, into the module that a spec describes.
 
     Raises:
-        ModelError: its backbone names a layer that this module has not.
+        ModelError: the backbone names a layer that this module lacks.
     """
     if isinstance(spec.backbone, Backbone):
         if spec.backbone.adapters is not None:
@@ -35,7 +35,7 @@ def as_described(spec: ModelSpec, module: nn.Module) -> nn.Module:
 
 
 def add_adapters(module: nn.Module, adapters: Adapters) -> None:
-    """Give these layers a low-rank branch: <layer>.lora_a and <layer>.lora_b. B is zero.
+    """Add a low-rank branch to these layers: <layer>.lora_a and <layer>.lora_b. B is zero.
 
     Raises:
         ModelError: a layer is missing, or is neither linear nor an ordinary convolution.
@@ -60,14 +60,15 @@ def add_adapters(module: nn.Module, adapters: Adapters) -> None:
 
 
 def takes_adapter(layer: nn.Module) -> bool:
-    """Whether it is linear, or a convolution whose channels are not apart in groups."""
+    """True for linear layers and ungrouped convolutions."""
     if isinstance(layer, nn.Linear):
         return True
     return isinstance(layer, _CONVOLUTIONS) and layer.groups == 1
 
 
 def _branch(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
-    with torch.random.fork_rng(devices=[]):  # their numbers are drawn elsewhere; nobody's stream moves
+    # their values are drawn elsewhere, so torch's random stream must not advance
+    with torch.random.fork_rng(devices=[]):
         if isinstance(layer, nn.Linear):
             a = nn.Linear(layer.in_features, rank, bias=False)
             return a, nn.Linear(rank, layer.out_features, bias=False)
@@ -83,10 +84,10 @@ def _with_branch(layer: Any, arguments: tuple[Tensor, ...], output: Tensor) -> T
 
 
 def freeze(module: nn.Module, trained: Collection[str]) -> None:
-    """Only these parameters train from now on. A norm that has none of these evaluates, whatever the mode.
+    """Train only these parameters from now on. Other norms stay in evaluation mode.
 
     Args:
-        module: is changed.
+        module: changed in place.
         trained: names of parameters and running statistics.
     """
     for name, parameter in module.named_parameters():
@@ -106,31 +107,32 @@ def _own(path: str, norm: nn.Module) -> set[str]:
 
 
 class _Evaluates:
-    """What makes a norm a frozen one: its running statistics are never updated."""
+    """Keeps a frozen norm in evaluation mode, so that its running statistics are never updated."""
 
     def train(self, mode: bool = True) -> Any:  # noqa: ARG002 - torch's signature
         return super().train(False)  # type: ignore[misc]
 
 
 def is_statistic(module: nn.Module, buffer: str) -> bool:
-    """Whether a module's buffer is a running statistic that moves: of a norm that is not frozen."""
+    """True if a module's buffer is a running statistic of a norm that is not frozen."""
     owner, _, leaf = buffer.rpartition(".")
     return leaf in RUNNING_STATISTICS and not is_frozen(module.get_submodule(owner))
 
 
 def is_counter(buffer: str) -> bool:
-    """Whether a buffer counts the training steps of a norm, which start anew with the weights."""
+    """True if a buffer counts the training steps of a norm; counters restart with the weights."""
     return buffer.rpartition(".")[2] == "num_batches_tracked"
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether it is a norm that `freeze` has frozen."""
+    """True for a norm that `freeze` has frozen."""
     return isinstance(module, _Evaluates)
 
 
 def frozen_tensors(module: nn.Module, buffers: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a module's backbone by name: frozen parameters in the module's order, then statistics of
-    frozen norms and these buffers.
+    """The tensors of a module's backbone by name.
+
+    Frozen parameters in module order, then statistics of frozen norms and these buffers.
     """
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
@@ -148,7 +150,7 @@ def frozen_values(spec: ModelSpec, module: nn.Module) -> dict[str, NDArray[np.fl
 
 
 def last_layer(spec: ModelSpec, module: nn.Module) -> str:
-    """The name of the last layer that has weights, of adapters not their own, and is no norm layer."""
+    """The name of the last layer with weights that is no norm; for adapters, their base layer."""
     if not isinstance(spec.backbone, Backbone):
         norms = {tensor.layer for tensor in spec.tensors if tensor.kind == "norm"}
         return [name for name in spec.layers if name not in norms][-1]
@@ -161,11 +163,12 @@ def last_layer(spec: ModelSpec, module: nn.Module) -> str:
 
 
 def set_frozen(module: nn.Module, tensors: Tensors) -> None:
-    """Give the module's frozen tensors these values. Parameters share the arrays' memory; buffers are copies,
-    because a module may change its buffers in place.
+    """Set the module's frozen tensors.
+
+    Parameters share the arrays' memory. Buffers are copies, because a module may change its buffers in place.
 
     Raises:
-        ModelError: one is missing or of another shape, or the module has no such tensor.
+        ModelError: a tensor is missing or has another shape, or the module has no such tensor.
     """
     own = dict(frozen_tensors(module, tensors.keys()))
     for name in own.keys() | tensors.keys():

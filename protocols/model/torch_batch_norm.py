@@ -1,4 +1,4 @@
-"""Batch norms over a single value: what torch refuses becomes a step that uses the running statistics."""
+"""Batch norms over a single value: torch refuses them, so they use their running statistics instead."""
 
 import inspect
 from collections.abc import Callable
@@ -10,12 +10,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class SingleValueNorms(TorchFunctionMode):
-    """Inside `with SingleValueNorms():`, a batch norm that has one value a channel normalises by its running
-    statistics and leaves them as they are. A batch of one sample with several positions a channel is
-    normalised by its own statistics, as torch does it.
+    """Inside `with SingleValueNorms():`, a batch norm with one value a channel uses its running statistics.
+
+    It leaves them unchanged. One sample with several positions a channel is normalised by its own statistics,
+    as in torch.
 
     Raises:
-        ValueError: in a forward pass, of a batch norm that keeps no running statistics.
+        ValueError: in a forward pass, if such a batch norm has no running statistics.
     """
 
     def __torch_function__(
@@ -37,5 +38,5 @@ class SingleValueNorms(TorchFunctionMode):
 
 
 def has_single_values(x: Tensor) -> bool:
-    """Whether what a batch norm gets has one value a channel."""
+    """True if the input of a batch norm has one value a channel."""
     return x.ndim > 1 and x.numel() == x.shape[1]

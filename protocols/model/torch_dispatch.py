@@ -1,4 +1,4 @@
-"""Watching what a module computes, operation by operation, without torch's compiler."""
+"""Observing a module's operations one by one, without torch's compiler."""
 
 from typing import Any
 
@@ -8,7 +8,9 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation. torch would import its compiler, a second's work, to keep it off such a mode."""
+    """A dispatch mode that sees every operation. torch's own modes import its compiler, which takes a
+    second.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -16,10 +18,10 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountingFlops(Watching):
-    """Counts floating-point operations of matrix products and convolutions, by torch's own formulas.
+    """Counts floating-point operations of matrix products and convolutions with torch's formulas.
 
     Attributes:
-        total: of all that ran inside.
+        total: operations of everything that ran inside.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class CountingFlops(Watching):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if not isinstance(func, OpOverload):  # control flow: what is in the branch that is taken
+        if not isinstance(func, OpOverload):  # control flow: count the branch that is taken
             with self:
                 return func(*args, **named)
         count = flop_registry.get(func.overloadpacket)

@@ -1,4 +1,4 @@
-"""Dropout with factors from outside, so that every backend drops the same entries."""
+"""Dropout with given factors, so that every backend drops the same entries."""
 
 import inspect
 from collections.abc import Callable
@@ -13,12 +13,12 @@ Factors = Callable[[int, tuple[int, ...], float, int], Tensor]
 
 
 class Dropouts(TorchFunctionMode):
-    """Inside `with Dropouts(factors):`, dropout number k of a forward pass in training, counted from 0,
-    multiplies its input of n samples by factors(k, shape of one sample's factors, p, n), which broadcast.
+    """Inside `with Dropouts(factors):`, dropout uses given factors.
 
-    The feature forms (`dropout1d` to `dropout3d`) drop whole channels. What never drops (p = 0, evaluation)
-    is not counted. Alpha dropout, dropout in the midst of a composite function (multi-head attention), and
-    input without a batch axis keep torch's own random numbers.
+    In training, dropout number k of a forward pass (from 0) multiplies its input of n samples by factors(k,
+    shape of one sample's factors, p, n), which broadcast. The feature forms (`dropout1d` to `dropout3d`) drop
+    whole channels. Dropout with p = 0 or in evaluation is not counted. Alpha dropout, dropout inside a
+    composite function (multi-head attention), and input without a batch axis use torch's own random numbers.
     """
 
     def __init__(self, factors: Factors) -> None:
@@ -48,6 +48,6 @@ class Dropouts(TorchFunctionMode):
 _BATCHED_DIMENSIONS: dict[Callable[..., Any], range] = {
     functional.dropout: range(1, 10),
     functional.dropout1d: range(3, 4),
-    functional.dropout2d: range(3, 5),  # with three, torch means (n, channels, length)
+    functional.dropout2d: range(3, 5),  # with three axes, torch means (n, channels, length)
     functional.dropout3d: range(5, 6),
 }

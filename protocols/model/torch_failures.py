@@ -1,4 +1,4 @@
-"""Where in a user's module a forward pass fails, for messages."""
+"""Finding where in a user's module a forward pass fails, for messages."""
 
 from torch import Tensor, nn
 
@@ -6,8 +6,10 @@ from fleetune.protocols.user_code import as_line
 
 
 def failing_part(module: nn.Module, x: Tensor) -> tuple[str, str] | None:
-    """The innermost module whose forward pass fails on these samples, as path and type, and what it raises;
-    None: it does not fail. Runs the module once.
+    """The innermost module whose forward pass fails on these samples, as (path and type, error); None if
+    none fails.
+
+    Runs the module once.
     """
     entered: list[str] = []
     hooks = []

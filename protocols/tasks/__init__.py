@@ -1,6 +1,4 @@
-"""What a fleet learns: tasks by kind, one file each, one line here; their losses in numpy and in torch, and
-their scores.
-"""
+"""What a fleet learns: tasks by kind, one file each and one line here; their losses and scores."""
 
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks.classification import Classification
@@ -18,14 +16,14 @@ CLASSIFICATION = Classification(TaskSection())
 
 
 def score_named(name: str) -> Score | None:
-    """A score of any task; None: no task has it."""
+    """The score of that name among all tasks; None if there is none."""
     return next((one for task in TASKS.values() for one in task.scores if one.name == name), None)
 
 
 def task_of(section: TaskSection) -> Task:
-    """The task that a run's [task] asks for.
+    """The task of a run's [task] section.
 
     Raises:
-        SettingError: it asks for a loss or a score that the task does not have.
+        SettingError: the section names a loss or a score that the task does not have.
     """
     return TASKS[section.kind](section)

@@ -1,10 +1,10 @@
-"""The threshold above which an error is an anomaly, and how often it calls a normal sample one.
+"""The error threshold for anomalies, and its rate of false alarms.
 
 The threshold is an order statistic of the errors of n normal samples that the model was not trained on: the
-k-th smallest, k = ceil(quantile (n + 1)). The share of new normal samples above it then has the distribution
-Beta(n + 1 - k, k), whatever the errors' own distribution is, where samples are independent. Its mean is
-(n + 1 - k) / (n + 1), at most 1 - quantile. Where n is too small for that, k is n: the largest error, which
-1 / (n + 1) of new normal samples exceed.
+k-th smallest, k = ceil(quantile (n + 1)). If samples are independent, the share of new normal samples above
+it has the distribution Beta(n + 1 - k, k), whatever the distribution of errors. Its mean is (n + 1 - k) / (n
++ 1), at most 1 - quantile. If n is too small for that, k = n: new normal samples exceed the largest error
+with probability 1 / (n + 1).
 """
 
 import math
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.student_t import beta_quantile
 
-_TAIL = 0.025  # on either side of the interval
-_SLACK = 1e-9  # of products that are whole numbers in exact arithmetic
-ROUNDING = 1e-4  # relative, by which errors of one sample may differ between trainers and exported models
+_TAIL = 0.025  # probability on either side of the interval
+_SLACK = 1e-9  # tolerance for products that are whole numbers in exact arithmetic
+ROUNDING = 1e-4  # relative difference of one sample's error between trainers and exported models
 
 
 class FalseAlarms(Struct, frozen=True):
     """The share of normal samples that a threshold calls anomalies.
 
     Attributes:
-        expected: its mean, 0..1.
-        low, high: the ends of its 95 % interval.
-        num_samples: normal samples that the threshold was found on.
+        expected: mean of the share, 0..1.
+        low, high: its 95 % interval.
+        num_samples: number of normal samples that the threshold was found on.
         of: which samples these are, such as "validation".
     """
 
@@ -44,25 +44,25 @@ class FalseAlarms(Struct, frozen=True):
 
 
 class Threshold(Struct, frozen=True):
-    """Errors above `error` are anomalies; `false_alarms` is None where no sample was held out."""
+    """Samples with a larger error are anomalies; `false_alarms` is None if no sample was held out."""
 
     error: float
     false_alarms: FalseAlarms | None = None
 
 
 def num_needed(quantile: float) -> int:
-    """The fewest samples whose largest error is a threshold of this quantile."""
+    """The smallest number of samples whose largest error is a threshold of this quantile."""
     return math.ceil(quantile / (1 - quantile) - _SLACK)
 
 
 def threshold_of(errors: NDArray[np.floating], quantile: float) -> float:
-    """The threshold by the errors of normal samples, shape (n,), n > 0."""
+    """The threshold for the errors of n > 0 normal samples, shape (n,)."""
     rank = _rank(len(errors), quantile)
     return float(np.partition(errors, rank - 1)[rank - 1])
 
 
 def false_alarms_of(num_samples: int, quantile: float, of: str) -> FalseAlarms:
-    """What is known of the threshold of `threshold_of`, for the `of` samples, of which there are n > 0."""
+    """The false alarms of the threshold from `threshold_of`, found on `num_samples` > 0 samples."""
     rank = _rank(num_samples, quantile)
     above = num_samples + 1 - rank
     low, high = (beta_quantile(share, above, rank) for share in (_TAIL, 1 - _TAIL))

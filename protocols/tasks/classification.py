@@ -27,7 +27,7 @@ class Classification(Task):
         Score(
             "auroc",
             "AUROC",
-            "Chance that a sample of a class gets the larger logit for it, mean over classes.",
+            "Probability that a sample of a class gets the larger logit for it, mean over classes.",
             "higher",
         ),
     )

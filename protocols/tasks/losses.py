@@ -1,7 +1,7 @@
-"""Losses by name: each one rule for a number and its target, the same in numpy and in torch.
+"""Losses by name: one rule each for an output and its target, shared by numpy and torch.
 
-A rule gives values and slopes (their derivatives by the output), so that a backward pass is one product, in
-torch as in a graph for devices without it. A sample's loss is the mean over its outputs.
+A rule gives values and slopes (derivatives by the output), so that a backward pass is one product, in torch
+and in graphs for devices without it. A sample's loss is the mean over its outputs.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,9 @@ def _huber(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> 
 
 
 def _binary(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> Pair:
-    """From logits; `class_weights` multiply the part of a label that is there (torch's pos_weight)."""
+    """Binary cross-entropy from logits; `class_weights` multiply the part of a present label (torch's
+    pos_weight).
+    """
     weights = _array(xp, section.class_weights or (1.0,), outputs)
     present = targets * weights
     factor = present + (1 - targets)
@@ -65,13 +67,13 @@ RULES: dict[str, Rule] = {
 
 
 def _array(xp: ModuleType, numbers: tuple[float, ...], beside: Any) -> Any:
-    """In the memory where `beside` is: torch's may be a card's."""
+    """`numbers` as an array on the device of `beside`, which may be a card."""
     found = xp.asarray(numbers, dtype=xp.float32)
     return found if xp is np else found.to(beside.device)
 
 
 def shaped(name: str, outputs: Any, targets: Any, section: TaskSection) -> Pair:
-    """Outputs and targets as the loss pairs them, the batch first."""
+    """Outputs and targets in the shapes that the loss pairs, batch axis first."""
     if name == QUANTILE:
         return outputs.reshape(-1, targets.shape[1], len(section.quantiles)), targets[:, :, None]
     return outputs, targets
@@ -80,12 +82,12 @@ def shaped(name: str, outputs: Any, targets: Any, section: TaskSection) -> Pair:
 def sample_losses(
     name: str, section: TaskSection, outputs: NDArray[np.float32], targets: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """The loss of each sample, shape (n,), by numpy.
+    """The loss of each sample, shape (n,), computed by numpy.
 
     Args:
         name: one of `RULES`, or `CROSS_ENTROPY`.
-        section: of the run.
-        outputs: of the model, shape (n, outputs).
+        section: the run's [task].
+        outputs: the model's outputs, shape (n, outputs).
         targets: int64 classes, shape (n,), for cross-entropy; else float32, shape (n, numbers).
     """
     if name == CROSS_ENTROPY:

@@ -1,4 +1,4 @@
-"""Multi-label classification: each sample has any of several labels, or none."""
+"""Multi-label classification: each sample has any number of labels."""
 
 import numpy as np
 
@@ -10,14 +10,16 @@ from fleetune.protocols.tasks.task import Array, Task, class_weights_fit, number
 
 
 class MultiLabel(Task):
-    """Labels are 0 and 1, shape (n, labels); the model gives a logit for each, and 0 is the threshold."""
+    """Labels are 0 and 1, shape (n, labels); the model gives a logit for each, with threshold 0."""
 
     kind = "multi-label"
     losses = (BINARY,)
     weighs_classes = True
     scores = (
         Score("macro_f1", "macro F1", "Mean F1 over the labels that occur or are predicted.", "higher"),
-        Score("auroc", "AUROC", "Chance that a sample with a label gets the larger logit, mean.", "higher"),
+        Score(
+            "auroc", "AUROC", "Probability that a sample with a label gets the larger logit, mean.", "higher"
+        ),
         Score("label_accuracy", "label accuracy", "Fraction of all labels predicted correctly.", "higher"),
         Score("exact_match", "exact match", "Fraction of samples with every label correct.", "higher"),
     )
@@ -29,7 +31,9 @@ class MultiLabel(Task):
         class_weights_fit(self.section, num_outputs)
         found = numbers(labels, num_outputs, where)
         if not np.isin(found, (0, 1)).all():
-            raise DataError(f"{where}: labels other than 0 and 1; of several labels each is there or not")
+            raise DataError(
+                f"{where}: labels other than 0 and 1; a multi-label task needs 0 or 1 for each label"
+            )
         return found
 
     def _figure(self, name: str, judged: Array, labels: Array, _: Array | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Reconstruction: an autoencoder learns what is normal here, and its error tells what is not."""
+"""Reconstruction: an autoencoder learns what is normal, and its error detects anomalies."""
 
 import math
 
@@ -15,9 +15,10 @@ NORMAL, ANOMALY = 0, 1
 
 
 class Reconstruction(Task):
-    """The model gives the sample back, flat, as it sees it. Labels say which samples are anomalies (1) and
-    which are normal (0), shape (n,); without any, all are taken as normal. Anomalies are tested on, never
-    trained on. A sample's error is its loss.
+    """The model reproduces the sample, flat, as it sees it. A sample's error is its loss.
+
+    Labels mark anomalies (1) and normal samples (0), shape (n,); without labels all are taken as normal.
+    Anomalies are used for testing, never for training.
     """
 
     kind = "reconstruction"
@@ -27,11 +28,12 @@ class Reconstruction(Task):
     scores = (
         Score("error", "error", "Mean reconstruction loss of the normal samples.", "lower", share=False),
         Score(
-            "auroc", "AUROC", "Chance that an anomaly has the larger error than a normal sample.", "higher"
+            "auroc",
+            "AUROC",
+            "Probability that an anomaly has the larger error than a normal sample.",
+            "higher",
         ),
-        Score(
-            "auprc", "AUPRC", "Area under precision over recall, anomalies sought by their error.", "higher"
-        ),
+        Score("auprc", "AUPRC", "Area under precision over recall of anomalies, ranked by error.", "higher"),
         Score(
             "precision",
             "precision",
@@ -41,26 +43,26 @@ class Reconstruction(Task):
         Score("recall", "recall", "Share of the anomalies that are above the device's threshold.", "higher"),
     )
 
-    by_reference = frozenset({"precision", "recall"})  # the threshold is one of held-out errors
+    by_reference = frozenset({"precision", "recall"})  # scores that need errors of held-out samples
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.users_loss:
-            raise SettingError(f"task.loss: a sample's error is one of {', '.join(self.losses)}")
+            raise SettingError(f"task.loss: reconstruction has {', '.join(self.losses)}")
 
     def num_outputs(self, input_shape: tuple[int, ...], _: Array) -> int:
         return math.prod(input_shape)
 
     def checked(self, labels: Array, num_outputs: int, where: str) -> Array:  # noqa: ARG002
-        if labels.shape[1:] == (0,):  # the source has none
+        if labels.shape[1:] == (0,):  # the source has no labels
             return np.zeros(len(labels), np.int64)
         labels = as_classes(labels)
         if labels.ndim != 1 or not np.isin(labels, (NORMAL, ANOMALY)).all():
-            raise DataError(f"{where}: labels of samples to reconstruct are 0 (normal) and 1 (anomaly)")
+            raise DataError(f"{where}: labels for reconstruction are 0 (normal) and 1 (anomaly)")
         return labels.astype(np.int64, copy=False)
 
     def trained_on(self, labels: Array) -> NDArray[np.bool_] | None:
-        """Normal samples only."""
+        """True for normal samples."""
         return None if not labels.any() else labels == NORMAL
 
     def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
@@ -75,10 +77,10 @@ class Reconstruction(Task):
         return self.sample_losses(outputs, targets)
 
     def threshold(self, reference: NDArray[np.float64]) -> float:
-        """Errors above are called anomalies.
+        """The error above which a sample is an anomaly.
 
         Args:
-            reference: errors of the device's own normal samples, shape (n,), at least one.
+            reference: errors of at least one normal sample of the device, shape (n,).
         """
         return threshold_of(reference, self.section.anomaly_quantile)
 

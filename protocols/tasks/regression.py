@@ -1,4 +1,4 @@
-"""Regression: numbers are learned."""
+"""Regression: predict numbers."""
 
 from typing import ClassVar
 
@@ -18,8 +18,10 @@ R2 = Score("r2", "R²", "Share of the labels' variance that is explained.", "hig
 
 
 class Regression(Task):
-    """Labels are numbers, shape (n, numbers), and so is what the model gives; with the quantile loss it gives
-    each quantile of each, and the one nearest to the median is the prediction.
+    """Labels are numbers, shape (n, numbers), and so are the model's outputs.
+
+    With the quantile loss the model gives each quantile of each number; the one nearest to the median is the
+    prediction.
     """
 
     kind: ClassVar[TaskKind] = "regression"

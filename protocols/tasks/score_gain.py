@@ -1,4 +1,4 @@
-"""How much better one model scores than another on the same samples, and how far that is known: any score."""
+"""The difference between two models' scores on the same samples, with its standard error."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from fleetune.protocols.tasks.task import Array, Task
 
-MOST_PARTS = 200  # that samples are left out in
+MOST_PARTS = 200  # parts of the samples that the jackknife leaves out in turn
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Gain:
     """A difference of two scores; above 0 the first model is better, whichever way the score goes.
 
     Attributes:
-        mean: on all samples.
-        standard_error: of it, by leaving out a part of the samples at a time (the jackknife; for a score that
-            is a mean over samples, such as accuracy, the usual error of a paired difference). Infinite where
-            fewer than two parts tell.
+        mean: difference on all samples.
+        standard_error: by the jackknife over parts of the samples; for a score that is a mean over samples,
+            such as accuracy, the usual error of a paired difference. Infinite with fewer than two usable
+            parts.
     """
 
     mean: float
@@ -26,16 +26,13 @@ class Gain:
 
 
 def score_gain(task: Task, ours: Array, theirs: Array, labels: Array) -> Gain | None:
-    """How much better `ours` is than `theirs` by the task's score.
+    """How much better `ours` is than `theirs` by the task's score; None if these samples have no score.
 
     Args:
-        task: of the run.
-        ours: what the task keeps of a model's outputs (`Task.judged`), shape (n, ...).
-        theirs: of the other model.
-        labels: of the samples, shape (n, ...).
-
-    Returns:
-        None where these samples cannot tell.
+        task: the run's task.
+        ours: the outputs of one model that the task keeps (`Task.judged`), shape (n, ...).
+        theirs: those of the other model.
+        labels: labels of the samples, shape (n, ...).
     """
     sign, name = (-1.0 if task.score.better == "lower" else 1.0), task.score.name
 

@@ -1,4 +1,4 @@
-"""Figures of how well a model does, from its outputs and the labels, by numpy; None where there is none."""
+"""Scores of a model from its outputs and the labels, by numpy; None if undefined."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,14 +12,14 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Score:
-    """A figure by which models are judged.
+    """A score by which models are compared.
 
     Attributes:
-        name: stable, in snake case: in run.toml, in summary.json.
-        title: for people.
-        about: what it is, in one sentence.
-        better: which way is better.
-        share: it is a fraction, 0..1, shown in percent; False: a number in the labels' own unit.
+        name: stable name in snake case, for run.toml and summary.json.
+        title: name for people.
+        about: its definition in one sentence.
+        better: which direction is better.
+        share: True: a fraction, 0..1, shown in percent; False: a number in the labels' unit.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Score:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What it can be."""
+        """Its smallest and largest possible value."""
         return (0.0, 1.0) if self.share else (-1e30, 1e30)
 
 
@@ -55,7 +55,7 @@ def macro_f1(predicted: Labels, labels: Labels) -> float:
 
 
 def macro_f1_of_many(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float | None:
-    """Mean F1 over the labels (columns) that occur in either; None: none does."""
+    """Mean F1 over the labels (columns) that occur in either; None if none does."""
     places = np.flatnonzero(predicted.any(axis=0) | labels.any(axis=0))
     return float(np.mean([_f1(predicted[:, k], labels[:, k]) for k in places])) if places.size else None
 
@@ -66,31 +66,33 @@ def _f1(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float:
 
 
 def auroc(values: Floats, positive: NDArray[np.bool_]) -> float | None:
-    """Chance that a positive sample has the larger value than a negative one, ties half; None: not both are
-    there.
+    """Probability that a positive sample has the larger value than a negative one, ties half.
+
+    None unless both kinds occur.
     """
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
         return None
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # from 1; ties share their mean
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # ranks from 1; ties share their mean
     above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
     return float(above / (num_positive * num_negative))
 
 
 def average_precision(values: Floats, positive: NDArray[np.bool_]) -> float | None:
-    """Area under precision over recall (AUPRC), as steps; None: nothing is positive."""
+    """Area under precision over recall (AUPRC), as steps; None if no sample is positive."""
     if not positive.any():
         return None
     order = np.argsort(-values, kind="stable")
     hits, sorted_values = np.cumsum(positive[order]), values[order]
-    last = np.append(np.flatnonzero(np.diff(sorted_values)), len(order) - 1)  # of each group of ties
+    # the last sample of each group of ties
+    last = np.append(np.flatnonzero(np.diff(sorted_values)), len(order) - 1)
     precision, found = hits[last] / (last + 1), np.diff(hits[last], prepend=0)
     return float((precision * found).sum() / positive.sum())
 
 
 def mean_of(found: list[float | None]) -> float | None:
-    """Mean of those that are there."""
+    """Mean of the known values; None if there are none."""
     there = [one for one in found if one is not None]
     return float(np.mean(there)) if there else None
 
@@ -106,6 +108,8 @@ def rmse(predicted: Floats, labels: Floats) -> float:
 
 
 def r2(predicted: Floats, labels: Floats) -> float | None:
-    """1 - squared error over that of the labels' own mean, over all numbers; None: they do not vary."""
+    """1 - squared error / squared error of the labels' mean, over all numbers; None if labels are
+    constant.
+    """
     around = np.square(labels - labels.mean(axis=0), dtype=np.float64).sum()
     return float(1 - np.square(predicted - labels, dtype=np.float64).sum() / around) if around else None

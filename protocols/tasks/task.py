@@ -1,4 +1,4 @@
-"""What a task is: its labels, its losses, and the scores by which a model of it is judged."""
+"""Base class of tasks: their labels, losses and scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ Floats = NDArray[np.float32]
 class Task(ABC):
     """What a fleet learns. A subclass is one file and one line in `protocols.tasks`.
 
-    A sample's label is a class, numbers, or optional: a class that may be missing, which then is 0.
+    A sample's label is a class, numbers, or an optional class; a missing class is 0.
 
     Attributes:
-        section: of the run.
+        section: the run's [task].
 
     Raises:
-        SettingError: the section asks for a loss or a score that the task does not have.
+        SettingError: the section names a loss or a score that the task does not have.
     """
 
     section: TaskSection
@@ -35,7 +35,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]
     scores: ClassVar[tuple[Score, ...]]
     weighs_classes: ClassVar[bool] = False
-    by_reference: ClassVar[frozenset[str]] = frozenset()  # scores that need errors of normal samples too
+    by_reference: ClassVar[frozenset[str]] = frozenset()  # scores that also need errors of normal samples
     label_form: ClassVar[Literal["classes", "numbers", "optional"]] = "numbers"
     targets_are_samples: ClassVar[bool] = False
 
@@ -55,52 +55,52 @@ class Task(ABC):
 
     @property
     def loss(self) -> str:
-        """The name of its loss, or the user's function."""
+        """The loss's name, or the user's function."""
         return self.section.loss or self.losses[0]
 
     @property
     def users_loss(self) -> bool:
-        """The loss is a user's function, which only torch and the graphs made of it can compute."""
+        """True if the loss is a user's function, which only torch and graphs made from it can compute."""
         return ":" in self.loss
 
     @property
     def score(self) -> Score:
-        """The one that the fleet is judged by."""
+        """The score that the fleet is compared by."""
         wanted = self.section.score or self.scores[0].name
         return next(one for one in self.scores if one.name == wanted)
 
     @abstractmethod
     def num_outputs(self, input_shape: tuple[int, ...], labels: Array) -> int:
-        """How many numbers a model of it gives for a sample, as far as these labels tell."""
+        """Number of outputs of a model per sample, as far as these labels show."""
 
     @abstractmethod
     def checked(self, labels: Array, num_outputs: int, where: str) -> Array:
-        """Labels as the task takes them, shape (n, ...).
+        """Labels in the form that the task uses, shape (n, ...).
 
         Args:
-            labels: as the source gave them.
-            num_outputs: of the model.
+            labels: labels from the source.
+            num_outputs: number of outputs of the model.
             where: the source, for messages.
 
         Raises:
-            DataError: they are not of this task, or the model cannot give them.
+            DataError: they do not fit this task or the model.
         """
 
     def trained_on(self, _: Array) -> NDArray[np.bool_] | None:
-        """Which samples may be trained on, by their labels, shape (n,); None: all."""
+        """Which samples may be used for training, by their labels, shape (n,); None: all."""
         return None
 
     def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
-        """What a batch's outputs are held against.
+        """The targets of a batch's outputs.
 
         Args:
             inputs: the batch as the model sees it, shape (n, ...).
-            labels: as `checked` gave them.
+            labels: labels from `checked`.
         """
         return labels
 
     def target_shape(self, num_outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
-        """The shape of one sample's target; () are classes, int64, all others float32."""
+        """The shape of one sample's target; () are int64 classes, all others float32."""
         return (num_outputs // len(self.section.quantiles) if self.loss == QUANTILE else num_outputs,)
 
     def sample_losses(self, outputs: Floats, targets: Array) -> NDArray[np.float64]:
@@ -108,20 +108,17 @@ class Task(ABC):
         return sample_losses(self.loss, self.section, outputs, targets)
 
     def judged(self, outputs: Floats, targets: Array) -> Array:  # noqa: ARG002
-        """What must be kept of a batch's outputs, shape (n, outputs), to judge a model by all batches."""
+        """The part of a batch's outputs that scores over all batches need, shape (n, outputs)."""
         return outputs
 
     def figure(self, name: str, judged: Array, labels: Array, reference: Array | None = None) -> float | None:
-        """One of its scores.
+        """One score; None if these samples have none.
 
         Args:
-            name: of the score.
-            judged: of all samples, joined, at least one.
-            labels: theirs.
-            reference: `judged` of normal samples, see `by_reference`.
-
-        Returns:
-            None where these samples cannot tell.
+            name: the score's name.
+            judged: the `judged` outputs of at least one sample, joined.
+            labels: their labels.
+            reference: `judged` outputs of normal samples, see `by_reference`.
         """
         found = self._figure(name, judged, labels, reference)
         return found if found is None or np.isfinite(found) else None
@@ -130,13 +127,13 @@ class Task(ABC):
     def _figure(self, name: str, judged: Array, labels: Array, reference: Array | None) -> float | None: ...
 
     def figures(self, judged: Array, labels: Array, reference: Array | None = None) -> dict[str, float]:
-        """All its scores that these samples can tell, by name."""
+        """All scores that these samples have, by name."""
         found = {one.name: self.figure(one.name, judged, labels, reference) for one in self.scores}
         return {name: value for name, value in found.items() if value is not None}
 
 
 def as_classes(labels: Array) -> Array:
-    """Whole float labels, shape (n,) or (n, 1), as classes: int64, shape (n,). All others as they are."""
+    """Whole float labels, shape (n,) or (n, 1), as int64 classes, shape (n,). Other labels are unchanged."""
     if labels.dtype.kind not in "buif" or labels.shape[1:] not in ((), (1,)):
         return labels
     column = labels.reshape(len(labels))
@@ -146,7 +143,7 @@ def as_classes(labels: Array) -> Array:
 
 
 def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int64]:
-    """Class numbers as a model with so many outputs takes them. Raises DataError."""
+    """Class numbers for a model with this number of outputs. Raises DataError."""
     if labels.size == 0 and len(labels):
         raise DataError(f"{where}: there are no labels")
     labels = as_classes(labels)
@@ -161,7 +158,7 @@ def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int
 
 
 def numbers(labels: Array, num_numbers: int, where: str) -> Floats:
-    """Numbers as a model takes them, shape (n, num_numbers). Raises DataError."""
+    """Numbers for a model, shape (n, num_numbers). Raises DataError."""
     if labels.size == 0 and len(labels):
         raise DataError(f"{where}: there are no labels")
     rows = labels.reshape(len(labels), -1 if len(labels) else num_numbers).astype(np.float32, copy=False)
@@ -173,7 +170,7 @@ def numbers(labels: Array, num_numbers: int, where: str) -> Floats:
 
 
 def class_weights_fit(section: TaskSection, num_outputs: int) -> None:
-    """Raises SettingError: there are class weights, but not one for each class."""
+    """Raise SettingError if there are class weights, but not one for each class."""
     given: Sequence[float] = section.class_weights
     if given and len(given) != num_outputs:
-        raise SettingError(f"task.class_weights: {len(given)} of them; the model has {num_outputs} classes")
+        raise SettingError(f"task.class_weights: {len(given)} weights for a model with {num_outputs} classes")

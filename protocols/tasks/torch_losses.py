@@ -1,4 +1,6 @@
-"""The losses of `protocols.tasks.losses` in torch, with backward passes in closed form; and a user's own."""
+"""The losses of `protocols.tasks.losses` in torch, with backward passes in closed form; and user
+functions.
+"""
 
 from typing import Any
 
@@ -14,7 +16,7 @@ from fleetune.protocols.user_code import as_line, user_module
 
 
 class _ByRule(Function):
-    """Values of a rule whose gradient is its slopes."""
+    """A rule's values, with its slopes as gradient."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, targets: Tensor, name: str, section: TaskSection) -> Tensor:
@@ -30,18 +32,18 @@ class _ByRule(Function):
 
 
 def is_plain(name: str, section: TaskSection) -> bool:
-    """Whether it is cross-entropy as torch has it."""
+    """True for cross-entropy as torch computes it."""
     return name == CROSS_ENTROPY and not section.class_weights and not section.label_smoothing
 
 
 def mean_loss(name: str, section: TaskSection, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over a batch of each sample's loss, without axes.
+    """The mean loss over a batch, a scalar tensor.
 
     Args:
-        name: of the loss, or `package.module:function`.
-        section: of the run.
-        outputs: of the model, shape (n, outputs).
-        targets: see `protocols.tasks.losses.sample_losses`.
+        name: name of the loss, or `package.module:function`.
+        section: the run's [task].
+        outputs: the model's outputs, shape (n, outputs).
+        targets: as for `protocols.tasks.losses.sample_losses`.
 
     Raises:
         ModelError: a user's function fails, or does not give a loss for each sample.
@@ -52,7 +54,7 @@ def mean_loss(name: str, section: TaskSection, outputs: Tensor, targets: Tensor)
 
 
 def sample_losses(name: str, section: TaskSection, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Each sample's loss, shape (n,); arguments and errors as of `mean_loss`."""
+    """Each sample's loss, shape (n,); arguments and errors as for `mean_loss`."""
     if name == CROSS_ENTROPY:
         return _cross_entropy(section, outputs, targets)
     if name not in RULES:
@@ -63,8 +65,10 @@ def sample_losses(name: str, section: TaskSection, outputs: Tensor, targets: Ten
 
 
 def _cross_entropy(section: TaskSection, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Class weights multiply; they are not divided by their sum over the batch, as torch does: a sample
-    counts alike in every batch.
+    """Cross-entropy, multiplied by class weights.
+
+    Unlike torch, it does not divide by the batch's sum of weights, so that a sample counts alike in every
+    batch.
     """
     logs = torch.log_softmax(outputs, 1)
     classes = torch.arange(outputs.shape[1], device=outputs.device)

@@ -197,7 +197,7 @@ def make_spec(num_outputs):
             TaskSection(kind="regression", class_weights=(1.0,)),
             "task.class_weights: regression has no classes",
         ),
-        (TaskSection(kind="reconstruction", loss="a:b"), "task.loss: a sample's error is one of squared"),
+        (TaskSection(kind="reconstruction", loss="a:b"), "task.loss: reconstruction has squared"),
     ],
 )
 def test_a_task_that_makes_no_sense_is_one_line(section, words):
