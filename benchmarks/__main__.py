@@ -7,6 +7,7 @@ from benchmarks import CHECKOUT
 NAMES = (
     "simulators",
     "growth",
+    "ratios",
     "wire",
     "encodings",
     "shaped_links",

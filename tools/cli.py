@@ -119,48 +119,44 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each method, with run.seed and the seeds after it")] = 1,
     target: Annotated[
-        float | None, typer.Option(help="accuracy whose cost is asked for, e.g. 0.9; else 95 % of the best")
+        float | None, typer.Option(help="accuracy whose cost is reported, e.g. 0.9; else 95 % of the best")
     ] = None,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
-    """Simulate RUN_FILE with several methods and seeds and put them side by side.
+    """Simulate RUN_FILE with several methods and seeds, and compare them.
 
-    The file's section `method` goes to the method it names; others run with their defaults.
-    `compare.fedspu` sets keys of one method; `compare.mine` with name = "fedspu" enters it again:
-    --methods fedspu,mine. On the command line: --set compare.fedspu.KEY=VALUE.
+    The file's section `method` is for the method that it names; other methods have their defaults.
+    `compare.fedspu` sets keys of one method. `compare.mine` with name = "fedspu" is a second configuration of
+    it: --methods fedspu,mine. On the command line: --set compare.fedspu.KEY=VALUE.
 
-    Leaves report.html, methods.md, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. The same
-    command again goes on where it was stopped, and runs again only what has other settings now.
+    Leaves report.html, methods.md, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. After an
+    interruption the same command continues. Only runs whose settings changed are repeated.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
-        from fleetune.tools.compare.compare import compare as side_by_side
-        from fleetune.tools.compare.contenders import labels_of
+        from fleetune.tools.research.compare import compare as compare_methods
         from fleetune.tools.simulator.show import console
-        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
-        settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
-        folder = runs / f"{settings.run.name}.compare"
-        with open_workers(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
-            side_by_side(
-                settings,
-                labels_of(settings, methods),
-                folder,
-                seeds=seeds,
-                target=target,
-                workers=most,
-                fresh=fresh,
-                console=console,
-                trackers=tracker,
-                cluster=cluster,
-            )
+        compare_methods(
+            read_run(run_file, _with_cards(changes, device)),
+            methods,
+            seeds=seeds,
+            runs=runs,
+            target=target,
+            workers=workers,
+            fresh=fresh,
+            trackers=tracker,
+            engine=engine,
+            address=address,
+            console=console,
+        )
 
 
 @app.command()
@@ -168,44 +164,50 @@ def sweep(
     run_file: RunFile,
     over: Annotated[list[str], typer.Option(help="section.key=value,value; may repeat: all combinations")],
     search: Annotated[
-        int | None, typer.Option(help="so many trials that Optuna chooses, also in ranges: low..high[:log]")
+        int | None, typer.Option(help="number of trials that Optuna chooses, also in ranges: low..high[:log]")
     ] = None,
     seeds: Annotated[
         int, typer.Option(help="runs of each combination, with run.seed and the seeds after it")
     ] = 1,
     target: Annotated[
-        float | None, typer.Option(help="accuracy whose cost is asked for, e.g. 0.9; else 95 % of the best")
+        float | None, typer.Option(help="accuracy whose cost is reported, e.g. 0.9; else 95 % of the best")
     ] = None,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
-    """Simulate RUN_FILE with every combination of some settings, and rank them.
+    """Simulate RUN_FILE with every combination of some settings, and rank the combinations.
 
     edge-sim sweep fashion.toml --over fleet.ratios=[0.2],[0.4] --over training.epochs=1,3
     edge-sim sweep fashion.toml --over training.learning_rate=0.01..0.2:log --search 40
 
-    Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. The same
-    command again goes on where it was stopped; with more values or seeds it plays only what is new.
+    Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. After an
+    interruption the same command continues. With more values or seeds it executes only the new runs.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
-        from fleetune.tools.compare.axes import axes_of
-        from fleetune.tools.compare.side_by_side import Work
-        from fleetune.tools.compare.sweep import sweep as all_combinations
+        from fleetune.tools.research.sweep import sweep as sweep_settings
         from fleetune.tools.simulator.show import console
-        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
-        settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
-        axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
-        with open_workers(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
-            work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)
-            all_combinations(settings, axes, work, seeds=seeds, target=target, search=search)
+        sweep_settings(
+            read_run(run_file, _with_cards(changes, device)),
+            over,
+            seeds=seeds,
+            runs=runs,
+            target=target,
+            search=search,
+            workers=workers,
+            fresh=fresh,
+            trackers=tracker,
+            engine=engine,
+            address=address,
+            console=console,
+        )
 
 
 @app.command()
@@ -221,20 +223,21 @@ def paper(
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
-    """Run a cell of a paper's table and show the paper's number beside ours.
+    """Run a cell of a paper's table, and show the paper's number and ours.
 
-    Both are of the same definition of accuracy. The files in tools/papers mark what the paper does not
-    give as our choice. With --set or fewer data a run is labelled as scaled, and nothing is claimed.
+    Both have the same definition of accuracy. The files in tools/papers mark what the paper does not give as
+    our choice. With --set or less data a run is labelled as scaled, and nothing is claimed.
 
-    Leaves result.json and result.md in RUNS/paper/CELL. The same command again goes on where it was stopped.
-    `all`, or a pattern, plays many, the cheapest first, and passes over those whose data is not here.
+    Leaves result.json and result.md in RUNS/paper/CELL. After an interruption the same command continues.
+    `all`, or a pattern, runs many cells, the cheapest first, and skips those whose data is not here.
     """
     with in_one_line("edge-sim"):
         from fleetune.protocols.errors import SettingError
-        from fleetune.tools.papers.cells import ALL, list_cells, play_cell, play_cells
+        from fleetune.tools.compare.engine import Execution
+        from fleetune.tools.papers.paper import ALL, list_cells, run_cell, run_cells
         from fleetune.tools.simulator.show import console
 
         if cell is None:
@@ -245,11 +248,11 @@ def paper(
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
         changes = _with_cards(changes, device)
         with open_workers(engine, address, workers, _num_cards(device)) as (most, cluster):
-            how = {"seeds": seeds, "runs": runs, "workers": most, "fresh": fresh, "cluster": cluster}
+            execution = Execution(runs / "paper", most, fresh=fresh, console=console, cluster=cluster)
             if several:
-                play_cells(cell, changes=changes, console=console, **how)  # type: ignore[arg-type]
+                run_cells(cell, execution, seeds=seeds, changes=changes)
             else:
-                play_cell(cell, changes=changes, data=data, console=console, **how)  # type: ignore[arg-type]
+                run_cell(cell, execution, seeds=seeds, changes=changes, data=data)
 
 
 @app.command()
@@ -258,23 +261,24 @@ def table(
     seeds: Annotated[
         int, typer.Option(help="runs of each cell, with its run.seed and the seeds after it")
     ] = 3,
-    show: Annotated[bool, typer.Option(help="play nothing, show what is there")] = False,
+    show: Annotated[bool, typer.Option(help="run nothing, show the finished runs")] = False,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
-    """Run every cell of a paper's table and show the paper's numbers beside ours.
+    """Run every cell of a paper's table, and show the paper's numbers and ours.
 
-    The cheapest come first; a cell whose data is not here is passed over with the reason. Cells are kept as
-    `edge-sim paper` keeps them. Leaves table-NAME.md and .json in RUNS/paper. The same command again goes on
-    where it was stopped.
+    The cheapest come first; a cell whose data is not here is skipped with the reason. Cells are kept as
+    `edge-sim paper` keeps them. Leaves table-NAME.md and .json in RUNS/paper. After an interruption the same
+    command continues.
     """
     with in_one_line("edge-sim"):
-        from fleetune.tools.papers.paper_tables import Asked, fill_table, list_tables
+        from fleetune.tools.compare.engine import Execution
+        from fleetune.tools.papers.paper_tables import TableRequest, fill_table, list_tables
         from fleetune.tools.simulator.show import console
 
         if name is None:
@@ -282,7 +286,8 @@ def table(
             return
         changes = _with_cards(changes, device)
         with open_workers(engine, address, workers, _num_cards(device)) as (most, cluster):
-            fill_table(name, Asked(seeds, changes, runs, most, fresh, show, cluster), console)
+            execution = Execution(runs / "paper", most, fresh=fresh, console=console, cluster=cluster)
+            fill_table(name, TableRequest(seeds, changes, show, execution))
 
 
 @app.command()

@@ -24,7 +24,7 @@ class RunSettings(Settings, frozen=True):
     """A whole run.toml.
 
     Attributes:
-        compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the contender
+        compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the configuration
             LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead, `up` and `down` to
             [encoding], `minimise` to [objective]. A run ignores them.
         paper: see `PaperSection`.

@@ -4,7 +4,7 @@
     edge-sim bench coordinator --devices 10000 --participants 10 --rounds 6
     edge-sim bench slow-link --megabytes 45 --mbps 2
 
-Benchmarks against other simulators and encodings are in benchmarks/ of a checkout.
+Further benchmarks are in benchmarks/ of a checkout.
 """
 
 from pathlib import Path
@@ -14,13 +14,11 @@ import typer
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
-from fleetune.tools.compare.ratios.command import ratios
 
 app = typer.Typer(
     help="Measure Fleetune on this machine. Further benchmarks: benchmarks/ of a checkout of the repository.",
     no_args_is_help=True,
 )
-app.command()(ratios)
 
 BrokerName = Annotated[str, typer.Option("--broker", help="auto, mosquitto or amqtt")]
 BROKERS = ("auto", "mosquitto", "amqtt")

@@ -1,31 +1,35 @@
-"""What several methods came to on the same fleet: each run's figures, and their mean over seeds. No I/O."""
+"""Results of several configurations: one table of rows, a row a run, and means over seeds. No I/O."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from fleetune.coordinator.metrics.metric import Metric
 from fleetune.coordinator.metrics.personal_scores import better_by
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.protocols.tasks.scores import ACCURACY, Score
-from fleetune.tools.compare.figures import Figures, Target, figures_of
-from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.columns import RunRow, Target, metrics, row_of
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.rows import Row, diagnostics_rows, round_rows
 
 SHARE_OF_BEST = 0.95
 AS_ASKED = "as asked for"
 
 
 @dataclass(frozen=True)
-class Contender:
-    """Who is compared.
+class Configuration:
+    """Run settings with a name.
 
     Attributes:
-        label: what it is called in tables and plots, and its folder.
+        label: its name in tables and plots; it also names the folder of its runs.
         method: its [method] section, `name` included.
-        changes: what it has instead of the file's other settings, `section.key` each.
-        within: labels of those whose time is all that it is given, seed by seed; (): it plays all its rounds.
+        changes: other settings that differ from the run file, by `section.key`.
+        within: labels of configurations. A run ends with the first round that closes later than all of their
+            runs with the same seed did. (): the run has all its rounds.
     """
 
     label: str
@@ -35,7 +39,7 @@ class Contender:
 
     @property
     def options(self) -> str:
-        """The settings that are not its defaults or the file's, in one line."""
+        """The settings that differ from the method's defaults and from the run file, in one line."""
         options = {key: value for key, value in self.method.items() if key != "name"}
         options |= {path.rpartition(".")[2]: value for path, value in self.changes.items()}
         return ", ".join(
@@ -43,10 +47,14 @@ class Contender:
             for key, value in options.items()
         )
 
+    def value(self, key: str) -> Any:
+        """The value of a setting in which configurations differ, by `section.key`."""
+        return self.method["name"] if key == "method.name" else self.changes[key]
+
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (None: of one value only) of `count` values over seeds."""
+    """Mean and sample standard deviation of `count` values; the deviation of one value is None."""
 
     mean: float
     deviation: float | None
@@ -55,87 +63,150 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contenders side by side.
+    """Results of configurations on the same fleet and data.
 
     Attributes:
         name: of the run file.
-        contenders: in the order asked for.
-        seeds: asked for.
+        configurations: in the order of the tables.
+        seeds: that were asked for.
         runs: those that are finished.
-        target: see `Target`; None: no run has a score.
-        each: what a contender is.
+        target: the score whose cost is reported; None: no run has a score.
+        each: what a configuration is: "method" or "combination".
+        keys: settings in which the configurations of a sweep differ.
     """
 
     name: str
-    contenders: tuple[Contender, ...]
+    configurations: tuple[Configuration, ...]
     seeds: tuple[int, ...]
-    runs: tuple[Played, ...]
+    runs: tuple[FinishedRun, ...]
     target: Target | None
     each: str = "method"
+    keys: tuple[str, ...] = ()
 
     @property
     def score(self) -> Score:
-        """By which all of them are judged: they play the same run.toml."""
+        """The score by which all runs are judged: they have the same task."""
         return self.runs[0].summary.judged_by if self.runs else ACCURACY
 
     @cached_property
-    def figures(self) -> tuple[Figures, ...]:
-        return tuple(figures_of(run, self.target) for run in self.runs)
+    def rows(self) -> tuple[RunRow, ...]:
+        """One row a run."""
+        return tuple(row_of(run, self.target) for run in self.runs)
+
+    @cached_property
+    def _by_label(self) -> dict[str, Configuration]:
+        return {one.label: one for one in self.configurations}
 
     @property
     def ranked_by(self) -> Metric:
-        """What a sweep ranks by: the score on validation samples; where a run has none, on test samples."""
-        told = [VALIDATION_MEAN.of_run(run.summary) for run in self.runs]
-        return PERSONAL_MEAN if None in told or not told else VALIDATION_MEAN
+        """The metric that ranks a sweep: validation scores; if a run has none, test scores."""
+        scores = [VALIDATION_MEAN.of_run(run.summary) for run in self.runs]
+        return PERSONAL_MEAN if None in scores or not scores else VALIDATION_MEAN
 
     @property
-    def about_ranking(self) -> str:
-        """On which samples the ranking stands, for people."""
-        if self.ranked_by == VALIDATION_MEAN:
-            return "ranked by validation samples; the mean is on test samples"
-        return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"
+    def ranked(self) -> "Comparison":
+        """The same with the best configuration first; one without a score comes last."""
+        sign = better_by(self.score)
+        scores = {one.label: self.spread(one.label, self.ranked_by) for one in self.configurations}
+        place = {label: -sign * found.mean if found else float("inf") for label, found in scores.items()}
+        return replace(
+            self,
+            configurations=tuple(sorted(self.configurations, key=lambda one: place[one.label])),
+            runs=tuple(sorted(self.runs, key=lambda run: place[run.label])),
+        )
 
     @property
-    def shown(self) -> list[Contender]:
-        """Those with a finished run."""
+    def shown(self) -> list[Configuration]:
+        """The configurations with a finished run."""
         there = {run.label for run in self.runs}
-        return [contender for contender in self.contenders if contender.label in there]
+        return [one for one in self.configurations if one.label in there]
 
-    def of(self, label: str) -> list[Played]:
+    def of(self, label: str) -> list[FinishedRun]:
+        """The finished runs of a configuration."""
         return [run for run in self.runs if run.label == label]
 
     def spread(self, label: str, metric: Metric) -> Spread | None:
-        """Of one figure over the contender's seeds; None when no run has it."""
-        return spread(one.of(metric) for one in self.figures if one.contender == label)
+        """A metric over the seeds of a configuration; None: no run has it."""
+        return spread(row.of(metric) for row in self.rows if row.label == label)
 
     def difference(self, label: str, other: str, metric: Metric) -> Spread | None:
-        """Of `label` less `other` over the seeds that both have; None when there is none."""
+        """`label` minus `other` over the seeds that both have; None: there is none."""
         mine, theirs = (
-            {one.seed: one.of(metric) for one in self.figures if one.contender == name}
-            for name in (label, other)
+            {row.seed: row.of(metric) for row in self.rows if row.label == name} for name in (label, other)
         )
         pairs = ((mine[seed], theirs.get(seed)) for seed in mine)
         return spread(a - b for a, b in pairs if a is not None and b is not None)
 
+    def identity(self, label: str) -> Row:
+        """The columns that say of which configuration a row is."""
+        one = self._by_label[label]
+        settings = {key: as_cell(one.value(key)) for key in self.keys}
+        return {"configuration": label, "method": one.method["name"], **settings}
+
+    def run_rows(self) -> list[Row]:
+        """A row a run: all metrics."""
+        columns = {metric.column(self.score): metric for metric in metrics(self.runs)}
+        return [
+            {
+                **self.identity(row.label),
+                "seed": row.seed,
+                **{column: row.of(metric) for column, metric in columns.items()},
+            }
+            for row in self.rows
+        ]
+
+    def mean_rows(self) -> list[Row]:
+        """A row a configuration: of each metric mean, deviation and count over seeds."""
+        rows = []
+        for rank, one in enumerate(self.shown, 1):
+            row: Row = {"rank": rank} if self.keys else {}
+            row |= {**self.identity(one.label), "options": one.options, "seeds": len(self.of(one.label))}
+            row["target"] = self.target.score if self.target else None
+            row["target_reason"] = self.target.reason if self.target else None
+            for metric in metrics(self.runs):
+                found = self.spread(one.label, metric) or Spread(float("nan"), None, 0)
+                name = metric.column(self.score)
+                row[f"{name}_mean"] = found.mean if found.count else None
+                row |= {f"{name}_deviation": found.deviation, f"{name}_count": found.count}
+            rows.append(row)
+        return rows
+
+    def round_rows(self) -> list[Row]:
+        """A row a run and round, see `rows.round_rows`."""
+        return [
+            {**self.identity(run.label), "seed": run.seed, **row}
+            for run in self.runs
+            for row in round_rows(run)
+        ]
+
+    def diagnostics_rows(self) -> list[Row]:
+        """A row a run, round, diagnostic and part of it."""
+        return [
+            {**self.identity(run.label), "seed": run.seed, **row}
+            for run in self.runs
+            for row in diagnostics_rows(run.summary)
+        ]
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are there; None when there is none."""
-    there = [value for value in values if value is not None]
-    if not there:
+    """Mean and deviation of the values that are not None; None when there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None, len(there))
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
 
 
-def target_of(runs: Sequence[Played], score: float | None, each: str = "method") -> Target | None:
-    """The target that was asked for, else 95 % of the best contender's personal score in the end; where less
-    is better, as much more than that.
+def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "method") -> Target | None:
+    """The target that was asked for; else 95 % of the best configuration's personal score in the end.
+
+    Where less is better, it is as much more than the best.
     """
     if score is not None:
         return Target(score, AS_ASKED)
-    ends: dict[str, list[float | None]] = {}
+    scores: dict[str, list[float | None]] = {}
     for run in runs:
-        ends.setdefault(run.label, []).append(PERSONAL_MEAN.of_run(run.summary))
-    means = {label: found.mean for label, values in ends.items() if (found := spread(values))}
+        scores.setdefault(run.label, []).append(PERSONAL_MEAN.of_run(run.summary))
+    means = {label: found.mean for label, values in scores.items() if (found := spread(values))}
     if not means:
         return None
     sign = better_by(runs[0].summary.judged_by)
@@ -143,3 +214,13 @@ def target_of(runs: Sequence[Played], score: float | None, each: str = "method")
     share = SHARE_OF_BEST if sign > 0 else 1 / SHARE_OF_BEST
     reason = f"{share:.0%} of what the best {each} ended with ({best})".replace("%", " %")
     return Target(share * means[best], reason)
+
+
+def as_cell(value: Any) -> Any:
+    """A setting's value in a table: numbers and texts as they are, anything else as JSON."""
+    return value if isinstance(value, int | float | str) else as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """A setting's value for people."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""report.html of a comparison: one file with tables and plots of all methods."""
+"""report.html of a comparison or a sweep: one file with tables and plots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,48 +20,39 @@ from fleetune.coordinator.reports.html import (
     table,
 )
 from fleetune.coordinator.reports.page import in_words_of
-from fleetune.tools.compare.comparison import Comparison
-from fleetune.tools.compare.figures import (
+from fleetune.tools.compare.columns import (
     BYTES_UP_TO_TARGET,
     SECONDS_TO_TARGET,
     TO_TARGET,
     accuracies,
     costs,
-    inside,
+    diagnostics,
 )
-from fleetune.tools.compare.tables import (
-    NOT_ALL,
-    about_seeds,
-    alike,
-    best,
-    cells,
-    title_of,
-    unequal,
-)
+from fleetune.tools.compare.comparison import Comparison
+from fleetune.tools.compare.tables import about_seeds, best, entries, title_of, warnings
 
 _ABOUT_ACCURACY = (
-    "In percent, on the devices' own test samples. Each device's personal model after the last round it took "
-    "part in: mean over devices, mean weighted by training samples, and what nine in ten devices reach or "
-    "exceed (worst decile). Best round: the highest mean the fleet stood at. Before, after: the final "
-    "evaluation, one more round's work on a copy of every device: the model that local training starts from, "
-    "and the personal model it leads to."
+    "In percent, on the devices' own test samples. The scores are of each device's personal model after its "
+    "last round: the mean over devices, the mean weighted by training samples, and the score that nine "
+    "in ten devices reach (worst decile). Best round: the highest mean of the fleet. Before, after: the "
+    "final evaluation, one more round on a copy of every device, before and after its local training."
 )
 _ABOUT_COST = (
-    "Bytes are payload as counted on the wire, of all devices; time is simulated. All figures stand in "
-    "the CSV files beside this page."
+    "Bytes are the payload of all devices; time is simulated. The CSV files next to this page have all "
+    "figures."
 )
 _ABOUT_TARGET = (
     "Counted until the fleet's personal accuracy first reached it; the mean is over the seeds that did."
 )
 _OVER_TIME = (
-    "Every device that has taken part counts with its latest reply: with a slice of participants a round, "
-    "the curve is the fleet's accuracy, not that of the few."
+    "Every device that has taken part counts with its latest reply, so the curve is the fleet's accuracy "
+    "even if few devices take part in a round."
 )
 _CAPTIONS = {
     "accuracy-by-round": f"Personal models, after local training. {_OVER_TIME}",
     "accuracy-before-by-round": f"The models that local training starts from. {_OVER_TIME}",
-    "accuracy-by-uplink": "Personal accuracy against all that devices had sent by then. Dotted: where a "
-    "method that sends no model ended.",
+    "accuracy-by-uplink": "Personal accuracy against the bytes that all devices had sent. Dotted: the end of "
+    "a method that sends no model.",
     "accuracy-by-time": "Personal accuracy against simulated time: training on the boards, bytes on the "
     "links.",
     "before-and-after": "The model local training starts from, and the personal model it leads to, in one "
@@ -74,20 +65,21 @@ _OF_A_SETTING = (
     "other settings are."
 )
 _ABOUT_DIAGNOSTICS = (
-    "What the methods tell of their own mechanisms: of the devices' updates the mean over the run, of the "
-    "coordinator's state the last; of parts their mean. By round and part: diagnostics.csv, each run's page."
+    "Diagnostics that the methods report. A figure of updates is the mean over the run, a figure of the "
+    "coordinator's state is the last one, a figure of parts is their mean. diagnostics.csv has each round "
+    "and part."
 )
 _BAND = " Band: standard deviation over seeds."
 
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """What the page tells.
+    """The content of the page.
 
     Attributes:
-        comparison: the contenders.
+        comparison: the results.
         plots: in their order.
-        failed: one line for each run that could not be played.
+        failed: one line for each run that failed.
         settings: of the run file, as text.
         remark: one line on the plots, or instead of them; "" for none.
     """
@@ -99,8 +91,8 @@ class ComparisonPage:
     remark: str = ""
 
 
-def write_comparison(page: ComparisonPage) -> bytes:
-    """The page as UTF-8; whatever names hold, it stays text."""
+def write_page(page: ComparisonPage) -> bytes:
+    """The page as UTF-8; markup in names is escaped."""
     comparison = page.comparison
     sections = [
         element("h1", comparison.name),
@@ -108,18 +100,17 @@ def write_comparison(page: ComparisonPage) -> bytes:
         *(element("p", line, class_="bad") for line in page.failed),
         _headline(comparison),
         element("h2", "Accuracy"),
-        _figures(comparison, accuracies(comparison.runs)),
+        _metrics_table(comparison, accuracies(comparison.runs)),
         note(in_words_of(comparison.score, _ABOUT_ACCURACY)),
         element("h2", "Cost of the whole run"),
-        _figures(comparison, costs(comparison.runs)),
+        _metrics_table(comparison, costs(comparison.runs)),
         note(_ABOUT_COST),
-        *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
-        *(element("p", line, class_="bad") for line in alike(comparison)),
+        *(element("p", line, class_="bad") for line in warnings(comparison)),
         *_target(comparison),
         element("h2", "Plots"),
         *([element("p", page.remark)] if page.remark else []),
         *([_plots(page)] if page.plots else []),
-        *_inside(comparison),
+        *_diagnostics(comparison),
         element("h2", "Settings"),
         _options(comparison),
         element("p"),
@@ -140,7 +131,7 @@ def _what_ran(comparison: Comparison) -> str:
 
 
 def _headline(comparison: Comparison) -> Html:
-    """Who is best at what."""
+    """Cards with the best configuration of some metrics."""
     shown = []
     for metric, name in (
         (PERSONAL_MEAN, "Best mean, last round"),
@@ -157,12 +148,12 @@ def _headline(comparison: Comparison) -> Html:
     return cards(shown)
 
 
-def _figures(comparison: Comparison, metrics: Sequence[Metric]) -> Html:
+def _metrics_table(comparison: Comparison, metrics: Sequence[Metric]) -> Html:
     rows = []
     for one in comparison.shown:
-        found = cells(comparison, one, metrics)
-        told = [cell(text.text, "best" if text.best else "") for text in found]
-        rows.append(row([title_of(comparison, one), *told]))
+        shown = entries(comparison, one, metrics)
+        values = [cell(entry.text, "best" if entry.best else "") for entry in shown]
+        rows.append(row([title_of(comparison, one), *values]))
     return table([comparison.each, *(metric.head for metric in metrics)], rows)
 
 
@@ -172,7 +163,7 @@ def _target(comparison: Comparison) -> list[Html]:
         return []
     return [
         element("h2", f"Cost of {unit_of(comparison.score).text(target.score)}"),
-        _figures(comparison, TO_TARGET),
+        _metrics_table(comparison, TO_TARGET),
         note(f"The target is {target.reason}. {_ABOUT_TARGET}"),
     ]
 
@@ -189,22 +180,20 @@ def _plots(page: ComparisonPage) -> Html:
     )
 
 
-def _inside(comparison: Comparison) -> list[Html]:
-    """What each method tells of its inner workings: a row a contender and figure."""
+def _diagnostics(comparison: Comparison) -> list[Html]:
+    """The diagnostics that methods report: a row a configuration and figure."""
     rows = []
     for one in comparison.shown:
-        for metric in inside(comparison.of(one.label)):
+        for metric in diagnostics(comparison.of(one.label)):
             found = comparison.spread(one.label, metric)
             if found:
                 value = metric.unit.spread(found.mean, found.deviation)
                 title, about = cell(metric.title, "text"), cell(metric.about, "prose")
                 rows.append(row([one.label, title, value, about]))
     heads = ["method", "figure", "value", "what it is"]
-    shown = [
-        note(_ABOUT_DIAGNOSTICS),
-        table(heads, rows, left=["figure", "what it is"]),
-    ]
-    return [element("h2", "Diagnostics of the methods"), *shown] if rows else []
+    about = note(_ABOUT_DIAGNOSTICS)
+    shown = table(heads, rows, left=["figure", "what it is"])
+    return [element("h2", "Diagnostics of the methods"), about, shown] if rows else []
 
 
 def _options(comparison: Comparison) -> Html:
@@ -216,6 +205,6 @@ def _options(comparison: Comparison) -> Html:
                 cell(one.options or "its defaults", "prose"),
             ]
         )
-        for one in comparison.contenders
+        for one in comparison.configurations
     ]
     return table(["in the tables", "method", "settings"], rows, left=["method", "settings"])

@@ -1,13 +1,10 @@
-"""A comparison as tables for the terminal and the page, and as CSV files."""
+"""The tables of a comparison or a sweep, for the terminal, as Markdown and as summary.json."""
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
+import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.metrics import readable
@@ -16,63 +13,56 @@ from fleetune.coordinator.metrics.registry import (
     BEFORE_MEAN,
     BYTES_DOWN,
     BYTES_UP,
+    DURATION,
     PERSONAL_MEAN,
+    PERSONAL_WORST_DECILE,
     TOOK_PART,
+    VALIDATION_MEAN,
 )
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
-from fleetune.tools.compare.comparison import Comparison, Contender, Spread
-from fleetune.tools.compare.figures import (
+from fleetune.tools.compare.columns import (
     ACCURACIES,
     BEST_AFTER,
+    BYTES_UP_TO_TARGET,
+    SECONDS_TO_TARGET,
     TO_TARGET,
     accuracies,
     costs,
-    inside,
-    metrics,
 )
-from fleetune.tools.compare.played import Point
+from fleetune.tools.compare.comparison import AS_ASKED, Comparison, Configuration, Spread, as_text
+from fleetune.tools.compare.sheets import Entry, markdown_table, rich_table
 
+MOST_ROWS = 20
 NOT_REACHED = "not reached"
-_COSTS_OF_A_PAGE = (BYTES_UP, BYTES_DOWN)
+UNEQUAL = "accuracies are of the devices that took part: not of the same devices for all"
+_IN_MARKDOWN = (BYTES_UP, BYTES_DOWN)
 _DIFFERENCES = (PERSONAL_MEAN, BEST_AFTER)
+_IN_SWEEP = (PERSONAL_MEAN, PERSONAL_WORST_DECILE, BYTES_UP, DURATION)
+_TO_TARGET_IN_SWEEP = (BYTES_UP_TO_TARGET, SECONDS_TO_TARGET)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a table, and whether nobody does better."""
-
-    text: str
-    best: bool = False
-
-
-NOT_ALL = "accuracies are of the devices that took part: not of the same devices for all"
-
-
-def unequal(comparison: Comparison) -> bool:
-    """Whether some contender left out devices that another one served."""
-    counts = [comparison.spread(contender.label, TOOK_PART) for contender in comparison.shown]
-    return len({found.mean for found in counts if found}) > 1
-
-
-def alike(comparison: Comparison) -> list[str]:
-    """A line for all contenders whose runs came to the same accuracies, to the last bit."""
+def warnings(comparison: Comparison) -> list[str]:
+    """What a reader has to know: different devices took part, or configurations have identical results."""
+    counts = [comparison.spread(one.label, TOOK_PART) for one in comparison.shown]
+    unequal = len({found.mean for found in counts if found}) > 1
     groups: dict[tuple[object, ...], list[str]] = {}
     for one in comparison.shown:
-        found = [run for run in comparison.figures if run.contender == one.label]
-        course = tuple((run.seed, *map(run.of, (PERSONAL_MEAN, BEFORE_MEAN, BEST_AFTER))) for run in found)
-        groups.setdefault(course, []).append(one.label)
-    return [_same(comparison, labels) for labels in groups.values() if len(labels) > 1]
+        rows = [row for row in comparison.rows if row.label == one.label]
+        scores = tuple((row.seed, *map(row.of, (PERSONAL_MEAN, BEFORE_MEAN, BEST_AFTER))) for row in rows)
+        groups.setdefault(scores, []).append(one.label)
+    alike = [_alike(comparison, labels) for labels in groups.values() if len(labels) > 1]
+    return [*[UNEQUAL] * unequal, *alike]
 
 
-def _same(comparison: Comparison, labels: Sequence[str]) -> str:
+def _alike(comparison: Comparison, labels: Sequence[str]) -> str:
     line = f"{' and '.join(map(readable.printable, labels))} trained alike, to the last bit"
     used = {p for label in labels for run in comparison.of(label) for p in _ratios(run.summary)}
     if used != {1.0}:
         return line
     return (
-        f"{line}: every device ran at ratio 1, where a method of submodels, as FedSPU is, is FedAvg. "
-        "Deal smaller ones: --set fleet.ratios=[0.2,0.4,0.6,0.8,1.0]"
+        f"{line}: every device ran at ratio 1, where a method of submodels, such as FedSPU, equals FedAvg. "
+        "Assign smaller ratios: --set fleet.ratios=[0.2,0.4,0.6,0.8,1.0]"
     )
 
 
@@ -80,60 +70,69 @@ def _ratios(summary: Summary) -> set[float]:
     return {ratio for used in summary.ratios.values() for ratio in used}
 
 
-def tables(comparison: Comparison) -> Group:
-    """Accuracies, costs and what the target cost, at most 100 columns wide; the best of a column bold."""
+def comparison_tables(comparison: Comparison) -> Group:
+    """Accuracies, costs and the cost of the target, at most 100 columns wide."""
     parts: list[RenderableType] = [
-        Text(),
-        _table(_what(comparison.score), comparison, accuracies(comparison.runs)),
+        *_table(_of_score(comparison.score), comparison, accuracies(comparison.runs)),
         _note(about_seeds(comparison)),
         _note("mean, weighted by samples, what 9 in 10 devices reach: personal models after the last round"),
         _note("best round: of the whole fleet; before, after: local training in one more round"),
-        Text(),
-        _table("cost", comparison, costs(comparison.runs)),
-        *([_note(NOT_ALL)] if unequal(comparison) else []),
-        *(_note(line) for line in alike(comparison)),
+        *_table("cost", comparison, costs(comparison.runs)),
+        *map(_note, warnings(comparison)),
     ]
     if comparison.target:
         at = unit_of(comparison.score).text(comparison.target.score)
         parts += [
-            Text(),
-            _table(f"to {at}", comparison, TO_TARGET),
+            *_table(f"to {at}", comparison, TO_TARGET),
             _note(f"until personal {comparison.score.title} was {at}: {comparison.target.reason}"),
         ]
     return Group(*parts)
 
 
+def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> list[RenderableType]:
+    heads = [first, *(metric.head.replace(" ", "\n") for metric in columns)]
+    rows = ([title_of(comparison, one), *entries(comparison, one, columns)] for one in comparison.shown)
+    return [Text(), rich_table(heads, rows, least=9)]
+
+
+def _note(text: str) -> Text:
+    return Text(text, "dim italic")
+
+
 def markdown(comparison: Comparison) -> bytes:
-    """What a page of documentation says of it: a row a contender, accuracies in percent; the best bold."""
+    """methods.md: a row a configuration, accuracies in percent, and the differences between variants."""
     scores = accuracies(comparison.runs)
-    columns = (*scores, *_COSTS_OF_A_PAGE)
-    heads = ["method", "settings", *(metric.head for metric in columns)]
-    what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_what(comparison.score)}"
-    lines = [f"{what}; {about_seeds(comparison)}.", ""]
-    lines += [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * len(columns)}"]
-    for contender in comparison.shown:
-        found = cells(comparison, contender, scores) + cells(comparison, contender, _COSTS_OF_A_PAGE)
-        row = [f"**{cell.text}**" if cell.best else cell.text for cell in found]
-        lines.append(f"| {' | '.join((title_of(comparison, contender), contender.options, *row))} |")
-    return "\n".join([*lines, "", *_differences(comparison)]).encode()
+    heads = ["method", "settings", *(one.head for one in (*scores, *_IN_MARKDOWN))]
+    rows = (
+        [
+            title_of(comparison, one),
+            one.options,
+            *entries(comparison, one, scores),
+            *entries(comparison, one, _IN_MARKDOWN),
+        ]
+        for one in comparison.shown
+    )
+    what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_of_score(comparison.score)}"
+    lines = [f"{what}; {about_seeds(comparison)}.", "", *markdown_table(heads, rows, texts=2), ""]
+    return "\n".join([*lines, *_differences(comparison)]).encode()
 
 
 def _differences(comparison: Comparison) -> list[str]:
-    """Each variant less the method as it is, seed by seed: both were dealt the same data, so that what the
-    seeds have in common drops out. Empty: nobody is a variant of another.
-    """
+    """Each variant minus the unchanged method, seed by seed: both have the same split of the data."""
     labels = {one.label for one in comparison.shown}
-    lines = []
+    rows = []
     for one in comparison.shown:
         whole = str(one.method["name"])
         if one.label != whole and whole in labels:
             found = [comparison.difference(one.label, whole, metric) for metric in _DIFFERENCES]
-            row = [_signed(spread, unit_of(comparison.score).on_axis) for spread in found]
-            lines.append(f"| {' | '.join((one.label, whole, *row))} |")
-    heads = " | ".join(metric.head for metric in _DIFFERENCES)
+            times = unit_of(comparison.score).on_axis
+            rows.append([one.label, whole, *(_signed(spread, times) for spread in found)])
+    if not rows:
+        return []
+    heads = ["variant", "minus", *(metric.head for metric in _DIFFERENCES)]
     points = ", points" if comparison.score.share else ""
-    head = [f"Less the method as it is{points}, paired by seed:", "", f"| variant | less | {heads} |"]
-    return [*head, f"|---|---|{'--:|' * len(_DIFFERENCES)}", *lines, ""] if lines else []
+    title = f"Variant minus the unchanged method{points}, paired by seed:"
+    return [title, "", *markdown_table(heads, rows, texts=2), ""]
 
 
 def _signed(found: Spread | None, times: float) -> str:
@@ -144,37 +143,40 @@ def _signed(found: Spread | None, times: float) -> str:
     return f"{times * found.mean:+{form}}{within}"
 
 
-def _what(score: Score) -> str:
-    """What a table of scores is of: accuracy, %."""
+def _of_score(score: Score) -> str:
     return f"{score.title}, %" if score.share else f"{score.title}, {score.better} is better"
 
 
-def title_of(comparison: Comparison, contender: Contender) -> str:
-    """Its label, and how many of its seeds are there where some are missing."""
-    there, asked = len(comparison.of(contender.label)), len(comparison.seeds)
-    label = readable.printable(contender.label)
-    return label if there == asked else f"{label} ({there} of {asked} seeds)"
+def title_of(comparison: Comparison, one: Configuration) -> str:
+    """The label, with the number of finished seeds if some are missing."""
+    finished, asked = len(comparison.of(one.label)), len(comparison.seeds)
+    label = readable.printable(one.label)
+    return label if finished == asked else f"{label} ({finished} of {asked} seeds)"
 
 
 def about_seeds(comparison: Comparison) -> str:
-    """What stands before and behind ±."""
+    """What the numbers before and after ± are."""
     seeds = comparison.seeds
     if len(seeds) == 1:
         return f"one run each, seed {seeds[0]}"
-    in_line = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
-    which = f"{seeds[0]} to {seeds[-1]}" if in_line else ", ".join(map(str, seeds))
+    consecutive = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+    which = f"{seeds[0]} to {seeds[-1]}" if consecutive else ", ".join(map(str, seeds))
     return f"mean ± standard deviation over {len(seeds)} seeds ({which})"
 
 
+def about_ranking(comparison: Comparison) -> str:
+    """Which samples rank a sweep."""
+    if comparison.ranked_by == VALIDATION_MEAN:
+        return "ranked by validation samples; the mean is on test samples"
+    return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"
+
+
 def best(comparison: Comparison, metric: Metric) -> set[str]:
-    """The contenders whose mean is the best of the metric, of those where every run has the figure (who
-    reached the target with one seed of three is no example). None where there is no rivalry.
-    """
+    """The configurations with the best mean, of those of which every run has the metric."""
     means = {
-        contender.label: found.mean
-        for contender in comparison.shown
-        if (found := comparison.spread(contender.label, metric))
-        and found.count == len(comparison.of(contender.label))
+        one.label: found.mean
+        for one in comparison.shown
+        if (found := comparison.spread(one.label, metric)) and found.count == len(comparison.of(one.label))
     }
     better = metric.for_score(comparison.score).better
     if not better or len(comparison.shown) < 2:
@@ -183,130 +185,90 @@ def best(comparison: Comparison, metric: Metric) -> set[str]:
     return {label for label, value in means.items() if value == first}
 
 
-def runs_csv(comparison: Comparison) -> bytes:
-    """All figures, one row a run; accuracies as fractions, bytes, seconds. Empty: it has none."""
-    rows: Iterable[dict[str, object]] = (
-        {"contender": one.contender, "method": one.method, "seed": one.seed, **one.values}
-        for one in comparison.figures
-    )
-    return csv_of(["contender", "method", "seed", *(metric.name for metric in _columns(comparison))], rows)
-
-
-def _columns(comparison: Comparison) -> list[Metric]:
-    return [*metrics(), *inside(comparison.runs)]
-
-
-def methods_csv(comparison: Comparison) -> bytes:
-    """One row a contender: of each figure the mean over seeds, the deviation, and how many runs have it."""
-    columns = ["contender", "method", "options", "seeds", "target", "target_reason"]
-    rows = []
-    for contender in comparison.shown:
-        row: dict[str, object] = {
-            "contender": contender.label,
-            "method": contender.method["name"],
-            "options": contender.options,
-            "seeds": len(comparison.of(contender.label)),
-        }
-        if comparison.target:
-            row.update(target=comparison.target.score, target_reason=comparison.target.reason)
-        for metric in _columns(comparison):
-            row.update(spread_of(comparison, contender, metric))
-        rows.append(row)
-    return csv_of([*columns, *(name for one in _columns(comparison) for name in spread_names(one))], rows)
-
-
-_PARTS = ("mean", "deviation", "count")
-
-
-def spread_names(metric: Metric) -> list[str]:
-    """The columns of `spread_of`."""
-    return [f"{metric.name}_{part}" for part in _PARTS]
-
-
-def spread_of(comparison: Comparison, contender: Contender, metric: Metric) -> dict[str, object]:
-    """Of one figure over the contender's seeds."""
-    found = comparison.spread(contender.label, metric)
-    parts = [getattr(found, part, 0 if part == "count" else None) for part in _PARTS]
-    return dict(zip(spread_names(metric), parts, strict=True))
-
-
-def rounds_csv(comparison: Comparison) -> bytes:
-    """What the curves are drawn from: one row a round of a run."""
-    rows = (
-        {"contender": run.label, "seed": run.seed, **asdict(point)}
-        for run in comparison.runs
-        for point in run.points
-    )
-    of_point = (field.name for field in fields(Point))
-    return csv_of(["contender", "seed", *of_point], rows)
-
-
-def diagnostics_csv(comparison: Comparison) -> bytes:
-    """What the methods told of their inner workings: one row a figure, a round of a run, and a part."""
-    rows = (
-        {"contender": run.label, "seed": run.seed, **row}
-        for run in comparison.runs
-        for row in diagnostic_rows(run.summary)
-    )
-    return csv_of(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
-
-
-def diagnostic_rows(summary: Summary) -> Iterator[dict[str, object]]:
-    """Of one run: one row a figure, a round, and, behind that, a part."""
-    for name, course in summary.diagnostics_by_name.items():
-        for at, number in enumerate(course.rounds):
-            row = {"number": number, "figure": name}
-            ends = {"mean": course.mean[at], "least": course.least[at], "greatest": course.greatest[at]}
-            yield {**row, **ends}
-            yield from ({**row, "part": part, "mean": one[at]} for part, one in course.parts.items())
-
-
-def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric]) -> list[Cell]:
-    """The contender's row: each figure over its seeds, and whether it is the best of the column."""
-    found = [comparison.spread(contender.label, metric) for metric in columns]
+def entries(comparison: Comparison, one: Configuration, columns: Sequence[Metric]) -> list[Entry]:
+    """The row of a configuration: each metric over its seeds, and whether it is the best of the column."""
+    found = [comparison.spread(one.label, metric) for metric in columns]
     if columns is TO_TARGET and not found[0]:
-        return [Cell(NOT_REACHED), *(Cell(readable.UNKNOWN) for _ in columns[1:])]
-    there = len(comparison.of(contender.label))
+        return [Entry(NOT_REACHED), *(Entry(readable.UNKNOWN) for _ in columns[1:])]
+    runs = len(comparison.of(one.label))
     return [
-        Cell(
-            _text(metric.for_score(comparison.score), one, there, columns),
-            contender.label in best(comparison, metric),
+        Entry(
+            _text(metric.for_score(comparison.score), spread, runs, columns),
+            one.label in best(comparison, metric),
         )
-        for metric, one in zip(columns, found, strict=True)
+        for metric, spread in zip(columns, found, strict=True)
     ]
 
 
-def _text(metric: Metric, found: Spread | None, there: int, columns: Sequence[Metric]) -> str:
-    """Mean and deviation, and of how many runs if not all have it; a table of accuracies says %."""
+def _text(metric: Metric, found: Spread | None, runs: int, columns: Sequence[Metric]) -> str:
+    """Mean and deviation, with the number of runs if some lack it; the head of accuracies has the %."""
     if not found:
         return readable.UNKNOWN
     text = metric.unit.spread(found.mean, found.deviation)
     text = text.removesuffix(f" {metric.unit.sign}") if columns[: len(ACCURACIES)] == ACCURACIES else text
-    return text + (f" ({found.count} of {there})" if found.count < there else "")
+    return text + (f" ({found.count} of {runs})" if found.count < runs else "")
 
 
-def _note(text: str) -> Text:
-    return Text(text, "dim italic")
+def sweep_table(comparison: Comparison) -> Group:
+    """The best combinations of a ranked sweep; with the cost of a target if one was asked for."""
+    target = comparison.target if comparison.target and comparison.target.reason == AS_ASKED else None
+    columns = (PERSONAL_MEAN, *_TO_TARGET_IN_SWEEP) if target else _IN_SWEEP
+    if comparison.ranked_by == VALIDATION_MEAN:
+        columns = (VALIDATION_MEAN, *columns)
+    aim = f"\nto {unit_of(comparison.score).text(target.score)}" if target else ""
+    heads = short_names(comparison.keys) + [
+        metric.head.replace(" ", "\n") + aim * (metric in _TO_TARGET_IN_SWEEP) for metric in columns
+    ]
+    rows = (
+        [
+            *(readable.printable(as_text(one.value(key))) for key in comparison.keys),
+            *entries(comparison, one, columns),
+        ]
+        for one in comparison.shown[:MOST_ROWS]
+    )
+    more = len(comparison.shown) - MOST_ROWS
+    lines = [about_seeds(comparison), about_ranking(comparison)]
+    lines += [f"{more} more: sweep.csv"] * (more > 0)
+    lines += [f"{readable.UNKNOWN}: {NOT_REACHED}"] * (target is not None)
+    return Group(Text(), rich_table(heads, rows, texts=len(comparison.keys)), *map(_note, lines))
 
 
-def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table.add_column(first, overflow="fold", min_width=16)
-    for metric in columns:
-        head = metric.head.replace(" ", "\n")
-        table.add_column(head, justify="right", no_wrap=True, min_width=9)
-    for contender in comparison.shown:
-        row = cells(comparison, contender, columns)
-        table.add_row(
-            title_of(comparison, contender), *(Text(cell.text, "bold" if cell.best else "") for cell in row)
-        )
-    return table
+def sweep_summary(comparison: Comparison, over: Mapping[str, Any], failed: Sequence[str]) -> bytes:
+    """summary.json of a ranked sweep: the combinations with their scores, the best first.
+
+    `target` is a score. `..._to_target` is the cost until the mean of the personal models reached it; it is
+    left out if that never happened.
+    """
+    found = [_combination(comparison, one) for one in comparison.shown]
+    content = {
+        "name": comparison.name,
+        "over": over,
+        "seeds": comparison.seeds,
+        "score": comparison.score.name,
+        "better": comparison.score.better,
+        "target": comparison.target.score if comparison.target else None,
+        "best": found[0]["settings"] if found else None,
+        "ranked_by": comparison.ranked_by.name,
+        "combinations": found,
+        "failed": list(failed),
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
 
-def csv_of(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> bytes:
-    """With a line of heads."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+def _combination(comparison: Comparison, one: Configuration) -> dict[str, Any]:
+    metrics = (*_IN_SWEEP, VALIDATION_MEAN, *_TO_TARGET_IN_SWEEP)
+    spreads = {metric.name: comparison.spread(one.label, metric) for metric in metrics}
+    return {
+        "settings": {key: one.value(key) for key in comparison.keys},
+        "seeds": len(comparison.of(one.label)),
+        **{name: msgspec.to_builtins(spread) for name, spread in spreads.items() if spread},
+    }
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """Names of settings for narrow columns, in the same order."""
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [
+        "method" if key == "method.name" else last if lasts.count(last) == 1 else key
+        for key, last in zip(keys, lasts, strict=True)
+    ]

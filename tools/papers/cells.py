@@ -1,316 +1,141 @@
-"""edge-sim paper: the cells of tools/papers as runs, kept seed by seed, and their tables."""
+"""The cells of the papers' tables by name: a file of tools/papers is a cell, its `rows` are further cells."""
 
-import re
-import shlex
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from fleetune.coordinator.metrics.readable import UNKNOWN, percent
-from fleetune.protocols.errors import DataError, FleetuneError, SettingError
-from fleetune.protocols.files import write_atomically
-from fleetune.protocols.methods import from_section, with_defaults_of_run
-from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.cells import Cell, RoundDone, again, finished, forget, play_all
-from fleetune.tools.papers.cell_files import cell_names, read_cell
-from fleetune.tools.papers.measures import MEASURES, Label, Outcome, label_of, measures_beside, points
-from fleetune.tools.papers.traffic import count_traffic
-from fleetune.tools.simulator.show import progress_bar
-from fleetune.tools.stop_signals import ToldInterrupt
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.tools.papers.measures import MEASURES
 
-ALL = "all"
+CELLS = Path(__file__).parent
+_FORMATS = ("idx", "cifar", "npz")
+Content = dict[str, Any]
 
 
-def list_cells(console: Console) -> None:
-    """Show what there is and what it needs."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("cell", no_wrap=True)
-    table.add_column("paper", no_wrap=True)
-    table.add_column("CPU min\na seed", justify="right")
-    table.add_column("what it is; the data it needs")
-    for name in cell_names():
-        cell, _ = read_cell(name)
-        assert cell.paper is not None
-        paper, unit = cell.paper, MEASURES[cell.paper.accuracy].unit
-        value = f"{points(paper.value, paper.deviation, unit)} {unit}"
-        what = "; ".join((paper.table, *paper.scaled))
-        table.add_row(name, value, f"{paper.cpu_minutes:g}", escape(f"{what}\n{cell.data.source}"))
-    console.print(table)
-    console.print("data: a folder of original files, here, in $FLEETUNE_DATA, or given with --data FOLDER")
+def read_cell(
+    name: str, changes: Sequence[str] = (), data: str | None = None
+) -> tuple[RunSettings, RunSettings]:
+    """The settings of a cell as its file has them, and with the changes of the user.
 
-
-def play_cell(
-    name: str,
-    *,
-    seeds: int,
-    changes: Sequence[str],
-    data: str | None,
-    runs: Path,
-    workers: int,
-    fresh: bool,
-    console: Console,
-    cluster: str | None = None,
-) -> Outcome:
-    """Play the seeds that are not finished yet; show and keep the paper's number beside ours.
-
-    A run as the file has it is kept in RUNS/paper/NAME, one with changes in a folder named after these.
-    `cluster`: see `compare.cells.play_all`.
+    Args:
+        name: of a cell of tools/papers, or a path to a file of the same form.
+        changes: section.key=value each.
+        data: the folder of the cell's files, or another source as in data.source.
 
     Raises:
-        SettingError, DataError: the cell, a change or the data is wrong; nothing was played.
-        FleetuneError: seeds could not be played; the result is of the others.
-        KeyboardInterrupt: interrupted; the result is of what is finished.
+        SettingError: there is no such cell, a change is wrong, or it makes a cell of another paper.
     """
-    cell, asked = read_cell(name, changes, data)
-    command = _command(name, seeds, changes, data)
-    return play_read(
-        Path(name).stem,
-        cell,
-        asked,
-        command,
-        seeds=seeds,
-        runs=runs,
-        workers=workers,
-        fresh=fresh,
-        console=console,
-        cluster=cluster,
-    )
-
-
-def play_read(
-    name: str,
-    cell: RunSettings,
-    asked: RunSettings,
-    command: str,
-    *,
-    seeds: int,
-    runs: Path,
-    workers: int,
-    fresh: bool,
-    console: Console,
-    cluster: str | None = None,
-) -> Outcome:
-    """The same of a cell that was read: as its file has it, and as asked for by `command`."""
-    if seeds < 1:
-        raise SettingError(f"--seeds {seeds}: at least 1")
-    assert cell.paper is not None
-    counted = MEASURES[cell.paper.accuracy].counted
-    label = label_of(cell, asked, cell.paper.samples if counted else _check(asked))
-    folder = runs / "paper" / _folder(name, label)
-    if counted:
-        of = {
-            seed: count_traffic(_seeded(asked, seed))
-            for seed in range(asked.run.seed, asked.run.seed + seeds)
-        }
-        return _told(Outcome(name, cell.paper, label, [], of), folder, command, asked, console)
-    to_play = runs_of(asked, folder, runs, seeds)
-    stopped = _play_missing(to_play, workers=workers, fresh=fresh, console=console, cluster=cluster)
-    done = [run for one in to_play if (run := finished(one))]
-    outcome = Outcome(name, cell.paper, label, done)
-    if done:
-        _told(outcome, folder, command, asked, console)
-    if stopped:
-        console.print(f"stopped: {len(done)} of {seeds} seeds are finished; {again(fresh=fresh)}")
-        raise stopped
-    return outcome
-
-
-def kept_of(name: str, cell: RunSettings, asked: RunSettings, runs: Path, seeds: int) -> Outcome | None:
-    """What finished runs of a cell came to; None: there is none. Nothing is played, and no data is read: the
-    source counts as the one that the paper has.
-    """
-    assert cell.paper is not None
-    if MEASURES[cell.paper.accuracy].counted:
-        return None
-    label = label_of(cell, asked, cell.paper.samples)
-    kept = [
-        run
-        for one in runs_of(asked, runs / "paper" / _folder(name, label), runs, seeds)
-        if (run := finished(one))
-    ]
-    return Outcome(name, cell.paper, label, kept) if kept else None
-
-
-def runs_of(asked: RunSettings, folder: Path, runs: Path, seeds: int) -> list[Cell]:
-    """A cell's runs, one a seed."""
-    return [
-        Cell(f"seed {seed}", _seeded(asked, seed), folder / f"seed-{seed}", runs)
-        for seed in range(asked.run.seed, asked.run.seed + seeds)
-    ]
-
-
-def play_cells(
-    pattern: str,
-    *,
-    changes: Sequence[str] = (),
-    seeds: int,
-    runs: Path,
-    workers: int,
-    fresh: bool,
-    console: Console,
-    cluster: str | None = None,
-) -> None:
-    """Play every cell that a pattern fits (`all`: every one), the cheapest first; one whose data is not here
-    is passed over with a line. In the end all outcomes stand in one table, RUNS/paper/cells.md.
-
-    Raises:
-        SettingError: nothing fits.
-        KeyboardInterrupt: interrupted; the same command goes on.
-    """
-    names = cell_names("*" if pattern == ALL else pattern)
-    if not names:
-        raise SettingError(f"no cell fits {pattern!r}; known: {', '.join(cell_names())}")
-    outcomes: list[Outcome] = []
-    for name in sorted(names, key=_cpu_minutes):
-        console.print(f"{name}:")
-        try:
-            options = {"seeds": seeds, "workers": workers, "fresh": fresh, "cluster": cluster}
-            outcomes.append(
-                play_cell(name, changes=changes, data=None, runs=runs, console=console, **options)  # type: ignore[arg-type]
-            )
-        except FleetuneError as problem:
-            console.print(f"{name}: passed over: {problem}")
-    if outcomes:
-        lines = ["| cell | of | paper | ours | label |", "|---|---|--:|--:|---|"]
-        lines += [f"| {' | '.join(_line(one))} |" for one in outcomes]
-        write_atomically(
-            runs / "paper" / "cells.md", "\n".join([*lines, ""]).encode(), durable=False, mode=None
+    file, row = (Path(name), None) if name.endswith(".toml") else _place_of(name)
+    adapt = None if row is None else _adapted(row)
+    cell, asked = read_run(file, (), adapt), read_run(file, changes, adapt)
+    if cell.paper is None or asked.paper != cell.paper:
+        raise SettingError(f"{file}: a cell needs a [paper] table, and --set cannot change it")
+    measure = MEASURES.get(cell.paper.accuracy)
+    if measure is None:
+        raise SettingError(
+            f"{file}: paper.accuracy: {cell.paper.accuracy!r} is none of {', '.join(MEASURES)}"
         )
-        console.print(f"  {runs / 'paper' / 'cells.md'}", soft_wrap=True)
+    if measure.unit == "%" and cell.paper.value > 1:
+        raise SettingError(f"{file}: paper.value = {cell.paper.value:g}: expected a fraction, e.g. 0.9797")
+    if asked.method["name"] != cell.method["name"]:
+        raise SettingError(
+            f"method.name: this cell is {cell.method['name']}'s; else: edge-sim compare {file} --methods ..."
+        )
+    if data is not None:
+        kind = cell.data.source.partition(":")[0]
+        source = data if data.partition(":")[0] in _FORMATS else f"{kind}:{data}"
+        asked = replace(asked, data=replace(asked.data, source=source))
+    return cell, asked
 
 
-def _cpu_minutes(name: str) -> float:
-    cell, _ = read_cell(name)
-    assert cell.paper is not None
-    return cell.paper.cpu_minutes
+def read_variant(
+    base: str, own: Mapping[str, Any], name: str, changes: Sequence[str] = ()
+) -> tuple[RunSettings, RunSettings]:
+    """The settings of a cell that is made of another one, and with the changes of the user.
+
+    Args:
+        base: name of a cell of tools/papers.
+        own: the sections and keys that differ, as of `PaperSection.rows`.
+        name: of the new cell.
+        changes: section.key=value each.
+
+    Raises:
+        SettingError: there is no such cell, or a change is wrong.
+    """
+    file, row = _place_of(base)
+    adapt = _adapted(row, own, name)
+    cell = read_run(file, (), adapt)
+    return cell, read_run(file, changes, adapt) if changes else cell
 
 
-def _line(outcome: Outcome) -> tuple[str, ...]:
-    paper, found, unit = outcome.paper, outcome.ours, MEASURES[outcome.paper.accuracy].unit
-    theirs = f"{points(paper.value, paper.deviation, unit)} {unit}"
-    ours = f"{points(found.mean, found.deviation, unit)} {unit}" if found else UNKNOWN
-    return outcome.name, paper.table, theirs, ours, str(outcome.label)
+def cell_names(pattern: str = "*") -> list[str]:
+    """The cells of tools/papers that match a pattern."""
+    return sorted(name for name in _places() if fnmatch(name, pattern))
 
 
-def _seeded(settings: RunSettings, seed: int) -> RunSettings:
-    if settings.run.is_open:
-        raise SettingError('run.rounds = "open": a cell of a paper has a number of rounds')
-    method = with_defaults_of_run(settings.method, settings.run.last_round)
-    training = with_schedule_of_run(settings.training, settings.run.last_round)
-    run = replace(settings.run, seed=seed)
-    return replace(settings, run=run, method=method, training=training, paper=None)
+def _places() -> dict[str, tuple[Path, str | None]]:
+    """The file of each cell, and the row of it; None: the cell is the file itself."""
+    places: dict[str, tuple[Path, str | None]] = {}
+    for file in CELLS.glob("*.toml"):
+        places[file.stem] = file, None
+        rows = tomllib.loads(file.read_text(encoding="utf-8"))["paper"].get("rows", {})
+        places |= {row: (file, row) for row in rows}
+    return places
 
 
-def _told(outcome: Outcome, folder: Path, command: str, settings: RunSettings, console: Console) -> Outcome:
-    """Keep it and show it."""
-    _keep(outcome, folder, command, settings)
-    console.print(table_of(outcome))
-    console.print(f"  {folder / 'result.json'}", soft_wrap=True)
-    return outcome
+def _place_of(name: str) -> tuple[Path, str | None]:
+    places = _places()
+    if name not in places:
+        raise SettingError(f"no cell {name!r}; {hint(name, places) or f'none in {CELLS}'}")
+    return places[name]
 
 
-def _check(settings: RunSettings) -> int:
-    """Make model and method and deal the data once, so that a mistake is found at once; number of samples."""
-    from fleetune.coordinator.run.models import find_model
-    from fleetune.tools.simulator.runner import with_model_shape
-    from fleetune.tools.simulator.simulated_fleet import PartitionedData
-
-    try:
-        shares = PartitionedData(settings)
-    except DataError as problem:
-        raise DataError(f"{problem}; or name the original files' folder with --data FOLDER") from None
-    spec = find_model(with_model_shape(settings, shares)).spec
-    from_section(settings.method, spec)
-    shares.of(0, spec)
-    return len(shares.dataset.y)
+def hint(name: str, known: Iterable[str]) -> str:
+    """What a user may have meant by a name that is not known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
 
 
-def _folder(name: str, label: Label) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=,-]+", "-", ",".join((name, *label.changes)))[:120]
+def _adapted(
+    row: str | None, own: Mapping[str, Any] | None = None, name: str = ""
+) -> Callable[[Content], Content]:
+    """Changes the content of a file to that of one of its rows, then to that of a variant."""
+
+    def adapt(content: Content) -> Content:
+        if row is not None:
+            content = _differing(content, content["paper"]["rows"][row], row)
+        return content if own is None else _differing(content, own, name)
+
+    return adapt
 
 
-def _play_missing(
-    cells: Sequence[Cell], *, workers: int, fresh: bool, console: Console, cluster: str | None
-) -> FleetuneError | KeyboardInterrupt | None:
-    """What ended it early, if anything did."""
-    missing = [cell for cell in cells if fresh or not finished(cell)]
-    for cell in missing:
-        forget(cell, fresh=fresh)
-    problems: list[str] = []
-    with progress_bar(console) as bar:
-        tasks = {
-            cell.label: bar.add_task(cell.label, total=cell.settings.run.rounds, score="") for cell in missing
-        }
-
-        def on_round(news: RoundDone) -> None:
-            accuracy = f"accuracy {percent(news.score)}"
-            number = min(news.number, news.cell.settings.run.rounds)
-            bar.update(tasks[news.cell.label], completed=number, score=accuracy)
-
-        def on_done(cell: Cell, problem: FleetuneError | None) -> None:
-            problems.extend([f"{cell.label}: {problem}"] if problem else [])
-
-        try:
-            play_all(missing, workers=workers, on_round=on_round, on_done=on_done, cluster=cluster)
-        except KeyboardInterrupt:
-            return ToldInterrupt()
-    return FleetuneError("; ".join(problems)) if problems else None
+def _differing(content: Content, own: Mapping[str, Any], name: str) -> Content:
+    """The content with the keys of `own`; if the method changes, its keys and its open choices go."""
+    paper = dict(content["paper"])
+    paper.pop("rows", None)
+    if "value" in own.get("paper", {}):  # the cell's deviation is that of the cell's value
+        paper.pop("deviation", None)
+    method = own.get("method", {})
+    if method.get("name", content["method"]["name"]) != content["method"]["name"]:
+        content = {**content, "method": {}}
+        open_ = paper.get("open", {})
+        paper["open"] = {key: why for key, why in open_.items() if not key.startswith("method.")}
+    return merged(merged({**content, "paper": paper}, own), {"run": {"name": name}})
 
 
-def _command(name: str, seeds: int, changes: Sequence[str], data: str | None) -> str:
-    words = ["edge-sim", "paper", name, "--seeds", str(seeds)]
-    words += [word for change in changes for word in ("--set", change)]
-    return shlex.join(words + (["--data", data] if data else []))
-
-
-def _keep(outcome: Outcome, folder: Path, command: str, settings: RunSettings) -> None:
-    date = datetime.now(UTC).date().isoformat()
-    result: dict[str, Any] = {**outcome.as_dict(), "command": command, "date": date}
-    result["settings"] = msgspec.to_builtins(replace(settings, paper=None))
-    json = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-    write_atomically(folder / "result.json", json, durable=False, mode=None)
-    write_atomically(
-        folder / "result.md", markdown_of(outcome, command, date).encode(), durable=False, mode=None
-    )
-
-
-def table_of(outcome: Outcome) -> Table:
-    """For the terminal: the paper's number beside ours, then the other readings of our runs."""
-    title = escape(f"{outcome.paper.table}\n{outcome.label}")
-    table = Table(title=title, caption=outcome.verdict, title_justify="left", caption_justify="left")
-    table.add_column("")
-    for title in ("paper", "ours", "seeds"):
-        table.add_column(title, justify="right")
-    for row in _rows(outcome):
-        table.add_row(*row)
-    return table
-
-
-def markdown_of(outcome: Outcome, command: str, date: str) -> str:
-    """The same as Markdown, with its origin and what the paper leaves open."""
-    lines = [f"# {outcome.paper.table}", "", f"{outcome.label}. {outcome.verdict}.", ""]
-    lines += [f"`{command}`, {date}", "", "| | paper | ours | seeds |", "|---|--:|--:|--:|"]
-    lines += [f"| {' | '.join(row)} |" for row in _rows(outcome)]
-    lines += ["", f"The paper: {outcome.paper.meaning}. It leaves open:", ""]
-    lines += [f"- `{key}`: {what}" for key, what in outcome.paper.open.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(outcome: Outcome) -> list[tuple[str, str, str, str]]:
-    """The paper's reading first."""
-    rows = []
-    for name in measures_beside(outcome.paper.accuracy):
-        found, measure, is_papers = outcome.measured(name), MEASURES[name], name == outcome.paper.accuracy
-        theirs = points(outcome.paper.value, outcome.paper.deviation, measure.unit) if is_papers else ""
-        ours = points(found.mean, found.deviation, measure.unit) if found else UNKNOWN
-        about = f"{measure.about}, {measure.unit}"
-        rows.append((about, theirs, ours, str(found.count) if found else "0"))
-    return rows
+def merged(content: Mapping[str, Any], own: Mapping[str, Any]) -> Content:
+    """`content` with the keys of `own` in their place, tables key by key."""
+    both = dict(content)
+    for key, value in own.items():
+        old = both.get(key)
+        tables = isinstance(old, dict) and isinstance(value, dict)
+        both[key] = merged(old, value) if tables else value  # type: ignore[arg-type]
+    return both

@@ -1,9 +1,9 @@
-"""A cell of a paper's table beside our runs of it: what its number means, and what may be claimed. No I/O.
+"""What a paper's number means, and what our runs of a cell say about it. No I/O.
 
-Papers differ in which models they test, when, and over whom they average. `MEASURES` has these readings by
-name; [paper] accuracy names the one a cell stands for. Accuracies are fractions on the devices' own test
-samples. What travels is read two ways: the seconds that payloads took on their links, and bytes as papers
-count them: every number at its full width, nothing compressed, no packaging (`tools.papers.traffic`).
+Papers differ in which models they test, when, and over which devices they average. `MEASURES` has these
+readings by name; [paper] accuracy names the reading of a cell. Accuracies are fractions on the devices' own
+test samples. Traffic has two readings: the seconds of payloads on their links, and bytes as papers count them
+(`tools.papers.traffic`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,19 +28,20 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import PaperSection
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.compare.comparison import Spread, spread
-from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.finished_run import FinishedRun
 from fleetune.tools.papers.traffic import Traffic
 
-Average = Callable[[Collection[Measures]], float | None]
+Value = float | None
+Average = Callable[[Collection[Measures]], Value]
+OfRun = Callable[[FinishedRun], Value]
 
 _SAME_RUN = (
     "run.name",
     "run.seed",
     "run.final_evaluation",
     "data.source",
-)  # the source is judged by its size
-
-_WHERE = ("fleet.trainer", "fleet.train_on")  # what computes is no part of a paper's cell
+)  # the source is compared by its size
+_WHERE = ("fleet.trainer", "fleet.train_on")  # the hardware is no part of a paper's cell
 
 
 @dataclass(frozen=True)
@@ -51,59 +52,69 @@ class Measure:
         about: what it is.
         of: its value for a finished run; None: not measured.
         unit: `%` is a fraction; MB are 2^20 bytes, Gbit 10^9 bits.
-        counted: reads it from what a method would send, without any training; `of` gives None then.
+        counted: reads it from the traffic of a method, without any training; `of` returns None then.
     """
 
     about: str
-    of: Callable[[Played], float | None]
+    of: OfRun
     unit: Literal["%", "s", "MB", "Gbit"] = "%"
     counted: Callable[[Traffic], float] | None = None
 
 
-def after_mean(devices: Collection[Measures]) -> float | None:
-    """Personal models after local training, every device alike."""
+def _after_mean(devices: Collection[Measures]) -> Value:
     return mean(one.after for one in devices)
 
 
-def after_weighted(devices: Collection[Measures]) -> float | None:
-    """The same, by training samples."""
+def _after_weighted(devices: Collection[Measures]) -> Value:
     return weighted_mean((one.after, one.num_samples) for one in devices)
 
 
-def before_mean(devices: Collection[Measures]) -> float | None:
-    """What local training starts from, every device alike."""
+def _before_mean(devices: Collection[Measures]) -> Value:
     return mean(one.before for one in devices)
 
 
-def best_of_fleet(average: Average) -> Callable[[Played], float | None]:
-    """The highest that the whole fleet stood at when a round closed, each device with its latest reply.
+def _best_of_fleet(average: Average) -> OfRun:
+    """The highest score of the whole fleet after a round, each device with its latest reply.
 
-    Rounds count from the one by which half of all devices had taken part (`Played.settled`).
+    Rounds count from the one by which half of all devices had taken part (`FinishedRun.settled`).
     """
-    return lambda played: _highest(average(devices) for devices in _fleet(played))
+    return lambda run: _highest(average(devices) for devices in _fleet(run))
 
 
-def best_of_participants(average: Average) -> Callable[[Played], float | None]:
-    """The highest of any round's participants."""
-    return lambda played: _highest(
-        average([reply.measures for reply in record.devices.values()]) for record in played.records
+def _fleet(run: FinishedRun) -> Iterator[list[Measures]]:
+    settled = {point.number for point in run.settled}
+    latest: dict[str, Measures] = {}
+    for record in run.records:
+        latest.update({device: reply.measures for device, reply in record.devices.items()})
+        if record.number in settled:
+            yield list(latest.values())
+
+
+def _best_of_participants(average: Average) -> OfRun:
+    """The highest score of the participants of a round."""
+    return lambda run: _highest(
+        average([reply.measures for reply in record.devices.values()]) for record in run.records
     )
 
 
-def at_the_end(*metrics: Metric) -> Callable[[Played], float | None]:
-    """As summary.json has it: of all devices, after the last round; the first of these that it has."""
+def _highest(values: Iterator[Value]) -> Value:
+    return max((value for value in values if value is not None), default=None)
 
-    def of(played: Played) -> float | None:
-        values = (metric.of_run(played.summary) for metric in metrics)
+
+def _at_the_end(*metrics: Metric) -> OfRun:
+    """The first of these metrics that summary.json has."""
+
+    def of(run: FinishedRun) -> Value:
+        values = (metric.of_run(run.summary) for metric in metrics)
         return next((value for value in values if value is not None), None)
 
     return of
 
 
-def seconds_up(played: Played) -> float | None:
-    """What sending its updates took a device in all rounds together, mean over devices."""
+def _seconds_up(run: FinishedRun) -> Value:
+    """The time for which a device sent updates, in all rounds together, mean over devices."""
     by_device: dict[str, float] = {}
-    for record in played.records:
+    for record in run.records:
         for device, reply in record.devices.items():
             by_device[device] = by_device.get(device, 0.0) + (reply.actual.upload_s or 0.0)
     return mean(by_device.values())
@@ -114,33 +125,33 @@ def _counted(about: str, unit: Literal["MB", "Gbit"], counted: Callable[[Traffic
 
 
 MEASURES: Mapping[str, Measure] = {
-    "best-mean": Measure("best round, mean over all devices", best_of_fleet(after_mean)),
-    "best-weighted": Measure("best round, weighted by samples", best_of_fleet(after_weighted)),
+    "best-mean": Measure("best round, mean over all devices", _best_of_fleet(_after_mean)),
+    "best-weighted": Measure("best round, weighted by samples", _best_of_fleet(_after_weighted)),
     "best-participants-mean": Measure(
-        "best round, mean over its participants", best_of_participants(after_mean)
+        "best round, mean over its participants", _best_of_participants(_after_mean)
     ),
     "best-participants-weighted": Measure(
-        "best round, its participants weighted by samples", best_of_participants(after_weighted)
+        "best round, its participants weighted by samples", _best_of_participants(_after_weighted)
     ),
-    "best-before-mean": Measure("best round, mean, before local training", best_of_fleet(before_mean)),
+    "best-before-mean": Measure("best round, mean, before local training", _best_of_fleet(_before_mean)),
     "final-mean": Measure(
-        "after the last round, mean over all devices", at_the_end(PERSONAL_MEAN_ALL, PERSONAL_MEAN)
+        "after the last round, mean over all devices", _at_the_end(PERSONAL_MEAN_ALL, PERSONAL_MEAN)
     ),
     "final-weighted": Measure(
-        "after the last round, weighted by samples", at_the_end(PERSONAL_WEIGHTED_ALL, PERSONAL_WEIGHTED)
+        "after the last round, weighted by samples", _at_the_end(PERSONAL_WEIGHTED_ALL, PERSONAL_WEIGHTED)
     ),
     "final-before-mean": Measure(
-        "after the last round, mean, before one more round's training", at_the_end(BEFORE_MEAN)
+        "after the last round, mean, before one more round's training", _at_the_end(BEFORE_MEAN)
     ),
-    "seconds-up": Measure("sending updates, all rounds, mean over devices", seconds_up, "s"),
+    "seconds-up": Measure("sending updates, all rounds, mean over devices", _seconds_up, "s"),
     "up-mb": _counted("an update, mean of all rounds", "MB", lambda sent: sent.up / 2**20),
     "down-mb": _counted("a task, mean of all rounds but the first", "MB", lambda sent: sent.down / 2**20),
     "total-gbit": _counted("all tasks and updates of a run", "Gbit", lambda sent: 8e-9 * sent.total),
 }
 
 
-def measures_beside(name: str) -> list[str]:
-    """What a cell's result shows: its own measure first, then the others that the same runs give."""
+def measures_with(name: str) -> list[str]:
+    """The measures that a result shows: the cell's own first, then the others that the same runs give."""
     if MEASURES[name].counted:
         return [name]
     return sorted(
@@ -148,27 +159,14 @@ def measures_beside(name: str) -> list[str]:
     )
 
 
-def _fleet(played: Played) -> Iterator[list[Measures]]:
-    settled = {point.number for point in played.settled}
-    latest: dict[str, Measures] = {}
-    for record in played.records:
-        latest.update({device: reply.measures for device, reply in record.devices.items()})
-        if record.number in settled:
-            yield list(latest.values())
-
-
-def _highest(values: Iterator[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 @dataclass(frozen=True)
 class Label:
-    """How far a run is the paper's.
+    """How far a run is that of the paper.
 
     Attributes:
-        scaled: what is smaller than or other than in the paper; empty: nothing that the paper gives.
-        chosen: keys that the paper leaves open and that were set otherwise than in the cell's file.
-        changes: of these, what was not in the cell's file but asked for.
+        scaled: what is smaller or different; (): everything that the paper gives is the same.
+        chosen: keys that the paper leaves open and that differ from the cell's file.
+        changes: those of both that differ from the cell's file.
     """
 
     scaled: tuple[str, ...]
@@ -182,24 +180,28 @@ class Label:
 
 
 def label_of(cell: RunSettings, asked: RunSettings, num_samples: int) -> Label:
-    """Compare what is run with the cell's file.
+    """Compare the settings of a run with those of the cell's file.
 
     Args:
-        cell: the file's settings, [paper] among them.
-        asked: these with the user's changes.
+        cell: the file's settings, [paper] included.
+        asked: these with the changes of the user.
         num_samples: of the data source.
     """
-    paper = _paper(cell)
+    paper = paper_of(cell)
     ours, theirs = _flat(asked), _flat(cell)
-    changed = {
-        key: ours.get(key) for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)
-    }
-    changed = {key: value for key, value in changed.items() if key not in _SAME_RUN}
-    scaled = [f"{key}={value}" for key, value in changed.items() if not _is_open(key, paper)]
-    chosen = [f"{key}={value}" for key, value in changed.items() if _is_open(key, paper)]
+    keys = sorted(ours.keys() | theirs.keys())
+    changed = [key for key in keys if ours.get(key) != theirs.get(key) and key not in _SAME_RUN]
+    scaled = [f"{key}={ours.get(key)}" for key in changed if not _is_open(key, paper)]
+    chosen = [f"{key}={ours.get(key)}" for key in changed if _is_open(key, paper)]
     if num_samples != paper.samples:
         scaled.append(f"a source of {num_samples:,} samples, not {paper.samples:,}")
     return Label((*paper.scaled, *scaled), tuple(chosen), (*scaled, *chosen))
+
+
+def paper_of(cell: RunSettings) -> PaperSection:
+    """The [paper] table of a cell."""
+    assert cell.paper is not None, "a cell has a [paper] table"
+    return cell.paper
 
 
 def _is_open(key: str, paper: PaperSection) -> bool:
@@ -207,13 +209,8 @@ def _is_open(key: str, paper: PaperSection) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _paper(cell: RunSettings) -> PaperSection:
-    assert cell.paper is not None, "a cell has a [paper] table"
-    return cell.paper
-
-
 def _flat(settings: RunSettings) -> dict[str, Any]:
-    """Every key of a run as section.key, but for those that no run reads."""
+    """Every key of a run by `section.key`, except those that no run reads."""
 
     def walk(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in content.items():
@@ -227,27 +224,37 @@ def _flat(settings: RunSettings) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Our runs of a cell beside the paper's number.
+class CellResult:
+    """Our runs of a cell, and the paper's number.
 
     Attributes:
         name: of the cell.
         paper: its [paper] table.
-        label: how far the runs are the paper's.
+        label: how far the runs are those of the paper.
         runs: finished ones.
-        traffic: of a cell about bytes, counted by seed.
+        traffic: of a cell about bytes, by seed.
     """
 
     name: str
     paper: PaperSection
     label: Label
-    runs: Sequence[Played]
+    runs: Sequence[FinishedRun]
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
 
     @property
     def ours(self) -> Spread | None:
-        """What stands beside the paper's number."""
+        """Our number for the paper's."""
         return self.measured(self.paper.accuracy)
+
+    @property
+    def unit(self) -> str:
+        """The unit of both numbers."""
+        return MEASURES[self.paper.accuracy].unit
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The paper's number and ours, for people."""
+        return number(self.paper.value, self.paper.deviation, self.unit), number_of(self.ours, self.unit)
 
     def measured(self, measure: str) -> Spread | None:
         """Mean and standard deviation over seeds; None when no run has it."""
@@ -259,36 +266,37 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """What may be claimed, in points of percent or in the measure's unit."""
-        ours, paper, unit = self.ours, self.paper, MEASURES[self.paper.accuracy].unit
+        ours, paper, unit = self.ours, self.paper, self.unit
         if ours is None:
             return "nothing measured"
         gain, of = ours.mean - paper.value, "points" if unit == "%" else unit
-        apart = f"{points(abs(gain), None, unit)} {of} {'above' if gain >= 0 else 'below'} the paper's"
+        apart = f"{number(abs(gain), None, unit)} {of} {'above' if gain >= 0 else 'below'} the paper's"
         if self.label.scaled:
             return "no claim: a scaled run says nothing about the paper's number"
-        if unit != "%" and points(ours.mean, None, unit) == points(paper.value, None, unit):
+        if unit != "%" and number(ours.mean, None, unit) == number(paper.value, None, unit):
             return "the paper's number, to the last digit that it prints"
         if paper.deviation is None:
             return f"{apart}, which has no standard deviation"
-        times = abs(ours.mean - paper.value) / paper.deviation if paper.deviation else float("inf")
+        times = abs(gain) / paper.deviation if paper.deviation else float("inf")
         if times <= 1:
             return f"{apart}, within its standard deviation"
         return f"{apart}, {times:.1f} of its standard deviations"
 
     def as_dict(self) -> dict[str, Any]:
         """The content of result.json."""
+        names = measures_with(self.paper.accuracy)
         return {
             "cell": self.name,
             "paper": msgspec.to_builtins(self.paper),
-            "ours": _spread(self.ours),
+            "ours": spread_as_dict(self.ours),
             "label": str(self.label),
             "verdict": self.verdict,
-            "measures": {name: _spread(self.measured(name)) for name in measures_beside(self.paper.accuracy)},
+            "measures": {name: spread_as_dict(self.measured(name)) for name in names},
             "runs": [
                 {
                     "seed": run.seed,
                     ROUNDS.name: ROUNDS.of_run(run.summary),
-                    **{name: MEASURES[name].of(run) for name in measures_beside(self.paper.accuracy)},
+                    **{name: MEASURES[name].of(run) for name in names},
                     **{one.name: one.of_run(run.summary) for one in (BYTES_UP, BYTES_DOWN)},
                 }
                 for run in self.runs
@@ -296,12 +304,18 @@ class Outcome:
         }
 
 
-def _spread(found: Spread | None) -> dict[str, Any] | None:
+def spread_as_dict(found: Spread | None) -> dict[str, Any] | None:
+    """Mean, deviation and number of seeds."""
     return {"mean": found.mean, "deviation": found.deviation, "seeds": found.count} if found else None
 
 
-def points(value: float | None, deviation: float | None = None, unit: str = "%") -> str:
-    """97.97 ± 0.75: percent, or what else it is measured in, as papers print it."""
+def number_of(found: Spread | None, unit: str) -> str:
+    """A mean and its deviation as papers print them."""
+    return number(found.mean, found.deviation, unit) if found else number(None)
+
+
+def number(value: Value, deviation: Value = None, unit: str = "%") -> str:
+    """A number as papers print it, in percent or in its unit: 97.97 ± 0.75."""
     if value is None:
         return "–"  # noqa: RUF001 - an en dash, as in printed tables
     scale = 100 if unit == "%" else 1

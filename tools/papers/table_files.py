@@ -1,9 +1,8 @@
-"""Whole tables of the papers as TOML files: methods and settings, each pair a cell, with the paper's number.
+"""Whole tables of the papers as TOML files: each pair of a method and a setting is a cell.
 
-A cell is one of tools/papers with what differs; one that cannot be played says why.
+A cell is a cell of tools/papers with some changes. If it cannot be run, the file says why.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from msgspec import Struct, field
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.papers.cell_files import merged, read_variant
-from fleetune.tools.papers.measures import MEASURES
+from fleetune.tools.papers.cells import hint, merged, read_variant
+from fleetune.tools.papers.measures import MEASURES, paper_of
 
 TABLES = Path(__file__).parent / "tables"
 Printed = float | tuple[float, float] | str
@@ -27,7 +26,7 @@ class TableMethod(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cell: of tools/papers.
         method: its [method] section instead of the cell's.
-        lacks: why none of its cells can be played.
+        lacks: why none of its cells can be run.
     """
 
     cell: str = ""
@@ -36,14 +35,14 @@ class TableMethod(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableSetting(Struct, frozen=True, forbid_unknown_fields=True):
-    """What all methods of a row or column have in common.
+    """What all methods of a row or of a column have in common.
 
     Attributes:
         values: as printed, by method: a number, a number and its standard deviation, or words.
         change: what differs from the methods' own cells.
-        of: of one method, what differs beside it.
-        cells: of one method, the cell that this is, as it stands.
-        lacks: why nothing of it can be played.
+        of: by method, further changes.
+        cells: by method, the cell of tools/papers that this is, without changes.
+        lacks: why none of its cells can be run.
     """
 
     values: dict[str, Printed]
@@ -57,9 +56,9 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of a paper.
 
     Attributes:
-        title: of which paper, which table, and of what.
-        across: what stands across: the other stands down.
-        methods, settings: by what the paper calls them, in its order.
+        title: the paper, its table, and the subject.
+        across: what the columns are; the rows are the other.
+        methods, settings: by their names in the paper, in its order.
     """
 
     title: str
@@ -72,12 +71,12 @@ class TableCell(Struct, frozen=True):
     """One number of a table.
 
     Attributes:
-        name: its folder is called so; that of tools/papers where it is one of these as it stands.
-        method, setting: whose.
+        name: of its folder; the name in tools/papers if it is a cell from there without changes.
+        method, setting: the cell's place in the table.
         printed: as the paper has it.
         base: the cell of tools/papers that it is made of.
-        own: what differs from that.
-        lacks: why it cannot be played; "": it can.
+        own: the changes to it.
+        lacks: why it cannot be run; "": it can.
     """
 
     name: str
@@ -89,23 +88,22 @@ class TableCell(Struct, frozen=True):
     lacks: str
 
     def read(self, changes: Sequence[str] = ()) -> tuple[RunSettings, RunSettings]:
-        """Its settings, and with `changes` (section.key=value) what is asked for.
+        """Its settings, and these with `changes` (section.key=value each).
 
         Raises:
             SettingError: a change is wrong.
         """
         plain, _ = read_variant(self.base, {}, self.name)
-        assert plain.paper is not None
-        own = self.own
+        paper, own = paper_of(plain), self.own
         if own and not isinstance(self.printed, str):
-            unit = MEASURES[own.get("paper", {}).get("accuracy", plain.paper.accuracy)].unit
-            own = merged(own, {"paper": {"table": f"{plain.paper.table.partition(',')[0]}, {self.name}"}})
-            own = merged(own, {"paper": _paper_value(self.printed, unit)})
+            unit = MEASURES[own.get("paper", {}).get("accuracy", paper.accuracy)].unit
+            title = f"{paper.table.partition(',')[0]}, {self.name}"
+            own = merged(own, {"paper": {"table": title, **_paper_value(self.printed, unit)}})
         return read_variant(self.base, own, self.name, changes)
 
 
 def table_names() -> list[str]:
-    """All there are."""
+    """All tables."""
     return sorted(file.stem for file in TABLES.glob("*.toml"))
 
 
@@ -116,9 +114,7 @@ def read_table(name: str) -> PaperTable:
         SettingError: there is none, or its file is wrong.
     """
     if name not in table_names():
-        near = difflib.get_close_matches(name, table_names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(table_names())}"
-        raise SettingError(f"no table {name!r}; {hint}")
+        raise SettingError(f"no table {name!r}; {hint(name, table_names())}")
     file = TABLES / f"{name}.toml"
     try:
         return msgspec.toml.decode(file.read_bytes(), type=PaperTable)
@@ -127,7 +123,7 @@ def read_table(name: str) -> PaperTable:
 
 
 def cells_of_table(name: str, table: PaperTable) -> list[TableCell]:
-    """All of its cells, setting by setting."""
+    """All cells of a table, setting by setting."""
     return [
         _cell(name, label, method if isinstance(method, TableMethod) else TableMethod(method), setting, of)
         for setting, of in table.settings.items()

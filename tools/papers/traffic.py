@@ -1,9 +1,9 @@
-"""What a method sends, counted as papers count it: every number at its full width, masks at a bit a mark.
+"""The traffic of a method as papers count it: each number at its full width, masks at one bit a mark.
 
-Compression and packaging do not count. A method's own plans, work and aggregation are played, device by
-device, with the run's keys, so that the same devices take part with the same neurons as in a simulation; only
-training is left out: what FedAvg, FedCAC or FedSPU send is the same whatever their devices learn. So a
-thousand rounds of a table take seconds, and need no data.
+Compression and packaging do not count. The method's own plan, work and aggregate steps are executed with the
+run's keys, so that the same devices take part with the same neurons as in a simulation. Only training is left
+out: FedAvg, FedCAC and FedSPU send the same whatever their devices learn. A thousand rounds take seconds, and
+need no data.
 """
 
 from collections.abc import Iterable
@@ -24,18 +24,18 @@ from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.simulated_fleet import device_specs
 
-_NUM_SAMPLES = 100  # of each device: averages are never weighted by nothing
-_DRAWS = 4096  # then they repeat: drawing as many as there are weights would take most of the time
+_NUM_SAMPLES = 100  # of each device, because averages are weighted by them
+_DRAWS = 4096  # then they repeat, because a draw for each weight would take most of the time
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one run, in bytes.
+    """Bytes of one run.
 
     Attributes:
-        up: of an update, mean over all.
-        down: of a task, mean over those behind the first round: in it a device may hold the model already.
-        total: of all tasks and updates.
+        up: an update, mean over all.
+        down: a task, mean over those after the first round, in which a device may already have the model.
+        total: all tasks and updates.
     """
 
     up: float
@@ -45,7 +45,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StillTrainer:
-    """A device that learns nothing: its weights take small random steps, all its losses are alike."""
+    """A trainer that learns nothing: weights take small random steps, all losses are equal."""
 
     spec: ModelSpec
     num_samples: int = _NUM_SAMPLES
@@ -72,7 +72,7 @@ class StillTrainer:
 
 
 def count_traffic(settings: RunSettings) -> Traffic:
-    """Play a run's rounds without training, every device at the ratio that [fleet] deals it, else at 1.
+    """Execute the rounds of a run without training, each device at the ratio that [fleet] assigns, else at 1.
 
     Raises:
         SettingError, ModelError: the model or the method cannot be made; [model] must say its shape.
@@ -105,7 +105,7 @@ def count_traffic(settings: RunSettings) -> Traffic:
 
 
 def participants(devices: tuple[str, ...], settings: RunSettings, number: int) -> tuple[str, ...]:
-    """Who a simulation in which nobody is missing would ask in a round, ascending."""
+    """The participants of a round in a simulation in which no device is offline, ascending."""
     key = run_key(settings.run.seed).child("participants", number, 1)
     count = min(settings.round.participants or len(devices), len(devices))
     return tuple(sorted(devices[index] for index in key.sample(count, len(devices))))

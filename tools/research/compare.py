@@ -1,4 +1,4 @@
-"""`fleetune.compare`: methods side by side over seeds from Python, as `edge-sim compare` plays them."""
+"""`fleetune.compare`: methods on the same fleet and data, each with several seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.compare import compare as command
-from fleetune.tools.compare.cells import RoundDone
 from fleetune.tools.compare.comparison import Comparison
-from fleetune.tools.compare.contenders import labels_of
-from fleetune.tools.compare.figures import inside, metrics
-from fleetune.tools.research.asked import asked_for, crew_of
-from fleetune.tools.research.columns import device_rows, round_rows
-from fleetune.tools.research.frames import frame_of
-from fleetune.tools.simulator.caller_samples import Assignment, Data, caller_samples
+from fleetune.tools.compare.configurations import configurations_of, labels_of, seeds_of
+from fleetune.tools.compare.engine import Execution, Experiment, run_experiment
+from fleetune.tools.compare.report import report_comparison
+from fleetune.tools.compare.rows import device_rows, frame_of
+from fleetune.tools.compare.runs import OnRound as OnRoundClosed
+from fleetune.tools.compare.runs import RoundClosed
+from fleetune.tools.research.request import request_of, workers_of
+from fleetune.tools.simulator.caller_samples import Assignment, Data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +35,15 @@ Methods = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComparisonResult:
-    """Methods side by side over seeds, on the same fleet and data.
+    """Results of several configurations over seeds, on the same fleet and data.
 
-    Its data frames need pandas. Columns are called as in `fleetune.Result`.
+    Its data frames need pandas. Each row has the columns `configuration`, `method`, and, where it is of one
+    run, `seed`. The other columns have the names that they have in `fleetune.Result`.
 
     Attributes:
-        folder: of the comparison: report.html, tables, pictures, and each run in METHOD/seed-N.
-        settings: of all of them, the method and the seed aside.
-        comparison: the same as `tools.compare` has it.
+        folder: of the comparison: report.html, tables, pictures, and each run in CONFIGURATION/seed-N.
+        settings: of all runs, except what differs.
+        comparison: the results as `tools.compare` has them.
     """
 
     folder: Path
@@ -51,54 +52,37 @@ class ComparisonResult:
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """A row a method and seed: all figures of the finished run, as in runs.csv."""
-        score = self.comparison.score
-        columns = [*metrics(), *inside(self.comparison.runs)]
-        return frame_of(
-            [
-                {
-                    "method": one.contender,
-                    "seed": one.seed,
-                    **{metric.column(score): one.of(metric) for metric in columns},
-                }
-                for one in self.comparison.figures
-            ]
-        )
+        """A row a run: all figures, as in runs.csv."""
+        return frame_of(self.comparison.run_rows())
 
     @cached_property
     def means(self) -> "pd.DataFrame":
-        """A row a method: of each figure `mean`, `std` (sample standard deviation) and `count` over seeds."""
-        by_method = self.frame.drop(columns="seed").groupby("method", sort=False)
-        return by_method.agg(["mean", "std", "count"])
+        """A row a configuration: of each figure `mean`, `std` (sample deviation) and `count` over seeds."""
+        by: Any = list(self.comparison.keys) or "configuration"
+        figures = self.frame.drop(columns=[one for one in ("configuration", "method", "seed") if one != by])
+        return figures.groupby(by, sort=False, dropna=False).agg(["mean", "std", "count"])
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """A row a method, seed and round; see `tools.research.columns.round_rows`."""
-        return frame_of(
-            [
-                {"method": run.label, "seed": run.seed, **row}
-                for run in self.comparison.runs
-                for row in round_rows(run)
-            ]
-        )
+        """A row a run and round, as in rounds.csv; see `tools.compare.rows.round_rows`."""
+        return frame_of(self.comparison.round_rows())
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """A row a method, seed and device; see `tools.research.columns.device_rows`."""
+        """A row a run and device; see `tools.compare.rows.device_rows`."""
         return frame_of(
-            [
-                {"method": run.label, "seed": run.seed, **row}
-                for run in self.comparison.runs
-                for row in device_rows(run, self._seeded(run.seed))
-            ]
+            {**self.comparison.identity(run.label), "seed": run.seed, **row}
+            for run in self.comparison.runs
+            for row in device_rows(run, settings_of(self.settings, {"run.seed": run.seed}))
         )
 
     def gains(self, over: str = LOCAL) -> "pd.DataFrame":
-        """By how much each device's personal model does better than with the method `over`, seed by seed: a
-        row a method, seed and device, `gain` above 0 where it is for the better, whatever the score.
+        """By how much each device's personal model is better than with the configuration `over`.
+
+        A row a run and device, paired by seed; `gain` is above 0 if it is better, whatever the score.
 
         Raises:
-            SettingError: there is no finished run of that method.
+            SettingError: `over` has no finished run.
         """
         runs = {
             (run.label, run.seed): with_personal(run.summary, run.records) for run in self.comparison.runs
@@ -107,12 +91,10 @@ class ComparisonResult:
             known = ", ".join(dict.fromkeys(label for label, _ in runs))
             raise SettingError(f"gains over {over!r}: it was not compared; known: {known}")
         return frame_of(
-            [
-                {"method": label, "seed": seed, "device": device, "gain": gain}
-                for (label, seed), summary in runs.items()
-                if label != over and (over, seed) in runs
-                for device, gain in gains(summary, runs[over, seed]).items()
-            ]
+            {**self.comparison.identity(label), "seed": seed, "device": device, "gain": gain}
+            for (label, seed), summary in runs.items()
+            if label != over and (over, seed) in runs
+            for device, gain in gains(summary, runs[over, seed]).items()
         )
 
     def plot(self, name: str = "accuracy-by-round") -> "Figure":
@@ -120,7 +102,8 @@ class ComparisonResult:
 
         Args:
             name: `accuracy-by-round`, `accuracy-before-by-round`, `accuracy-by-uplink`, `accuracy-by-time`,
-                `before-and-after` or `spread-over-devices`; of another task's score too.
+                `before-and-after` or `spread-over-devices`, whatever the score; of a sweep also
+                `score-by-SECTION.KEY`.
 
         Raises:
             SettingError: there is no such picture.
@@ -134,9 +117,6 @@ class ComparisonResult:
         figure = figures[name]
         setattr(figure, "_repr_png_", partial(picture, figure, LIGHT, "png"))  # noqa: B010 - read by IPython
         return figure
-
-    def _seeded(self, seed: int) -> RunSettings:
-        return settings_of(self.settings, {"run.seed": seed})
 
     def __repr__(self) -> str:
         labels = ", ".join(one.label for one in self.comparison.shown)
@@ -154,74 +134,77 @@ def compare(
     partition: Assignment | None = None,
     target: float | None = None,
     on_round: OnRound | None = None,
-    workers: int = 0,
+    workers: int | None = 0,
     fresh: bool = False,
     trackers: Sequence[str | Make] = (),
     engine: str = "local",
     address: str | None = None,
+    console: Console | None = None,
 ) -> ComparisonResult:
-    """Simulate several methods with several seeds and put them side by side, in `runs`/<name>.compare.
+    """Simulate several methods with several seeds, and leave tables and a page in `runs`/<name>.compare.
 
-    What is finished there with the same settings is not played again; interrupted, the same call goes on with
-    the runs that are missing.
+    Runs that are finished there with the same settings are not repeated. After an interruption the same call
+    continues.
 
     Args:
         settings: as of `fleetune.simulate`.
         methods: names of methods, patterns of names, or labels of [compare] tables; or a dict of these with
             the settings that each has: {"fedspu": {}, "small": {"name": "fedspu", "ratios": [0.2]}}. None:
-            local-only, fedavg, the settings' own method, and what [compare] has.
+            local-only, fedavg, the settings' own method, and all of [compare].
         seeds: how many, from `run.seed` on, or which.
         runs: the folder of runs.
         set: as of `fleetune.simulate`.
         data: likewise.
-        partition: likewise; a function is asked once a seed.
-        target: score whose cost is asked for; None: 95 % of what the best method ended with.
-        on_round: told of each training round as it closes: method, seed, round, score after local training.
-        workers: processes in all, each with a run of its own; 0: none but this one.
-        fresh: play finished runs again, too.
+        partition: likewise; a function is called once a seed.
+        target: score whose cost is reported; None: 95 % of what the best method ended with.
+        on_round: called for each closed training round with its configuration, method, seed, round and score.
+        workers: processes in all, each with a run of its own; 0: this process does all the work; None: one a
+            core.
+        fresh: repeat finished runs, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
         engine: as of `fleetune.simulate`.
         address: likewise.
+        console: shows progress and the tables; None: nothing is shown.
 
     Raises:
-        FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
-            are kept.
-        KeyboardInterrupt: interrupted; what is finished is kept.
+        FleetuneError: a setting is wrong, and nothing was executed; or runs failed, and the others are kept.
+        KeyboardInterrupt: interrupted; finished runs are kept.
     """
     changes = dict(set or {})
     if isinstance(methods, Mapping):
         changes |= {f"compare.{label}": section for label, section in methods.items() if section}
-        methods = list(methods)
-    asked, dataset = asked_for(settings, changes, data)
-    folder = Path(runs) / f"{asked.run.name}.compare"
-    try:
-        column = AFTER.column(task_of(asked.task).score)
-        with crew_of(engine, address, workers) as (most, cluster):
-            comparison = command.compare(
-                asked,
-                _labels(asked, methods),
-                folder,
-                seeds=seeds if isinstance(seeds, int) else tuple(map(int, seeds)),
-                target=target,
-                workers=most,
-                fresh=fresh,
-                console=Console(quiet=True),
-                give=lambda seeded: caller_samples(seeded, dataset, partition),
-                hear=lambda news: _tell(news, on_round, column),
-                trackers=trackers,
-                cluster=cluster,
-            )
-    except SettingError as problem:
-        raise SettingError(str(problem).removeprefix("--")) from None
-    return ComparisonResult(folder, asked, comparison)
-
-
-def _tell(news: RoundDone, on_round: OnRound | None, column: str) -> None:
-    if on_round is not None and not news.final_evaluation:
-        seed = news.cell.settings.run.seed
-        on_round({"method": news.cell.label, "seed": seed, "round": news.number, column: news.score})
-
-
-def _labels(settings: RunSettings, methods: str | Sequence[str] | None) -> list[str]:
     words = methods if methods is None or isinstance(methods, str) else ",".join(methods)
-    return labels_of(settings, words)
+    request = request_of(settings, changes, data, partition)
+    asked = request.settings
+    folder = Path(runs) / f"{asked.run.name}.compare"
+    cards = len(asked.fleet.cards)
+    with workers_of(engine, address, workers, cards, in_arguments=console is None) as (most, cluster):
+        execution = Execution(
+            folder,
+            most,
+            fresh=fresh,
+            console=console or Console(quiet=True),
+            samples_of=request.samples_of,
+            on_round=_as_rows(on_round, asked),
+            trackers=tuple(trackers),
+            cluster=cluster,
+        )
+        experiment = Experiment(
+            asked, configurations_of(asked, labels_of(asked, words)), seeds_of(asked, seeds), target
+        )
+        report = partial(report_comparison, asked, execution)
+        return ComparisonResult(folder, asked, run_experiment(experiment, execution, report))
+
+
+def _as_rows(on_round: OnRound | None, settings: RunSettings) -> OnRoundClosed | None:
+    if on_round is None:
+        return None
+    column = AFTER.column(task_of(settings.task).score)
+
+    def closed(news: RoundClosed) -> None:
+        if not news.final_evaluation:
+            run = news.run
+            row = {"configuration": run.label, "method": run.settings.method["name"]}
+            on_round({**row, "seed": run.settings.run.seed, "round": news.number, column: news.score})
+
+    return closed

@@ -1,9 +1,9 @@
-"""What a run came to, simulated or of a real fleet, as data frames; and reading it from the run's folder."""
+"""The results of a run, simulated or of a real fleet, as data frames, read from the run's folder."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,17 +21,17 @@ from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_folder import DEVICES, STATE
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.cells import SETTINGS
-from fleetune.tools.compare.played import Played
-from fleetune.tools.research.columns import (
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.rows import (
     columns_of_devices,
     columns_of_rounds,
     day_rows,
     device_rows,
     diagnostics_rows,
+    frame_of,
     round_rows,
 )
-from fleetune.tools.research.frames import frame_of
+from fleetune.tools.compare.runs import SETTINGS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run came to.
+    """The results of a run.
 
-    Its data frames need pandas. Columns are metrics, under the names that summary.json and CSV files have
-    for them, units in their names; those of scores are called by the score of the run's task,
-    `accuracy_after` or `mae_after`. A share is a fraction of 1.
+    Its data frames need pandas. Columns are metrics, with the same names as in summary.json and CSV files;
+    units are in the names. Columns of scores have the name of the task's score: `accuracy_after` or
+    `mae_after`. A share is a fraction of 1.
 
     Attributes:
         folder: of the run.
         settings: of the run.
-        summary: the content of its summary.json; of a run that goes on, as it stands.
-        records: of its closed rounds, ascending, the final evaluation among them.
-        finished: all its rounds are done.
+        summary: the content of its summary.json; of a run in progress its present state.
+        records: of its closed rounds, ascending, the final evaluation included.
+        finished: whether all its rounds are done.
     """
 
     folder: Path
@@ -61,29 +61,29 @@ class Result:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """A row a training round, by its number; see `tools.research.columns.round_rows`."""
-        return frame_of(round_rows(self._played), "round", columns_of_rounds(self.summary.judged_by))
+        """A row a training round, indexed by its number; see `tools.compare.rows.round_rows`."""
+        return frame_of(round_rows(self._finished_run), "round", columns_of_rounds(self.summary.judged_by))
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """A row a device, by its name; see `tools.research.columns.device_rows`."""
-        rows = device_rows(self._played, self.settings)
+        """A row a device, indexed by its name; see `tools.compare.rows.device_rows`."""
+        rows = device_rows(self._finished_run, self.settings)
         return frame_of(rows, "device", columns_of_devices(self.summary.judged_by))
 
     @cached_property
     def days(self) -> "pd.DataFrame":
-        """A row a day, of a simulation whose devices' data grow; see `tools.research.columns.day_rows`."""
+        """A row a day, of a simulation in which devices' data grow; see `tools.compare.rows.day_rows`."""
         return frame_of(day_rows(self.summary), "day", ["day"])
 
     @cached_property
     def diagnostics(self) -> "pd.DataFrame":
-        """What the method told of its inner workings: a row a figure, a round, and a part of the figure."""
+        """The diagnostics of the method: a row a figure, a round, and a part of the figure."""
         return frame_of(diagnostics_rows(self.summary), columns=("round", "figure", "part", "mean"))
 
     @property
-    def _played(self) -> Played:
+    def _finished_run(self) -> FinishedRun:
         training = [record for record in self.records if not record.final_evaluation]
-        return Played(self.summary.method, self.summary.seed, self.summary, training)
+        return FinishedRun(self.summary.method, self.summary.seed, self.summary, training)
 
     def __repr__(self) -> str:
         summary = with_personal(self.summary, self.records)
@@ -91,20 +91,12 @@ class Result:
         scored = f"{score.title} {unit_of(score).text(PERSONAL_MEAN.of_run(summary))}"
         sent = f"{readable.size(summary.bytes.up)} up"
         state = "" if self.finished else ", not finished"
-        told = f"{scored} ({summary.who_took_part})" if summary.who_took_part else scored
-        return f"<{summary.method}, {summary.rounds} rounds{state}, personal {told}, {sent}: {self.folder}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """What the summary has: `simulate` gave that alone once."""
-            if name.startswith("_") or name not in Summary.__struct_fields__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(self.summary, name)
+        text = f"{scored} ({summary.who_took_part})" if summary.who_took_part else scored
+        return f"<{summary.method}, {summary.rounds} rounds{state}, personal {text}, {sent}: {self.folder}>"
 
 
 def read_result(folder: Path | str) -> Result:
-    """What the run in a folder came to: simulated or of a real fleet, finished or not, also one that goes on.
+    """The results of the run in a folder: simulated or of a real fleet, finished or in progress.
 
     Raises:
         SettingError: the folder holds no run.
@@ -124,7 +116,7 @@ def read_result(folder: Path | str) -> Result:
 
 
 def _of_comparison(folder: Path) -> Result:
-    """A run that a comparison played: it keeps figures and settings only."""
+    """The results of a run of a comparison, which keeps figures and settings only."""
     try:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
         lines = (folder / ROUNDS).read_bytes().splitlines()

@@ -1,6 +1,5 @@
 """Queries of a run by its folder: typed values that encode as JSON, of a run that is finished."""
 
-
 import msgspec
 import pytest
 from tests.fleet.test_semi_asynchronous import settings

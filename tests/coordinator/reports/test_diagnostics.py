@@ -34,10 +34,11 @@ from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.store.run_folder import OURS
 from fleetune.protocols.method.diagnostics import Diagnostic
-from fleetune.tools.compare.comparison import Comparison, Contender
-from fleetune.tools.compare.page import ComparisonPage, write_comparison
-from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import diagnostics_csv, methods_csv, runs_csv
+from fleetune.tools.compare.comparison import Comparison, Configuration
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.page import ComparisonPage
+from fleetune.tools.compare.page import write_page as write_comparison
+from fleetune.tools.compare.rows import csv_of
 
 TELLING = "tests.helpers.telling_methods:Telling"
 LAYERS = ("conv1", "fc")
@@ -228,16 +229,16 @@ def test_a_figure_is_a_metric_like_any_other():
 
 def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_their_own():
     ours, others = summary_of(told()), plain_summary(records_of(2, 4))
-    runs = (Played("ours", 1, ours, told()), Played("fedavg", 1, others, records_of(2, 4)))
-    contenders = tuple(Contender(label, {"name": label}) for label in ("ours", "fedavg"))
+    runs = (FinishedRun("ours", 1, ours, told()), FinishedRun("fedavg", 1, others, records_of(2, 4)))
+    contenders = tuple(Configuration(label, {"name": label}) for label in ("ours", "fedavg"))
     comparison = Comparison("duel", contenders, (1,), runs, None)
-    (mine, theirs) = csv.DictReader(io.StringIO(runs_csv(comparison).decode()))
+    (mine, theirs) = csv.DictReader(io.StringIO(csv_of(comparison.run_rows()).decode()))
     assert list(mine)[-4:] == [f"method.{one.name}" for one in (SENT, PEAK, SPREAD, KEPT)]
     assert float(mine["method.sent"]) == pytest.approx(0.15)
     assert theirs["method.sent"] == ""
-    row = next(csv.DictReader(io.StringIO(methods_csv(comparison).decode())))
+    row = next(csv.DictReader(io.StringIO(csv_of(comparison.mean_rows()).decode())))
     assert float(row["method.kept_mean"]) == pytest.approx(0.12)
-    rows = list(csv.DictReader(io.StringIO(diagnostics_csv(comparison).decode())))
+    rows = list(csv.DictReader(io.StringIO(csv_of(comparison.diagnostics_rows()).decode())))
     of_fc = [float(one["mean"]) for one in rows if (one["figure"], one["part"]) == ("kept", "fc")]
     assert of_fc == pytest.approx([0.11, 0.12, 0.13, 0.14])
     text = " ".join(Outline(write_comparison(ComparisonPage(comparison, [], [], ""))).texts)

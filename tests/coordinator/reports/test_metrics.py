@@ -46,11 +46,11 @@ from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.tools.compare.comparison import Comparison, Contender
-from fleetune.tools.compare.figures import FIGURES, costs, figures_of
-from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import methods_csv, runs_csv
-from fleetune.tools.compare.tables import tables as comparison_tables
+from fleetune.tools.compare.columns import COLUMNS, costs, row_of
+from fleetune.tools.compare.comparison import Comparison, Configuration
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.rows import csv_of
+from fleetune.tools.compare.tables import comparison_tables
 
 SWAP = Metric(
     "swap_bytes",
@@ -112,17 +112,17 @@ def test_a_new_metric_stands_in_the_live_view_and_in_a_rounds_line(swap):
 
 
 def compared(records, summary):
-    runs = tuple(Played("ours", seed, summary, records[:-1]) for seed in (1, 2))
-    return Comparison("duel", (Contender("ours", {"name": "ours"}),), (1, 2), runs, None)
+    runs = tuple(FinishedRun("ours", seed, summary, records[:-1]) for seed in (1, 2))
+    return Comparison("duel", (Configuration("ours", {"name": "ours"}),), (1, 2), runs, None)
 
 
 def test_a_new_metric_stands_in_a_comparison_and_its_csv(swap):
     records, _, _ = fleet()
     comparison = compared(records, summary_of(records))
-    (row, _) = csv.DictReader(io.StringIO(runs_csv(comparison).decode()))
+    (row, _) = csv.DictReader(io.StringIO(csv_of(comparison.run_rows()).decode()))
     assert list(row)[-1] == "swap_bytes"
     assert float(row["swap_bytes"]) == 3e8
-    (row,) = csv.DictReader(io.StringIO(methods_csv(comparison).decode()))
+    (row,) = csv.DictReader(io.StringIO(csv_of(comparison.mean_rows()).decode()))
     assert [float(row[f"swap_bytes_{part}"]) for part in ("mean", "deviation", "count")] == [3e8, 0, 2]
     console = Console(file=io.StringIO(), width=200)
     console.print(comparison_tables(comparison))
@@ -136,7 +136,7 @@ def test_without_it_nothing_says_anything_of_it(tmp_path):
     assert b'"metrics"' not in msgspec.json.encode(summary)
     write_report(tmp_path, settings_of(), summary, records, durable=False)
     assert b"swapped" not in (tmp_path / "report.html").read_bytes()
-    assert "swap_bytes" not in runs_csv(compared(records, summary)).decode()
+    assert "swap_bytes" not in csv_of(compared(records, summary).run_rows()).decode()
 
 
 def test_a_metric_that_no_device_told_takes_no_column(monkeypatch):
@@ -184,7 +184,7 @@ def by_hand(columns):
         ("run page", by_hand(page._IN_CARDS)),
         ("run page", by_hand(page._IN_METHODS)),
         ("device page", by_hand(page._IN_DEVICES)),
-        ("comparison", {figure.metric.name for figure in FIGURES if figure.metric in METRICS}),
+        ("comparison", {metric.name for metric, _ in COLUMNS if metric in METRICS}),
     ],
 )
 def test_what_a_view_places_by_hand_the_registry_shows_there(place, names):
@@ -206,4 +206,4 @@ def test_each_metric_that_is_shown_of_a_run_or_a_device_can_be_read_of_it():
 
 def test_a_table_of_costs_has_what_a_comparison_adds_and_no_accuracy():
     assert [metric.name for metric in costs([])] == ["rounds", "devices", "bytes_up", "bytes_down", "seconds"]
-    assert figures_of(Played("x", 0, Summary(method="x"), []), None).values["personal_mean"] is None
+    assert row_of(FinishedRun("x", 0, Summary(method="x"), []), None).values["personal_mean"] is None

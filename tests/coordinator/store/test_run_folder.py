@@ -13,7 +13,7 @@ from fleetune.coordinator.store.run_folder import PICTURES, clear
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.cli import app
-from fleetune.tools.compare.cells import Cell, play
+from fleetune.tools.compare.runs import PlannedRun, execute
 from fleetune.tools.simulator.show import show_run
 
 SMALL = {
@@ -134,8 +134,10 @@ def test_a_removal_that_was_cut_short_goes_on(finished, at):
 
 def test_a_cell_of_a_comparison_keeps_files_of_others_too(tmp_path):
     add_mine(tmp_path / "seed-0")
-    play(
-        Cell("fedspu", settings(**SMALL), tmp_path / "seed-0", tmp_path), workers=0, on_closed=lambda _: None
+    execute(
+        PlannedRun("fedspu", settings(**SMALL), tmp_path / "seed-0", tmp_path),
+        workers=0,
+        on_closed=lambda _: None,
     )
     left = files(tmp_path / "seed-0")
     assert set(left) == {*MINE, "run.json", "summary.json", "rounds.jsonl"}

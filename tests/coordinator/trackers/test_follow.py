@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fleetune
 import fleetune.coordinator.reports.report
-import fleetune.tools.compare.compare
+import fleetune.tools.compare.report
 from fleetune import coordinator, tools
 from fleetune.coordinator.trackers import follow
 from fleetune.coordinator.trackers.follow import parameters_of
@@ -23,7 +23,7 @@ from fleetune.tools.cli import app
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    for module in (coordinator.reports.report, tools.compare.compare):
+    for module in (coordinator.reports.report, tools.compare.report):
         monkeypatch.setattr(module, "can_paint", lambda: False)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-import fleetune.tools.compare.compare
-import fleetune.tools.compare.side_by_side
-from fleetune.tools.compare.cells import play_all
+import fleetune.tools.compare.engine
+import fleetune.tools.compare.report
+from fleetune.tools.compare.runs import execute_all
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def played(monkeypatch):
 
     def watched(cells, **options):
         titles.extend(cell.title for cell in cells)
-        play_all(cells, **options)
+        execute_all(cells, **options)
 
-    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", watched)
-    monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
+    monkeypatch.setattr(fleetune.tools.compare.engine, "execute_all", watched)
+    monkeypatch.setattr(fleetune.tools.compare.report, "can_paint", lambda: False)
     return titles

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
-import fleetune.tools.compare.compare
+import fleetune
 from fleetune.coordinator.metrics.personal_scores import personal
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.coordinator.metrics.summary import Accuracies, DeviceSummary, PayloadBytes, Seconds, Summary
@@ -25,14 +25,14 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
-from fleetune.tools.compare.cells import finished, forget, play_all
-from fleetune.tools.compare.compare import compare
-from fleetune.tools.compare.comparison import Comparison, Contender, spread, target_of
-from fleetune.tools.compare.contenders import cells_of, contenders_of, labels_of
-from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
-from fleetune.tools.compare.page import ComparisonPage, write_comparison
-from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, markdown, tables
+from fleetune.tools.compare.columns import ROUNDS_TO_TARGET, row_of
+from fleetune.tools.compare.comparison import Comparison, Configuration, spread, target_of
+from fleetune.tools.compare.configurations import configurations_of, labels_of, planned_runs
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.page import ComparisonPage
+from fleetune.tools.compare.page import write_page as write_comparison
+from fleetune.tools.compare.runs import execute_all, forget, read_finished
+from fleetune.tools.compare.tables import NOT_REACHED, UNEQUAL, best, comparison_tables, markdown
 from fleetune.tools.simulator.workers import worker
 
 SECTIONS = {
@@ -55,24 +55,17 @@ def settings_of(**sections):
 def play(folder: Path, methods=METHODS, *, seeds=2, target=None, workers=0, fresh=False, **sections):
     """The comparison and what the console said."""
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    comparison = compare(
-        settings_of(**sections),
-        methods,
-        folder,
-        seeds=seeds,
-        target=target,
-        workers=workers,
-        fresh=fresh,
-        console=console,
-    )
-    return comparison, console.file.getvalue()
+    options = {"target": target, "workers": workers, "fresh": fresh, "console": console}
+    settings = settings_of(**sections)
+    found = fleetune.compare(settings, methods, seeds=seeds, runs=folder, **options)
+    return found.comparison, console.file.getvalue()
 
 
 @pytest.fixture(scope="module")
 def duel(tmp_path_factory):
     """Two methods, two seeds, as played once: folder, comparison, console."""
-    folder = tmp_path_factory.mktemp("runs") / "duel.compare"
-    return folder, *play(folder)
+    runs = tmp_path_factory.mktemp("runs")
+    return runs / "duel.compare", *play(runs)
 
 
 def rows_of(file: Path):
@@ -108,30 +101,30 @@ def test_rows_of_the_csv_say_what_the_summaries_say(duel):
     rows = rows_of(folder / "runs.csv")
     assert len(rows) == 4
     for row in rows:
-        place = folder / row["contender"] / f"seed-{row['seed']}"
+        place = folder / row["configuration"] / f"seed-{row['seed']}"
         summary = json.loads((place / "summary.json").read_bytes())
         read = msgspec.convert(summary, Summary)
         accuracy = summary["accuracy"]
         for name in ("personal_mean", "personal_weighted", "before_mean", "after_mean", "after_weighted"):
-            assert float(row[name]) == accuracy[name]
-        assert float(row["last_after"]) == pytest.approx(accuracy["personal_mean"])  # all took part
-        assert float(row["best_after"]) == pytest.approx(accuracy["best_round"]["after_mean"])
+            assert float(row[f"accuracy_{name}"]) == accuracy[name]
+        assert float(row["accuracy_last_after"]) == pytest.approx(accuracy["personal_mean"])  # all took part
+        assert float(row["accuracy_best_after"]) == pytest.approx(accuracy["best_round"]["after_mean"])
         assert int(row["best_after_round"]) == accuracy["best_round"]["round"]
         assert int(row["bytes_up"]) == summary["bytes"]["up"]
         assert int(row["bytes_down"]) == summary["bytes"]["down"]
         assert float(row["seconds"]) == summary["seconds"]["rounds"]
-        assert float(row["personal_worst_decile"]) == min(personal(read).values())
-    means = {row["contender"]: row for row in rows_of(folder / "methods.csv")}
+        assert float(row["accuracy_personal_worst_decile"]) == min(personal(read).values())
+    means = {row["configuration"]: row for row in rows_of(folder / "methods.csv")}
     for label in METHODS:
-        values = [float(row["personal_mean"]) for row in rows if row["contender"] == label]
-        assert float(means[label]["personal_mean_mean"]) == pytest.approx(sum(values) / 2)
-        assert float(means[label]["personal_mean_deviation"]) == pytest.approx(
+        values = [float(row["accuracy_personal_mean"]) for row in rows if row["configuration"] == label]
+        assert float(means[label]["accuracy_personal_mean_mean"]) == pytest.approx(sum(values) / 2)
+        assert float(means[label]["accuracy_personal_mean_deviation"]) == pytest.approx(
             abs(values[0] - values[1]) / 2**0.5
         )
-        assert means[label]["personal_mean_count"] == means[label]["seeds"] == "2"
+        assert means[label]["accuracy_personal_mean_count"] == means[label]["seeds"] == "2"
     assert len(rows_of(folder / "rounds.csv")) == 12
     assert comparison.target.score == pytest.approx(
-        0.95 * max(float(row["personal_mean_mean"]) for row in means.values())
+        0.95 * max(float(row["accuracy_personal_mean_mean"]) for row in means.values())
     )
 
 
@@ -146,9 +139,9 @@ def test_the_terminal_shows_means_and_deviations_in_a_hundred_columns(duel):
 
 def test_finished_runs_are_not_played_again(duel, played):
     folder, comparison, _ = duel
-    again, said = play(folder)
+    again, said = play(folder.parent)
     assert played == []
-    assert again.figures == comparison.figures
+    assert again.rows == comparison.rows
     assert "4 of 4 runs are finished already" in said
 
 
@@ -158,61 +151,52 @@ def test_a_run_kept_by_an_older_version_is_not_played_again(duel, played):
         kept = json.loads(file.read_text())
         kept["round"]["start_with"] = 1  # the default that it wrote out
         file.write_text(json.dumps(kept))
-    play(folder)
+    play(folder.parent)
     assert played == []
 
 
 def test_only_what_changed_is_played(duel, played):
     folder, comparison, _ = duel
-    changed, _ = play(folder, compare={"fedspu": {"loss_weight": 0.5}}, seeds=1)
+    changed, _ = play(folder.parent, compare={"fedspu": {"loss_weight": 0.5}}, seeds=1)
     assert played == ["fedspu, seed 3"]
     assert changed.of("local-only") == comparison.of("local-only")[:1]
     played.clear()
-    play(folder, [*METHODS, "fedavg"], seeds=1)
+    play(folder.parent, [*METHODS, "fedavg"], seeds=1)
     assert played == ["fedspu, seed 3", "fedavg, seed 3"]
     played.clear()
-    play(folder, ["fedavg"], seeds=1, fresh=True)
+    play(folder.parent, ["fedavg"], seeds=1, fresh=True)
     assert played == ["fedavg, seed 3"]
 
 
 def test_a_damaged_run_is_played_again(tmp_path):
-    cell, *_ = cells = cells_of(
-        settings_of(run={"rounds": 1}), contenders_of(settings_of(), ["fedavg"]), 1, tmp_path
+    cell, *_ = cells = planned_runs(
+        settings_of(run={"rounds": 1}), configurations_of(settings_of(), ["fedavg"]), 1, tmp_path
     )
-    play_all(cells, workers=0, on_round=lambda _: None, on_done=lambda *_: None)
-    assert finished(cell)
+    execute_all(cells, workers=0, on_round=lambda _: None, on_done=lambda *_: None)
+    assert read_finished(cell)
     (cell.folder / "rounds.jsonl").write_text("{half a line")
-    assert finished(cell) is None
+    assert read_finished(cell) is None
 
 
 def test_interrupted_it_shows_what_is_finished_and_goes_on_from_there(tmp_path, monkeypatch, played):
     def interrupted(cells, **options):
-        play_all(cells[:1], **options)
+        execute_all(cells[:1], **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fleetune.tools.compare.side_by_side, "play_all", interrupted)
+        patch.setattr(fleetune.tools.compare.engine, "execute_all", interrupted)
         console = Console(width=100, file=io.StringIO(), color_system=None)
         with pytest.raises(KeyboardInterrupt):
-            compare(
-                settings_of(),
-                METHODS,
-                tmp_path,
-                seeds=1,
-                target=0.5,
-                workers=0,
-                fresh=False,
-                console=console,
-            )
+            fleetune.compare(settings_of(), METHODS, runs=tmp_path, target=0.5, console=console)
     assert "stopped with 1 of 2 runs finished" in console.file.getvalue()
-    assert [row["contender"] for row in rows_of(tmp_path / "runs.csv")] == ["local-only"]
+    assert [row["configuration"] for row in rows_of(tmp_path / "duel.compare" / "runs.csv")] == ["local-only"]
     comparison, _ = play(tmp_path, seeds=1, target=0.5)
     assert played == ["fedspu, seed 3"]
     assert len(comparison.runs) == 2
-    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", interrupted)
+    monkeypatch.setattr(fleetune.tools.compare.engine, "execute_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         play(tmp_path, seeds=1, target=0.5, fresh=True)
-    assert [row["contender"] for row in rows_of(tmp_path / "runs.csv")] == ["local-only"]
+    assert [row["configuration"] for row in rows_of(tmp_path / "duel.compare" / "runs.csv")] == ["local-only"]
 
 
 def test_a_method_that_cannot_run_here_does_not_stop_the_others(tmp_path, played):
@@ -220,8 +204,8 @@ def test_a_method_that_cannot_run_here_does_not_stop_the_others(tmp_path, played
     fleet = {"devices": 2, "boards": {"raspberry-pi-zero-2w": 2}}
     with pytest.raises(FleetuneError, match="fedavg, seed 3: no device can take part"):
         play(tmp_path, ["fedavg", "local-only"], seeds=1, round=slow, fleet=fleet)
-    assert [row["contender"] for row in rows_of(tmp_path / "runs.csv")] == ["local-only"]
-    assert "no device can take part" in (tmp_path / "report.html").read_text()
+    assert [row["configuration"] for row in rows_of(tmp_path / "duel.compare" / "runs.csv")] == ["local-only"]
+    assert "no device can take part" in (tmp_path / "duel.compare" / "report.html").read_text()
 
 
 def test_a_worker_process_changes_nothing(duel, tmp_path, played):
@@ -244,7 +228,7 @@ def test_settings_go_to_the_method_they_are_for():
     everybody = labels_of(settings, "all")
     assert everybody[:2] == ["local-only", "fedavg"]
     assert sorted(everybody) == sorted([*REGISTRY, "mine"])
-    methods = {one.label: one.method for one in contenders_of(settings, labels_of(settings, None))}
+    methods = {one.label: one.method for one in configurations_of(settings, labels_of(settings, None))}
     assert methods["fedavg"] == {"name": "fedavg"}
     assert methods["fedspu"] == {"name": "fedspu", "early_stopping": True, "patience": 3}
     assert methods["fedprox"] == {"name": "fedprox", "proximal": 0.5}
@@ -256,15 +240,17 @@ def test_a_pattern_names_what_it_fits_once():
     assert labels_of(settings, "kapc*") == ["kapc", "kapc-eta-0", "kapc-bls"]
     assert labels_of(settings, "kapc-eta-0,fedavg,kapc*") == ["kapc-eta-0", "fedavg", "kapc", "kapc-bls"]
     assert labels_of(settings, "fed?vg") == ["fedavg"]
-    with pytest.raises(SettingError, match=r"nothing fits 'kpac\*'; known: kapc, kapc-eta-0, "):
+    with pytest.raises(SettingError, match=r"nothing matches 'kpac\*'; known: kapc, kapc-eta-0, "):
         labels_of(settings, "kpac*")
 
 
 def test_a_variant_stands_beside_the_method_as_it_is_seed_by_seed(duel):
     _, whole, _ = duel
     runs = [replace_run(run, label="mine") for run in whole.of("local-only")]
-    variant = Contender("mine", {"name": "fedspu", "early_stopping": True})
-    both = dataclasses.replace(whole, contenders=(*whole.contenders, variant), runs=(*whole.runs, *runs))
+    variant = Configuration("mine", {"name": "fedspu", "early_stopping": True})
+    both = dataclasses.replace(
+        whole, configurations=(*whole.configurations, variant), runs=(*whole.runs, *runs)
+    )
     found = both.difference("mine", "fedspu", PERSONAL_MEAN)
     gaps = [
         PERSONAL_MEAN.of_run(a.summary) - PERSONAL_MEAN.of_run(b.summary)
@@ -294,7 +280,7 @@ def test_a_table_for_a_page_has_mean_and_deviation_over_seeds(duel):
     assert {line.count("|") for line in lines[2:]} == {11}
 
 
-def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
+def test_configurations_may_differ_in_the_ratios_of_the_fleet(tmp_path):
     settings = settings_of(
         fleet={"devices": 3, "ratios": [0.5]},
         compare={
@@ -302,41 +288,41 @@ def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
             "chosen": {"name": "fedspu", "ratios": []},
         },
     )
-    contenders = contenders_of(settings, ["fedavg", "fixed", "chosen"])
-    assert [one.options for one in contenders] == ["", "ratios = [0.4, 0.6]", "ratios: as each chooses"]
-    assert all("ratios" not in one.method for one in contenders)
-    cells = cells_of(settings, contenders, 1, tmp_path)
+    configurations = configurations_of(settings, ["fedavg", "fixed", "chosen"])
+    assert [one.options for one in configurations] == ["", "ratios = [0.4, 0.6]", "ratios: as each chooses"]
+    assert all("ratios" not in one.method for one in configurations)
+    cells = planned_runs(settings, configurations, 1, tmp_path)
     assert [cell.settings.fleet.ratios for cell in cells] == [(0.5,), (0.4, 0.6), ()]
     wrong = settings_of(compare={"fixed": {"name": "fedspu", "ratios": [1.5]}})
     with pytest.raises(SettingError, match=r"compare.fixed: fleet.ratios.*<= 1"):
-        contenders_of(wrong, ["fixed"])
+        configurations_of(wrong, ["fixed"])
 
 
-def test_contenders_may_differ_in_what_they_minimise(tmp_path):
+def test_configurations_may_differ_in_what_they_minimise(tmp_path):
     compare = {"paced": {"name": "fedspu", "ratios": [], "minimise": "time"}, "fixed": {"name": "fedspu"}}
     settings = settings_of(compare=compare, objective={"at_most": 0.6})
-    contenders = contenders_of(settings, ["paced", "fixed"])
-    assert [one.options for one in contenders] == ["ratios: as each chooses, minimise = time", ""]
-    found = [cell.settings.objective for cell in cells_of(settings, contenders, 1, tmp_path)]
+    configurations = configurations_of(settings, ["paced", "fixed"])
+    assert [one.options for one in configurations] == ["ratios: as each chooses, minimise = time", ""]
+    found = [cell.settings.objective for cell in planned_runs(settings, configurations, 1, tmp_path)]
     assert [(one.minimise, one.at_most) for one in found] == [("time", 0.6), ("none", 0.6)]
     wrong = settings_of(compare={"paced": {"name": "fedspu", "minimise": "watts"}})
     with pytest.raises(SettingError, match=r"compare.paced.*minimise"):
-        contenders_of(wrong, ["paced"])
+        configurations_of(wrong, ["paced"])
 
 
-def test_contenders_may_differ_in_how_updates_are_written(tmp_path):
+def test_configurations_may_differ_in_how_updates_are_written(tmp_path):
     table = {"name": "sparse", "density": 0.01}
     whole = {"name": "fedavg", "up": "lossless", "down": "int8"}
     compare = {"thin": {"name": "fedavg", "up": table}, "whole": whole}
     settings = settings_of(compare=compare)
-    contenders = contenders_of(settings, ["fedavg", "thin", "whole"])
-    assert [one.options for one in contenders] == ["", f"up = {table}", "up = lossless, down = int8"]
-    cells = cells_of(settings, contenders, 1, tmp_path)
+    configurations = configurations_of(settings, ["fedavg", "thin", "whole"])
+    assert [one.options for one in configurations] == ["", f"up = {table}", "up = lossless, down = int8"]
+    cells = planned_runs(settings, configurations, 1, tmp_path)
     assert [cell.settings.encoding.up for cell in cells] == ["lossless", table, "lossless"]
     assert [cell.settings.encoding.down for cell in cells] == ["lossless", "lossless", "int8"]
     wrong = settings_of(compare={"thin": {"name": "fedavg", "up": "sparce"}})
     with pytest.raises(SettingError, match=r"compare.thin: encoding: up: .*did you mean 'sparse'"):
-        contenders_of(wrong, ["thin"])
+        configurations_of(wrong, ["thin"])
 
 
 @pytest.mark.parametrize(
@@ -345,7 +331,7 @@ def test_contenders_may_differ_in_how_updates_are_written(tmp_path):
         ({"methods": ["fedavg", "fedspoo"]}, "no method 'fedspoo'; did you mean 'fedspu'?"),
         ({"methods": []}, "name at least one"),
         ({"methods": ["fedavg", ""]}, "name at least one"),
-        ({"methods": ["fedavg", "fedspu", "fedavg"]}, "fedavg stands there twice"),
+        ({"methods": ["fedavg", "fedspu", "fedavg"]}, "fedavg is named twice"),
         ({"seeds": 0}, "--seeds 0: at least 1"),
         ({"target": 0.0}, "--target 0: accuracy is between 0 and 1"),
         ({"target": 90}, "--target 90: accuracy is between 0 and 1"),
@@ -408,28 +394,28 @@ def hand_made(label="ours", seed=0, *, afters=((0.2, 0.4), (0.6, 0.8)), devices=
         seconds=Seconds(rounds=10.0 * len(records)),
         by_device={name: DeviceSummary(personal=value, updates=1) for name, value in last.items()},
     )
-    return Played(label, seed, summary, records)
+    return FinishedRun(label, seed, summary, records)
 
 
 def side_by_side(*runs, target=None):
-    contenders = tuple(
-        Contender(label, {"name": label}) for label in dict.fromkeys(run.label for run in runs)
+    configurations = tuple(
+        Configuration(label, {"name": label}) for label in dict.fromkeys(run.label for run in runs)
     )
     seeds = tuple(sorted({run.seed for run in runs}))
-    return Comparison("duel", contenders, seeds, runs, target_of(runs, target))
+    return Comparison("duel", configurations, seeds, runs, target_of(runs, target))
 
 
 def printed(comparison):
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(tables(comparison))
+    console.print(comparison_tables(comparison))
     return console.file.getvalue()
 
 
 def test_a_device_counts_with_its_latest_reply():
     run = hand_made(afters=((0.2, None), (None, 0.6), (0.4, None)))
-    assert [point.after for point in run.points] == pytest.approx([0.2, 0.4, 0.5])
-    assert [point.before for point in run.points] == pytest.approx([0.1, 0.2, 0.25])
-    assert [(point.up, point.down, point.known) for point in run.points] == [
+    assert [point.after for point in run.history] == pytest.approx([0.2, 0.4, 0.5])
+    assert [point.before for point in run.history] == pytest.approx([0.1, 0.2, 0.25])
+    assert [(point.up, point.down, point.known) for point in run.history] == [
         (100, 50, 1),
         (200, 100, 2),
         (300, 150, 2),
@@ -439,7 +425,7 @@ def test_a_device_counts_with_its_latest_reply():
 def test_the_first_lucky_few_neither_reach_the_target_nor_make_the_best_round():
     few = (1.0, *[None] * 5)
     run = hand_made(afters=(few, (0.1,) * 6, (0.5,) * 6, (0.4,) * 6))
-    figures = figures_of(run, target_of([run], 0.45)).values
+    figures = row_of(run, target_of([run], 0.45)).values
     assert figures["best_after"] == pytest.approx(0.5)
     assert figures["best_after_round"] == figures["rounds_to_target"] == 3
     assert figures["bytes_up_to_target"] == 1300
@@ -450,22 +436,22 @@ def test_the_first_lucky_few_neither_reach_the_target_nor_make_the_best_round():
 
 def test_a_comparison_over_different_devices_says_so():
     all_served, few_served = hand_made("ours"), hand_made("theirs", afters=((0.9, None), (0.9, None)))
-    assert NOT_ALL in shown(side_by_side(all_served, few_served))
-    assert NOT_ALL not in shown(side_by_side(all_served, hand_made("theirs")))
+    assert UNEQUAL in shown(side_by_side(all_served, few_served))
+    assert UNEQUAL not in shown(side_by_side(all_served, hand_made("theirs")))
 
 
 def shown(comparison):
     console = Console(file=io.StringIO(), width=200)
-    console.print(tables(comparison))
+    console.print(comparison_tables(comparison))
     return console.file.getvalue()
 
 
-def test_contenders_that_trained_alike_are_named_with_the_reason(tmp_path):
+def test_configurations_that_trained_alike_are_named_with_the_reason(tmp_path):
     _, said = play(tmp_path / "whole", ["local-only", "fedavg", "fedspu"], seeds=1, run={"rounds": 2})
     said = " ".join(said.split())
     assert "fedavg and fedspu trained alike, to the last bit: every device ran at ratio 1" in said
     assert "--set fleet.ratios=[" in said
-    page = (tmp_path / "whole" / "report.html").read_text()
+    page = (tmp_path / "whole" / "duel.compare" / "report.html").read_text()
     assert "fedavg and fedspu trained alike" in page
     _, said = play(
         tmp_path / "parts", ["fedavg", "fedspu"], seeds=1, fleet={"devices": 4, "ratios": [0.2, 0.6]}
@@ -476,7 +462,7 @@ def test_contenders_that_trained_alike_are_named_with_the_reason(tmp_path):
 def test_nine_in_ten_devices_reach_the_worst_decile():
     for num_devices, worst in ((3, 0), (10, 0), (11, 1), (20, 1), (21, 2)):
         own = tuple(index / 100 for index in range(num_devices))
-        assert figures_of(hand_made(afters=(own,)), None).of(PERSONAL_WORST_DECILE) == worst / 100
+        assert row_of(hand_made(afters=(own,)), None).of(PERSONAL_WORST_DECILE) == worst / 100
 
 
 def test_what_did_not_reach_the_target_is_said():
@@ -486,7 +472,7 @@ def test_what_did_not_reach_the_target_is_said():
         hand_made("good", 1, afters=((0.1,),)),
     )
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(tables(side_by_side(good, once, bad, target=0.7)))
+    console.print(comparison_tables(side_by_side(good, once, bad, target=0.7)))
     said = console.file.getvalue()
     assert re.search(rf"bad \(1 of 2 seeds\) +{NOT_REACHED}", said)
     assert re.search(r"good +2 \(1 of 2\) +400 B \(1 of 2\)", said)
@@ -517,7 +503,9 @@ def test_whatever_names_hold_stays_text_on_the_page():
 
 
 def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tmp_path, monkeypatch):
-    cells = cells_of(settings_of(run={"rounds": 4}), contenders_of(settings_of(), ["fedavg"]), 1, tmp_path)
+    cells = planned_runs(
+        settings_of(run={"rounds": 4}), configurations_of(settings_of(), ["fedavg"]), 1, tmp_path
+    )
     work, rounds, whole = [], [], worker.train
 
     def reply(job):
@@ -529,7 +517,9 @@ def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tm
     def play_on():
         work.clear()
         rounds.clear()
-        play_all(cells, workers=0, on_round=lambda news: rounds.append(news.number), on_done=lambda *_: None)
+        execute_all(
+            cells, workers=0, on_round=lambda news: rounds.append(news.number), on_done=lambda *_: None
+        )
 
     monkeypatch.setattr(worker, "train", reply)
     with pytest.raises(KeyboardInterrupt):
@@ -541,7 +531,7 @@ def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tm
     play_on()
     assert work[0] == stopped_in
     assert there + rounds == [1, 2, 3, 4, 5]
-    assert finished(cells[0])
+    assert read_finished(cells[0])
     forget(cells[0], fresh=True)
     play_on()
     assert rounds == [1, 2, 3, 4, 5]

@@ -13,11 +13,9 @@ from fleetune.protocols.errors import PacketOverclaimed
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Measures
-from fleetune.tools.compare.comparison import Comparison, Contender
-from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.sweep import ranked
-from fleetune.tools.compare.sweep_tables import sweep_summary, sweep_table
-from fleetune.tools.compare.tables import tables
+from fleetune.tools.compare.comparison import Comparison, Configuration
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.tables import comparison_tables, sweep_summary, sweep_table
 
 RUN = {
     "run": {"name": "r", "rounds": 1},
@@ -31,13 +29,13 @@ RUN = {
 
 def compared(**scores):
     """Combinations by their (test, validation) scores."""
-    runs, contenders = [], []
+    runs, configurations = [], []
     for name, (test, validation) in scores.items():
         given = {} if validation is None else {"validation_mean": validation}
         judged = Accuracies(personal_mean=test, **given)
-        contenders.append(Contender(name, {"name": name}))
-        runs.append(Played(name, 0, Summary(method=name, accuracy=judged), ()))
-    return Comparison("r", tuple(contenders), (0,), tuple(runs), None, "combination")
+        configurations.append(Configuration(name, {"name": name}))
+        runs.append(FinishedRun(name, 0, Summary(method=name, accuracy=judged), ()))
+    return Comparison("r", tuple(configurations), (0,), tuple(runs), None, "combination", ("method.name",))
 
 
 def shown(table):
@@ -48,20 +46,18 @@ def shown(table):
 
 
 def test_validation_samples_decide_where_all_have_them():
-    found = ranked(compared(a=(0.9, 0.5), b=(0.7, 0.8), c=(0.8, 0.6)))
+    found = compared(a=(0.9, 0.5), b=(0.7, 0.8), c=(0.8, 0.6)).ranked
     assert [one.label for one in found.shown] == ["b", "c", "a"]
-    assert "ranked by validation samples" in shown(sweep_table(found, ["method.name"]))
+    assert "ranked by validation samples" in shown(sweep_table(found))
     told = json.loads(sweep_summary(found, {"method.name": ["a", "b", "c"]}, ()))
     assert (told["ranked_by"], told["best"]) == ("validation_mean", {"method.name": "b"})
     assert told["combinations"][0]["validation_mean"]["mean"] == 0.8
 
 
 def test_without_them_test_samples_do_and_it_is_said():
-    found = ranked(compared(a=(0.9, 0.5), b=(0.7, None)))
+    found = compared(a=(0.9, 0.5), b=(0.7, None)).ranked
     assert [one.label for one in found.shown] == ["a", "b"]
-    assert "ranked by test samples, so the best score is optimistic" in shown(
-        sweep_table(found, ["method.name"])
-    )
+    assert "ranked by test samples, so the best score is optimistic" in shown(sweep_table(found))
     assert json.loads(sweep_summary(found, {"method.name": ["a"]}, ()))["ranked_by"] == "personal_mean"
 
 
@@ -74,7 +70,7 @@ def test_devices_tell_validation_scores_and_tables_show_them(tmp_path):
     rows = summary.by_device.values()
     assert summary.accuracy.validation_mean == pytest.approx(sum(row.validation for row in rows) / 3)
     assert any(row.validation != row.personal for row in rows)
-    for table in (run_table(summary), device_table(summary), tables(found.comparison)):
+    for table in (run_table(summary), device_table(summary), comparison_tables(found.comparison)):
         assert "validation" in shown(table)
 
 

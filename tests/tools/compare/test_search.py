@@ -8,20 +8,19 @@ from tests.tools.compare.test_compare import settings_of
 from tests.tools.compare.test_sweep import rows_of
 
 import fleetune
-import fleetune.tools.compare.compare
+import fleetune.tools.compare.report
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import SettingError
-from fleetune.tools.compare.axes import Axis, Range, axes_of
-from fleetune.tools.compare.sweep import sweep
-from fleetune.tools.compare.sweep_plot import NAMED, score_by_setting
+from fleetune.tools.compare.plots import NAMED_VALUES, draw
+from fleetune.tools.compare.sweep_axes import Axis, Range, axes_of
 
 OVER = ["training.learning_rate=0.01..0.5:log", "training.epochs=1..2", "fleet.ratios=[0.4],[1.0]"]
 
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
+    monkeypatch.setattr(fleetune.tools.compare.report, "can_paint", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,11 @@ def test_ranges_stand_beside_values(words, axis):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("a.b=2..1", "the first number is to be less"),
+        ("a.b=2..1", "the first number has to be less"),
         ("a.b=x..1", "a range is between two numbers"),
         ("a.b=true..2", "a range is between two numbers"),
         ("a.b=0..1:log", "only numbers above 0 have a logarithm"),
-        ("a.b=1..inf", "the first number is to be less"),
+        ("a.b=1..inf", "the first number has to be less"),
     ],
 )
 def test_a_range_that_is_none_is_refused(words, problem):
@@ -90,7 +89,9 @@ class TestSearching:
             assert one.changes["fleet.ratios"] in ([0.4], [1.0])
         means = [found.comparison.spread(one.label, PERSONAL_MEAN).mean for one in found.comparison.shown]
         assert means == sorted(means, reverse=True)
-        assert [float(row["personal_mean_mean"]) for row in rows_of(found.folder / "sweep.csv")] == means
+        assert [
+            float(row["accuracy_personal_mean_mean"]) for row in rows_of(found.folder / "sweep.csv")
+        ] == means
         summary = json.loads((found.folder / "summary.json").read_text())
         assert summary["over"]["training.learning_rate"] == "0.01..0.5:log"
         assert summary["best"] == found.best
@@ -111,14 +112,14 @@ class TestSearching:
     def test_a_trial_that_was_under_way_is_played_to_its_end_first(self, tmp_path, played, monkeypatch):
         from fleetune.tools.compare import search
 
-        plain, stops = search.side_by_side, iter([False, True])
+        plain, stops = search.run_experiment, iter([False, True])
 
         def stopping(*arguments):
             if next(stops, False):
                 raise KeyboardInterrupt
             return plain(*arguments)
 
-        monkeypatch.setattr(search, "side_by_side", stopping)
+        monkeypatch.setattr(search, "run_experiment", stopping)
         with pytest.raises(KeyboardInterrupt):
             self.search(tmp_path / "stopped", 3)
         assert len(played) == 1
@@ -161,8 +162,8 @@ class TestSearching:
 
     def test_many_numbers_stand_on_an_axis_of_numbers(self, tmp_path):
         over = ["training.learning_rate=0.001..0.5:log"]
-        found = self.search(tmp_path, NAMED + 1, over, set={"run.rounds": 1})
-        figure = score_by_setting(found.comparison, found.keys, LIGHT)["score-by-training.learning_rate"]
+        found = self.search(tmp_path, NAMED_VALUES + 1, over, set={"run.rounds": 1})
+        figure = draw(found.comparison, LIGHT)["score-by-training.learning_rate"]
         (axes,) = figure.axes
         assert axes.get_xscale() == "log"
         drawn = sorted(line.get_xdata()[0] for line in axes.get_lines())
@@ -170,6 +171,6 @@ class TestSearching:
         assert all(math.isclose(one, other) for one, other in zip(drawn, rates, strict=True))
 
 
-def test_the_command_s_function_takes_trials(tmp_path):
-    with pytest.raises(SettingError, match="--search 0: between 1"):
-        sweep(settings_of(), axes_of(["training.epochs=1..2"]), None, seeds=1, target=None, search=0)
+def test_the_number_of_trials_has_bounds(tmp_path):
+    with pytest.raises(SettingError, match=r"^search 0: between 1"):
+        fleetune.sweep(settings_of(), ["training.epochs=1..2"], search=0, runs=tmp_path)

@@ -12,16 +12,14 @@ from tests.tools.compare.test_compare import settings_of
 from typer.testing import CliRunner
 
 import fleetune
-import fleetune.tools.compare.compare
+import fleetune.tools.compare.report
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.cli import app
-from fleetune.tools.compare.axes import Axis, axes_of
-from fleetune.tools.compare.side_by_side import Work
-from fleetune.tools.compare.sweep import combinations, sweep
-from fleetune.tools.compare.sweep_plot import score_by_setting
-from fleetune.tools.compare.sweep_tables import MOST_ROWS, sweep_table
+from fleetune.tools.compare.plots import draw
+from fleetune.tools.compare.sweep_axes import Axis, axes_of, combinations
+from fleetune.tools.compare.tables import MOST_ROWS, sweep_table
 
 OVER = ["training.learning_rate=0.02,0.3", "fleet.ratios=[0.2],[1.0]"]
 KEYS = ["training.learning_rate", "fleet.ratios"]
@@ -30,16 +28,17 @@ KEYS = ["training.learning_rate", "fleet.ratios"]
 def play(folder, over=OVER, *, seeds=2, fresh=False, **sections):
     """The comparison and what the console said."""
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    work = Work(folder, 0, fresh=fresh, console=console)
-    found = sweep(settings_of(**sections), axes_of(over), work, seeds=seeds, target=None)
-    return found, console.file.getvalue()
+    found = fleetune.sweep(
+        settings_of(**sections), over, runs=folder, seeds=seeds, fresh=fresh, console=console
+    )
+    return found.comparison, console.file.getvalue()
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """Two settings, two values each, two seeds: folder, comparison, console."""
-    folder = tmp_path_factory.mktemp("runs") / "duel.sweep"
-    return folder, *play(folder)
+    runs = tmp_path_factory.mktemp("runs")
+    return runs / "duel.sweep", *play(runs)
 
 
 def rows_of(file):
@@ -62,7 +61,7 @@ def test_the_best_stands_first_everywhere(swept):
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1]
     rows = rows_of(folder / "sweep.csv")
-    assert [float(row["personal_mean_mean"]) for row in rows] == means
+    assert [float(row["accuracy_personal_mean_mean"]) for row in rows] == means
     assert [(row["rank"], row["seeds"]) for row in rows] == [(str(n), "2") for n in range(1, 5)]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best"] == summary["combinations"][0]["settings"]
@@ -82,7 +81,7 @@ def test_a_run_of_it_is_the_run_that_set_would_have_made(swept, tmp_path):
 
 def test_it_goes_on_and_new_values_and_seeds_play_what_is_new(swept, tmp_path, played):
     folder, comparison, _ = swept
-    copy = shutil.copytree(folder, tmp_path / "copy")
+    copy = shutil.copytree(folder.parent, tmp_path / "copy")
     again, said = play(copy)
     assert played == []
     assert "8 of 8 runs are finished already" in said
@@ -101,7 +100,7 @@ def test_methods_are_settings_like_others_and_take_only_their_own(tmp_path, play
         method={"name": "fedspu", "early_stopping": True},
         data={"validation_fraction": 0.2},
     )
-    methods = {one.label: dict(one.method) for one in found.contenders}
+    methods = {one.label: dict(one.method) for one in found.configurations}
     assert methods["method=local-only, epochs=2"] == {"name": "local-only"}
     assert methods["method=fedspu, epochs=1"] == {"name": "fedspu", "early_stopping": True}
     assert len(played) == 4
@@ -109,8 +108,8 @@ def test_methods_are_settings_like_others_and_take_only_their_own(tmp_path, play
 
 def test_what_each_setting_makes_of_it_is_drawn(swept):
     folder, comparison, _ = swept
-    figures = score_by_setting(comparison, KEYS, LIGHT)
-    assert list(figures) == [f"score-by-{key}" for key in KEYS]
+    figures = draw(comparison, LIGHT)
+    assert list(figures)[: len(KEYS)] == [f"score-by-{key}" for key in KEYS]
     (axes,) = figures["score-by-training.learning_rate"].axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.02", "0.3"]
     best = axes.get_lines()[-1].get_ydata()
@@ -125,7 +124,8 @@ def test_what_each_setting_makes_of_it_is_drawn(swept):
 
 
 def test_pictures_of_another_sweep_do_not_stay(swept, tmp_path, played):
-    old = tmp_path / "score-by-training.epochs.png"
+    old = tmp_path / "duel.sweep" / "score-by-training.epochs.png"
+    old.parent.mkdir()
     old.write_bytes(b"")
     play(tmp_path, ["training.learning_rate=0.02,0.3"], seeds=1)
     assert not old.exists()
@@ -133,9 +133,9 @@ def test_pictures_of_another_sweep_do_not_stay(swept, tmp_path, played):
 
 def test_a_long_table_shows_the_best_and_says_where_the_others_are(swept):
     _, comparison, _ = swept
-    many = [one for one in comparison.contenders for _ in range(MOST_ROWS)]
+    many = [one for one in comparison.configurations for _ in range(MOST_ROWS)]
     console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(sweep_table(replace(comparison, contenders=tuple(many)), KEYS))
+    console.print(sweep_table(replace(comparison, configurations=tuple(many))))
     assert f"{len(many) - MOST_ROWS} more: sweep.csv" in console.file.getvalue()
 
 
@@ -147,8 +147,8 @@ def test_a_long_table_shows_the_best_and_says_where_the_others_are(swept):
         (["method=fedavg,fedspu"], "use section.key=value,value"),
         (["training.epochs"], "use section.key=value,value"),
         (["training.epochs="], "use section.key=value,value"),
-        (["training.epochs=1,2", "training.epochs=3"], "stands there twice; give all its values"),
-        (["training.epochs=1,1"], "1 stands there twice"),
+        (["training.epochs=1,2", "training.epochs=3"], "is named twice; give all its values"),
+        (["training.epochs=1,1"], "1 is named twice"),
         (["training.epoch=1"], "epoch=1: training.epoch: unknown key; did you mean `epochs`"),
         (["training.epochs=0,1"], r"epochs=0: training.epochs: expected `int` >= 1"),
         (["method.q=0.1,0.2"], r"q=0.1: method.q: fedspu has no such setting"),
@@ -180,13 +180,13 @@ def test_values_are_read_as_toml_and_bare_words_as_text():
 def test_a_combination_that_cannot_run_does_not_stop_the_others(tmp_path, played):
     with pytest.raises(FleetuneError, match=r"uplink_mbps=0.00001, seed 3: no device"):
         play(tmp_path, ["fleet.uplink_mbps=1e-5,10"], seeds=1, round={"deadline_s": 5})
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((tmp_path / "duel.sweep" / "summary.json").read_text())
     assert len(summary["failed"]) == 1
     assert [one["settings"] for one in summary["combinations"]] == [{"fleet.uplink_mbps": 10}]
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
+    monkeypatch.setattr(fleetune.tools.compare.report, "can_paint", lambda: False)
     file = tmp_path / "run.toml"
     file.write_text(
         '[run]\nname = "small"\nrounds = 2\n[model]\nname = "mlp"\n[method]\nname = "fedavg"\n'

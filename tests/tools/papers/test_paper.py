@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.conftest import tiny_spec
 from typer.testing import CliRunner
 
-import fleetune.tools.papers.cells
+import fleetune.tools.compare.engine
 from fleetune.coordinator.metrics.summary import Accuracies, PayloadBytes, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
@@ -22,11 +22,12 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.simulation import Partition
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
-from fleetune.tools.compare.cells import play_all
-from fleetune.tools.compare.played import Played
-from fleetune.tools.papers.cell_files import CELLS, cell_names, read_cell
-from fleetune.tools.papers.cells import play_cell, table_of
-from fleetune.tools.papers.measures import MEASURES, Outcome, label_of, measures_beside, points
+from fleetune.tools.compare.engine import Execution
+from fleetune.tools.compare.finished_run import FinishedRun
+from fleetune.tools.compare.runs import execute_all
+from fleetune.tools.papers.cells import CELLS, cell_names, read_cell
+from fleetune.tools.papers.measures import MEASURES, CellResult, label_of, measures_with, number
+from fleetune.tools.papers.paper import run_cell, table_of
 from fleetune.tools.simulator.partition import partition
 
 FILES = ["dc-pfl-fmnist", "fedpurin-fmnist", "fedspu-cifar10", "kapc-mnist", "srp-pfed-cifar10"]
@@ -47,16 +48,8 @@ def quiet():
 
 def play(name, folder, source, *changes, seeds=1, fresh=False):
     console = quiet()
-    outcome = play_cell(
-        name,
-        seeds=seeds,
-        changes=changes,
-        data=source,
-        runs=folder,
-        workers=0,
-        fresh=fresh,
-        console=console,
-    )
+    execution = Execution(folder / "paper", 0, fresh=fresh, console=console)
+    outcome = run_cell(name, execution, seeds=seeds, changes=changes, data=source)
     return outcome, console.file.getvalue()
 
 
@@ -98,7 +91,7 @@ def hand_made(rounds, *, seed=0):
         accuracy=Accuracies(personal_mean=0.5, personal_weighted=0.6),
         bytes=PayloadBytes(up=7, down=9),
     )
-    return Played("x", seed, summary, records)
+    return FinishedRun("x", seed, summary, records)
 
 
 def test_each_reading_of_accuracy():
@@ -109,7 +102,7 @@ def test_each_reading_of_accuracy():
             {"b": (0.7, 0.2, 30)},  # 0.5, weighted 0.35
         ]
     )
-    found = {name: MEASURES[name].of(run) for name in measures_beside("best-mean")}
+    found = {name: MEASURES[name].of(run) for name in measures_with("best-mean")}
     assert found.pop("seconds-up") == 0.0
     assert found == {
         "best-mean": pytest.approx(0.85),
@@ -141,7 +134,7 @@ def outcome_of(*values, deviation=0.01, scaled=()):
     paper = replace(cell.paper, value=0.9, deviation=deviation, scaled=scaled)
     cell = replace(cell, paper=paper)
     runs = [hand_made([{"a": (0, value, 1)}], seed=seed) for seed, value in enumerate(values)]
-    return Outcome("kapc-mnist", paper, label_of(cell, cell, paper.samples), runs)
+    return CellResult("kapc-mnist", paper, label_of(cell, cell, paper.samples), runs)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +162,7 @@ def test_mean_and_deviation_are_over_seeds():
     console = quiet()
     console.print(table_of(outcome))
     assert re.search(r"90\.00 ± 1\.00 +│ +90\.00 ± 10\.00 +│ +3", console.file.getvalue())
-    assert points(None) != points(0.0) == "0.00"
+    assert number(None) != number(0.0) == "0.00"
 
 
 @pytest.mark.parametrize(
@@ -274,26 +267,26 @@ def test_a_finished_seed_is_kept_and_the_next_is_added(sources, tmp_path, monkey
     played = []
 
     def watched(cells, **options):
-        played.extend(cell.label for cell in cells)
-        play_all(cells, **options)
+        played.extend(run.settings.run.seed for run in cells)
+        execute_all(cells, **options)
 
-    monkeypatch.setattr(fleetune.tools.papers.cells, "play_all", watched)
+    monkeypatch.setattr(fleetune.tools.compare.engine, "execute_all", watched)
     changes = [*TINY, "model.name=mlp"]
     first, _ = play("kapc-mnist", tmp_path, sources["idx"], *changes)
     both, _ = play("kapc-mnist", tmp_path, sources["idx"], *changes, seeds=2)
-    assert played == ["seed 0", "seed 1"]
+    assert played == [0, 1]
     assert both.ours.count == 2
     assert both.runs[0].summary == first.runs[0].summary
     play("kapc-mnist", tmp_path, sources["idx"], *changes, fresh=True)
-    assert played == ["seed 0", "seed 1", "seed 0"]
+    assert played == [0, 1, 0]
 
 
 def test_interrupted_it_keeps_what_is_finished(sources, tmp_path, monkeypatch):
     def interrupted(cells, **options):
-        play_all(cells[:1], **options)
+        execute_all(cells[:1], **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleetune.tools.papers.cells, "play_all", interrupted)
+    monkeypatch.setattr(fleetune.tools.compare.engine, "execute_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         play("kapc-mnist", tmp_path, sources["idx"], *TINY, "model.name=mlp", seeds=2)
     (result,) = (tmp_path / "paper").glob("*/result.json")

@@ -11,8 +11,8 @@ from fleetune.protocols.errors import DataError, SettingError
 from fleetune.tools.cli import app
 from fleetune.tools.compare.comparison import Spread
 from fleetune.tools.papers import paper_tables
-from fleetune.tools.papers.cell_files import cell_names, read_cell
-from fleetune.tools.papers.measures import MEASURES
+from fleetune.tools.papers.cells import cell_names, read_cell
+from fleetune.tools.papers.measures import MEASURES, CellResult, Label
 from fleetune.tools.papers.table_files import cells_of_table, read_table, table_names
 
 
@@ -67,19 +67,16 @@ def played(monkeypatch):
     """Cells in the order in which they are played; those of CIFAR-10 lack their data."""
     names = []
 
-    class Played:
-        def __init__(self, paper):
-            self.paper, self.ours = paper, Spread(0.5, 0.01, 3)
-            self.label = type("", (), {"scaled": ("run.rounds=1",), "__str__": lambda _: "scaled"})()
-            self.verdict = "no claim"
+    class Measured(CellResult):
+        ours = Spread(0.5, 0.01, 3)
 
-    def play_read(name, cell, asked, command, **options):
+    def run_cell_settings(name, cell, asked, command, seeds, execution):
         names.append(name)
         if cell.data.source.startswith("cifar"):
             raise DataError("no such folder: cifar-10-batches-py")
-        return Played(cell.paper)
+        return Measured(name, cell.paper, Label(("run.rounds=1",), (), ()), [])
 
-    monkeypatch.setattr(paper_tables, "play_read", play_read)
+    monkeypatch.setattr(paper_tables, "run_cell_settings", run_cell_settings)
     return names
 
 
@@ -103,7 +100,7 @@ def test_show_plays_nothing(tmp_path, played):
     done = CliRunner().invoke(app, ["table", "dc-pfl-2", "--runs", str(tmp_path), "--show"])
     assert done.exit_code == 0, done.output
     assert played == []
-    assert "not played yet" in done.output
+    assert "not run yet" in done.output
     assert "dc-pfl-2" in CliRunner().invoke(app, ["table"]).output
 
 

@@ -9,7 +9,7 @@ from tests.conftest import tiny_spec
 from tests.tools.papers.test_paper import play, quiet
 from typer.testing import CliRunner
 
-import fleetune.tools.papers.cells
+import fleetune.tools.papers.paper
 from fleetune.coordinator.reports.report import summary_of
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedspu import FedSPU
@@ -18,8 +18,9 @@ from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 from fleetune.tools.cli import app
-from fleetune.tools.papers.cells import play_cells
-from fleetune.tools.papers.measures import points
+from fleetune.tools.compare.engine import Execution
+from fleetune.tools.papers.measures import number
+from fleetune.tools.papers.paper import run_cells
 from fleetune.tools.papers.traffic import Traffic, count_traffic, participants
 from fleetune.tools.simulator.runner import simulate
 
@@ -79,7 +80,7 @@ def test_traffic_counted_without_training_is_that_of_a_simulated_run(tmp_path, m
 )
 def test_table_3_of_fedpurin_to_the_digit(name, value, tmp_path):
     outcome, said = play(name, tmp_path, None, "run.rounds=1", "fleet.devices=1")
-    assert points(outcome.ours.mean, None, "MB") == points(outcome.paper.value, None, "MB") == value
+    assert number(outcome.ours.mean, None, "MB") == number(outcome.paper.value, None, "MB") == value
     assert f"{value} │ {value}" in said
     outcome = replace_label(outcome)
     assert outcome.verdict == "the paper's number, to the last digit that it prints"
@@ -95,17 +96,18 @@ def replace_label(outcome):
 
 def test_many_cells_are_played_and_those_without_data_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEETUNE_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(fleetune.tools.papers.cells, "count_traffic", lambda _: Traffic(4.69 * 2**20, 1, 1))
+    monkeypatch.setattr(fleetune.tools.papers.paper, "count_traffic", lambda _: Traffic(4.69 * 2**20, 1, 1))
     console = quiet()
     pattern = "fedpurin-fmnist-*-up"
-    play_cells(pattern, seeds=2, runs=tmp_path, workers=0, fresh=False, console=console)
+    execution = Execution(tmp_path / "paper", 0, fresh=False, console=console)
+    run_cells(pattern, execution, seeds=2)
     table = (tmp_path / "paper" / "cells.md").read_text().splitlines()
     assert len(table) == 4
     assert "| 4.69 MB | 4.69 ± 0.00 MB | full |" in table[2]
-    play_cells("kapc-mnist*", seeds=1, runs=tmp_path, workers=0, fresh=False, console=console)
-    assert console.file.getvalue().count("passed over: idx:mnist") == 5
-    with pytest.raises(SettingError, match=r"no cell fits 'kpac\*'; known: dc-pfl-fmnist, "):
-        play_cells("kpac*", seeds=1, runs=tmp_path, workers=0, fresh=False, console=console)
+    run_cells("kapc-mnist*", execution, seeds=1)
+    assert console.file.getvalue().count("skipped: idx:mnist") == 5
+    with pytest.raises(SettingError, match=r"no cell matches 'kpac\*'; known: dc-pfl-fmnist, "):
+        run_cells("kpac*", execution, seeds=1)
 
 
 def test_many_cells_take_no_changes():

@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-from rich.console import Console
 from tests.helpers.hostile_world import World, stores_closed  # noqa: F401 - an autouse fixture
 
 import fleetune
@@ -12,9 +11,6 @@ from fleetune.coordinator.run.stored_run import SOURCES, stored_sources
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.user_sources import changed, user_sources
 from fleetune.protocols.user_code import user_module
-from fleetune.tools.compare.axes import axes_of
-from fleetune.tools.compare.side_by_side import Work
-from fleetune.tools.compare.sweep import sweep
 
 METHOD = """from fleetune import ModelAveraging, SharedModel
 from {helper} import FACTOR
@@ -86,7 +82,7 @@ def test_compare_plays_only_runs_with_edited_code_again(files, caplog):
     with caplog.at_level(logging.WARNING):
         both, num_rounds = compared(2)
     [line] = [record.getMessage() for record in caplog.records]
-    assert line == f"1 of 4 finished runs are played again: {files.helper}.py is edited"
+    assert line == f"1 of 4 finished runs are run again: {files.helper}.py is edited"
     assert num_rounds == 3 * 2
     assert both["fedavg", 0] == first["fedavg", 0]
     assert both[own, 0] != first[own, 0]
@@ -98,9 +94,8 @@ def test_a_search_does_not_rank_by_trials_of_edited_code(files, tmp_path):
     settings = _settings(files)
 
     def searched():
-        work = Work(tmp_path / "s.sweep", 0, fresh=False, console=Console(quiet=True))
-        found = sweep(settings, axes_of(["training.epochs=1,2"]), work, seeds=1, target=None, search=1)
-        return [run.summary.accuracy for run in found.runs]
+        found = fleetune.sweep(settings, ["training.epochs=1,2"], runs=tmp_path, search=1)
+        return [run.summary.accuracy for run in found.comparison.runs]
 
     first = searched()
     files.scale("0.5")

@@ -14,7 +14,7 @@ OVER = {"training.learning_rate": [0.02, 0.3], "fleet.ratios": [[0.4], [1.0]]}
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tools.compare.compare, "can_paint", lambda: False)
+        patch.setattr(tools.compare.report, "can_paint", lambda: False)
         folder = tmp_path_factory.mktemp("runs")
         yield fleetune.sweep(SECTIONS, OVER, seeds=2, runs=folder, set={"run.rounds": 2})
 
@@ -46,7 +46,7 @@ def test_the_best_can_be_set_in_another_run(swept):
 
 
 def test_values_may_be_numpy_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(tools.compare.compare, "can_paint", lambda: False)
+    monkeypatch.setattr(tools.compare.report, "can_paint", lambda: False)
     over = {"training.learning_rate": np.logspace(-2, -1, 2), "training.epochs": np.arange(1, 2)}
     found = fleetune.sweep(SECTIONS, over, runs=tmp_path, set={"run.rounds": 1})
     assert set(found.frame["training.learning_rate"]) == {0.01, 0.1}

@@ -13,7 +13,7 @@ from fleetune.protocols.methods import from_section, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.tools.compare.contenders import contenders_of, varied
+from fleetune.tools.compare.configurations import configurations_of, varied
 from fleetune.tools.simulator.first_choices import FirstChoices, ratio_controller_of
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.simulated_fleet import SampleCounts, device_specs
@@ -42,7 +42,7 @@ def run_of(example: str) -> tuple[RunSettings, Enrolment]:
 @pytest.mark.parametrize("example", FLEETS)
 def test_every_board_is_served_by_every_paper_s_method(example, label):
     settings, enrolment = run_of(example)
-    (contender,) = contenders_of(settings, [label])
+    (contender,) = configurations_of(settings, [label])
     section = with_defaults_of_run(contender.method, settings.run.rounds)
     enrolment = replace(enrolment, method=section)
     method, sizes = from_section(section, enrolment.spec), FLEETS[example][2]

@@ -17,7 +17,7 @@ from tests.tools.simulator.test_simulate import BASE, settings
 
 import fleetune
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
-from fleetune.tools.compare.cells import Cell, play_all
+from fleetune.tools.compare.runs import PlannedRun, execute_all
 from fleetune.tools.simulator.caller_samples import CallerSamples
 from fleetune.tools.simulator.runner import simulate
 
@@ -328,7 +328,7 @@ def test_a_cluster_without_room_is_one_line(tmp_path, cluster, monkeypatch):
 def side_by_side(folder, address):
     """The rounds of three runs."""
     cells = [
-        Cell(
+        PlannedRun(
             method,
             settings(run={"name": "sim", "rounds": 2}, method={"name": method}),
             folder / method,
@@ -337,7 +337,7 @@ def side_by_side(folder, address):
         for method in ("fedavg", "fedspu", "ditto")
     ]
     closed, problems = [], []
-    play_all(
+    execute_all(
         cells,
         workers=2,
         on_round=closed.append,

@@ -1,18 +1,21 @@
-"""What `--over` says: settings, and the values that each takes, or the range in which a search looks."""
+"""The axes of a sweep: settings with the values that each takes, or with a range for a search."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import plain
 from fleetune.protocols.toml_text import parse_value
-from fleetune.tools.compare.comparison import Contender
-from fleetune.tools.compare.sweep_tables import in_words, short_names
+from fleetune.tools.compare.comparison import Configuration, as_text
+from fleetune.tools.compare.tables import short_names
 
-_SAID = (
+MOST_RUNS = 100_000
+_USAGE = (
     "--over {}: use section.key=value,value, e.g. training.learning_rate=0.01,0.05,"
     " or with --search a range, e.g. training.learning_rate=0.01..0.2:log"
 )
@@ -22,7 +25,7 @@ _RANGE = re.compile(r"\s*([-+\w.]+?)\s*\.\.\s*([-+\w.]+?)\s*(:log)?\s*")
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and the values that it takes in turn."""
+    """A setting and its values."""
 
     key: str
     values: tuple[Any, ...]
@@ -30,10 +33,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Range:
-    """A setting and between what it may be, both ends among it: whole numbers where both are.
+    """A setting and the range of its values, both ends included; whole numbers if both ends are whole.
 
     Attributes:
-        log: looked at by its logarithm: as many values between 0.01 and 0.1 as between 0.1 and 1.
+        log: values are drawn by their logarithm: as many between 0.01 and 0.1 as between 0.1 and 1.
     """
 
     key: str
@@ -43,16 +46,32 @@ class Range:
 
     @property
     def words(self) -> str:
-        """As `--over` says it."""
+        """The range as `--over` has it."""
         return f"{self.low}..{self.high}" + (":log" if self.log else "")
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """Both ends."""
+        return self.low, self.high
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Axes = Sequence[Axis | Range]
 
 
 def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axis | Range]:
-    """What `--over` says, `section.key=value,value` each, the values as in TOML, bare words being text, or
-    `section.key=low..high`; or values, or the words of a range, by `section.key`.
+    """The axes that `--over` names.
+
+    Args:
+        over: `section.key=value,value` each, values as in TOML, bare words being text, or
+            `section.key=low..high`; or values, or the text of a range, by `section.key`.
 
     Raises:
-        SettingError: one is none of these, names a setting twice, or a value twice.
+        SettingError: one is none of these, or a setting or a value is named twice.
     """
     if isinstance(over, Mapping):
         axes = [
@@ -68,49 +87,55 @@ def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axi
         if axis.key in _INSTEAD or axis.key.startswith("compare."):
             raise SettingError(f"--over {axis.key}: use {_INSTEAD.get(axis.key, 'edge-sim compare')} instead")
         if keys.count(axis.key) > 1:
-            raise SettingError(f"--over {axis.key} stands there twice; give all its values at once")
+            raise SettingError(f"--over {axis.key} is named twice; give all its values at once")
         if isinstance(axis, Axis):
             _check(axis)
     return axes
 
 
-def grid_of(axes: Sequence[Axis | Range]) -> list[Axis]:
-    """Axes of which every combination can be played.
+def combinations(settings: RunSettings, axes: Axes, num_seeds: int) -> list[Configuration]:
+    """A configuration for each combination of values; the values of the last axis change first.
 
     Raises:
-        SettingError: there is a range.
+        SettingError: there is a range, or there are too many combinations.
     """
-    grid = [axis for axis in axes if isinstance(axis, Axis)]
     for axis in axes:
         if isinstance(axis, Range):
             raise SettingError(f"--over {axis.key}={axis.words}: a range is for --search, e.g. --search 40")
-    return grid
+    num_runs = prod(len(axis.values) for axis in axes) * num_seeds
+    if num_runs > MOST_RUNS:
+        raise SettingError(f"--over: {num_runs:,} runs; at most {MOST_RUNS:,}: give fewer values or seeds")
+    keys = [axis.key for axis in axes]
+    return [
+        combination(settings, dict(zip(keys, values, strict=True)))
+        for values in product(*(axis.values for axis in axes))
+    ]
 
 
-def combination(settings: RunSettings, values: Mapping[str, Any]) -> Contender:
+def combination(settings: RunSettings, values: Mapping[str, Any]) -> Configuration:
     """The run file's settings with these values, by `section.key`."""
     names = short_names(list(values))
-    label = ", ".join(f"{short}={in_words(one)}" for short, one in zip(names, values.values(), strict=True))
+    label = ", ".join(f"{short}={as_text(one)}" for short, one in zip(names, values.values(), strict=True))
     changes = dict(values)
     name = changes.pop("method.name", settings.method["name"])
     own = settings.method if name == settings.method["name"] else {"name": name}
-    return Contender(label, own, changes)
+    return Configuration(label, own, changes)
 
 
 def _check(axis: Axis) -> None:
     if not axis.values:
-        raise SettingError(_SAID.format(axis.key))
-    words = [in_words(one) for one in axis.values]
-    twice = next((one for one in words if words.count(one) > 1), None)
+        raise SettingError(_USAGE.format(axis.key))
+    values = [as_text(one) for one in axis.values]
+    twice = next((one for one in values if values.count(one) > 1), None)
     if twice is not None:
-        raise SettingError(f"--over {axis.key}: {twice} stands there twice")
+        raise SettingError(f"--over {axis.key}: {twice} is named twice")
 
 
 def _axis(text: str) -> Axis | Range:
     key, separator, values = text.partition("=")
     key = key.strip()
     if not separator or "." not in key:
-        raise SettingError(_SAID.format(text))
+        raise SettingError(_USAGE.format(text))
     if found := _RANGE.fullmatch(values):
         return _range(key, *found.groups())
     listed = parse_value(f"[{values}]")
@@ -126,7 +151,7 @@ def _range(key: str, low_text: str, high_text: str, log: str | None) -> Range:
     if len(numbers) < 2:
         raise SettingError(f"--over {key}={words}: a range is between two numbers, e.g. 0.01..0.2")
     if not -float("inf") < low < high < float("inf"):
-        raise SettingError(f"--over {key}={words}: the first number is to be less than the second")
+        raise SettingError(f"--over {key}={words}: the first number has to be less than the second")
     if log and low <= 0:
         raise SettingError(f"--over {key}={words}: only numbers above 0 have a logarithm")
     return Range(key, low, high, log is not None)

@@ -1,4 +1,4 @@
-"""What a matrix came to: results.json, results.md, and a picture of who wins by how much."""
+"""The results of the benchmark: results.json, results.md, and a picture."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,11 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.ratios.matrix import Group
+from benchmarks.ratios.verdicts import FIGURES, Verdict
 from fleetune.coordinator.reports.pictures.theme import LIGHT, Theme
 from fleetune.protocols.files import write_atomically
-from fleetune.tools.compare.ratios.matrix import Group
-from fleetune.tools.compare.ratios.verdicts import FIGURES, Verdict
+from fleetune.tools.compare.sheets import markdown_table
 
 Found = Mapping[Group, Sequence[Verdict]]
 
@@ -26,7 +27,7 @@ _LEFT = 0.8  # of the least that is drawn: where the axis begins
 
 
 def write_results(found: Found, folder: Path) -> str:
-    """Write all; the tables."""
+    """Write all files; returns the tables."""
     text = "\n".join(markdown(group, some) for group, some in found.items())
     plain = [
         {"fleet": group.fleet, "method": group.method, "ways": [_plain(one) for one in some]}
@@ -41,55 +42,51 @@ def write_results(found: Found, folder: Path) -> str:
 
 
 def _plain(one: Verdict) -> dict[str, Any]:
-    runs = [asdict(course) for course in one.courses]
+    runs = [asdict(outcome) for outcome in one.outcomes]
     return {"way": one.way.words, "fixed": one.way.is_fixed, "runs": runs, "times": dict(one.times)}
 
 
 def markdown(group: Group, some: Sequence[Verdict]) -> str:
-    """The table of one method in one fleet: medians over seeds, in brackets how many times less than the best
-    fixed way, from the worst seed to the best.
+    """The table of one method in one fleet: medians over seeds.
+
+    In brackets: how many times less than the best fixed way, from the worst seed to the best.
     """
-    courses = [course for one in some for course in one.courses]
-    targets = sorted({course.target for course in courses})
-    seeds = sorted({course.seed for course in courses})
+    outcomes = [outcome for one in some for outcome in one.outcomes]
+    targets = sorted({outcome.target for outcome in outcomes})
+    seeds = sorted({outcome.seed for outcome in outcomes})
     wanted = " to ".join(f"{100 * one:.1f}" for one in dict.fromkeys((targets[0], targets[-1])))
-    played = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    lines = [
-        f"**{group.fleet}, {group.method}**, to {wanted} %, {played}",
-        "",
-        f"| {' | '.join(_HEAD)} |",
-        "|---|" + "--:|" * (len(_HEAD) - 1),
-    ]
-    lines += [f"| {' | '.join(_cells(one))} |" for one in some]
+    seeds_text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    title = f"**{group.fleet}, {group.method}**, to {wanted} %, {seeds_text}"
+    lines = [title, "", *markdown_table(_HEAD, map(_cells, some))]
     return "\n".join(lines) + "\n"
 
 
 def _cells(one: Verdict) -> list[str]:
-    own = one.courses
-    ends = sorted(100 * course.score for course in own)
+    own = one.outcomes
+    ends = sorted(100 * outcome.score for outcome in own)
     return [
         f"p = {one.way.words}" if one.way.ratio and one.way.words[0].isdigit() else f"`{one.way.words}`",
         *(_taken(one, figure) for figure in FIGURES),
         f"{_between(ends, '{:.1f}'.format)} %",
-        f"{median(course.lasted_s for course in own):,.0f} s",
-        _between(sorted(float(course.served) for course in own), "{:.0f}".format),
-        f"{100 * max(course.late for course in own):.1f} %",
+        f"{median(outcome.lasted_s for outcome in own):,.0f} s",
+        _between(sorted(float(outcome.served) for outcome in own), "{:.0f}".format),
+        f"{100 * max(outcome.late for outcome in own):.1f} %",
     ]
 
 
 def _taken(one: Verdict, figure: str) -> str:
-    taken = [value for course in one.courses if (value := course.taken(figure)) is not None]
+    taken = [value for outcome in one.outcomes if (value := outcome.taken(figure)) is not None]
     if not taken:
         return _NEVER
     text = _in_short(median(taken))
-    if len(taken) < len(one.courses):
-        text = f"{text}, {len(taken)} of {len(one.courses)}"
+    if len(taken) < len(one.outcomes):
+        text = f"{text}, {len(taken)} of {len(one.outcomes)}"
     times = sorted(value for value in one.times[figure] if value is not None)
     return text if one.way.is_fixed or not times else f"{text} ({_between(times, _as_factor)}x)"
 
 
 def _between(values: Sequence[float], in_words: Callable[[float], str]) -> str:
-    """The least and the most, once where they read alike."""
+    """The least and the most, once if their texts are equal."""
     return " to ".join(dict.fromkeys(map(in_words, (values[0], values[-1]))))
 
 
@@ -102,8 +99,9 @@ def _in_short(value: float) -> str:
 
 
 def picture(found: Found, theme: Theme) -> Figure | None:
-    """A row a group and objective, a dot a seed: how many times less it took than the best fixed way; a cross
-    at the left edge where it never came there.
+    """A row a group and objective, a dot a seed: how many times less it needed than the best fixed way.
+
+    A cross at the left edge is a seed that never reached the target.
     """
     rows = {
         f"{group.method}, {group.fleet}: {one.way.words}": one

@@ -1,20 +1,20 @@
-"""`edge-sim bench ratios`: who comes to the target with how much less than the best fixed ratio."""
+"""`python -m benchmarks.ratios`: who comes to the target with how much less than the best fixed ratio."""
 
 import json
 from dataclasses import dataclass, field
 
 import pytest
+from benchmarks.ratios.__main__ import app
+from benchmarks.ratios.matrix import FLEETS, Group, groups_of, ways_of
+from benchmarks.ratios.report import markdown, picture
+from benchmarks.ratios.verdicts import scores, verdicts
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.cli import app
-from fleetune.tools.compare import cells
-from fleetune.tools.compare.played import Point
-from fleetune.tools.compare.ratios.matrix import FLEETS, Group, groups_of, ways_of
-from fleetune.tools.compare.ratios.report import markdown, picture
-from fleetune.tools.compare.ratios.verdicts import scores, verdicts
+from fleetune.tools.compare import runs as planned_runs
+from fleetune.tools.compare.finished_run import Point
 
 RUN = """
 [run]
@@ -51,12 +51,12 @@ class Run:
 
     label: str
     seed: int
-    points: list[Point]
+    history: list[Point]
     idle_w: dict[str, float] = field(default_factory=lambda: {"a": 1.0, "b": 1.0})
 
     @property
     def records(self) -> list[Round]:
-        return [Round(["a", "b"], dict.fromkeys(["a", "b"][: point.known])) for point in self.points]
+        return [Round(["a", "b"], dict.fromkeys(["a", "b"][: point.known])) for point in self.history]
 
 
 def played(label, seed, round_s, accuracy, *, known=2):
@@ -98,13 +98,13 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
         *(played("bytes", seed, 0.01, slow) for seed in (0, 1)),
     ]
     found = {one.way.words: one for one in verdicts(GROUP, WAYS, runs, None)}
-    assert [one.target for one in found["0.2"].courses] == pytest.approx([0.97 * 0.8] * 2)
-    assert [one.round for one in found["0.2"].courses] == [6, 6]
-    assert found["time"].courses[0].seconds == 4.0
+    assert [one.target for one in found["0.2"].outcomes] == pytest.approx([0.97 * 0.8] * 2)
+    assert [one.round for one in found["0.2"].outcomes] == [6, 6]
+    assert found["time"].outcomes[0].seconds == 4.0
     assert found["time"].times["seconds"] == [pytest.approx(12 / 4), None]
     assert found["time"].times["megabytes"] == [pytest.approx(6 / 4), None]
-    assert found["fedavg"].courses[0].seconds is None, "half the fleet is not served"
-    assert (found["fedavg"].courses[0].served, found["fedavg"].courses[0].late) == (1, 0.5)
+    assert found["fedavg"].outcomes[0].seconds is None, "half the fleet is not served"
+    assert (found["fedavg"].outcomes[0].served, found["fedavg"].outcomes[0].late) == (1, 0.5)
     table = markdown(GROUP, list(found.values()))
     assert "| `time` | 4, 1 of 2 (3x) | 8, 1 of 2 (3x) |" in table
     assert "| `fedavg` | never | never | never | 40.0 % |" in table
@@ -123,7 +123,7 @@ def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
         played("time*2", 0, 1.0, rising),
         played("bytes*2", 0, 1.5, rising),
     ]
-    found = {one.way.words: one.courses[0] for one in verdicts(group, ways, runs, 0.75)}
+    found = {one.way.words: one.outcomes[0] for one in verdicts(group, ways, runs, 0.75)}
     assert (found["time*2"].seconds, found["time*2"].lasted_s) == (6.0, 6.0)
     assert found["time*2"].score == pytest.approx(0.8)
     assert (found["bytes*2"].seconds, found["bytes*2"].lasted_s) == (None, 6.0)
@@ -163,22 +163,22 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
     ("options", "told"),
     [
         (["--ways", "0.2,1.4,time"], "--ways 1.4"),
-        (["--ways", "0.2,0.4"], "what is to beat them"),
+        (["--ways", "0.2,0.4"], "what to compare with them"),
         (["--ways", "time,energy"], "name some ratios"),
         (["--ways", "0.2,quick"], "--ways quick"),
         (["--ways", "0.2,time*1"], "2 to 20"),
         (["--ways", "0.2,time*"], "2 to 20"),
         (["--ways", "0.2,time*1e9"], "2 to 20"),
-        (["--fleets", "own,fast"], "--fleets fast: there is none; known: own, thin-links"),
+        (["--fleets", "own,fast"], "--fleets fast: unknown; known: own, thin-links"),
         (["--methods", "fedspy"], "--methods fedspy"),
         (["--ways", "0.2,0.2+best,time"], "best"),
         (["--target", "7"], "target"),
         (["--set", "task.kind=regression"], "scores of which more is better"),
-        (["--methods", "srp-pfed", "--set", "method.loss_share=0.2"], "say --set method.name=srp-pfed, too"),
+        (["--methods", "srp-pfed", "--set", "method.loss_share=0.2"], "add --set method.name=srp-pfed"),
     ],
 )
 def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):
-    found = CliRunner().invoke(app, ["bench", "ratios", str(run_file), "--workers", "0", *options])
+    found = CliRunner().invoke(app, [str(run_file), "--workers", "0", *options])
     assert found.exit_code == 2
     assert told in found.stderr
     assert found.stderr.count("\n") == 1
@@ -186,7 +186,7 @@ def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):
 
 
 def test_a_fleet_is_played_and_again_costs_nothing(run_file):
-    words = ["bench", "ratios", str(run_file), "--workers", "0", "--ways", "0.2,fedavg,time", "--seeds", "1"]
+    words = [str(run_file), "--workers", "0", "--ways", "0.2,fedavg,time", "--seeds", "1"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     folder = run_file.parent / "runs" / "small.ratios"
@@ -194,10 +194,10 @@ def test_a_fleet_is_played_and_again_costs_nothing(run_file):
     assert (group["fleet"], group["method"]) == ("own", "fedspu")
     ways = {one["way"]: one for one in group["ways"]}
     assert list(ways) == ["0.2", "fedavg", "time"]
-    (course,) = ways["0.2"]["runs"]
-    assert course["served"] == 4
-    assert course["round"] <= 3
-    assert 0 < course["seconds"] <= course["lasted_s"]
+    (outcome,) = ways["0.2"]["runs"]
+    assert outcome["served"] == 4
+    assert outcome["round"] <= 3
+    assert 0 < outcome["seconds"] <= outcome["lasted_s"]
     assert ways["time"]["runs"][0]["lasted_s"] > 0
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
     assert "**own, fedspu**" in (folder / "results.md").read_text()
@@ -208,7 +208,7 @@ def test_a_fleet_is_played_and_again_costs_nothing(run_file):
 
 def played_by(run_file, ways, runs):
     """What the command says, the rounds of its one longer way, and its results."""
-    words = ["bench", "ratios", str(run_file), "--workers", "0", "--seeds", "1", "--runs", str(runs)]
+    words = [str(run_file), "--workers", "0", "--seeds", "1", "--runs", str(runs)]
     found = CliRunner().invoke(app, [*words, "--ways", ways])
     assert found.exit_code == 0, found.output
     (longer,) = runs.glob("small.ratios/own,fedspu,time_20*/seed-0/summary.json")
@@ -222,7 +222,7 @@ def test_a_way_of_more_rounds_ends_when_its_time_is_over_and_is_judged_as_if_it_
     _, rounds, cut = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "runs")
     again, same, _ = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "runs")
     _, more, _ = played_by(run_file, "0.2,1.0,time*20", run_file.parent / "runs")
-    monkeypatch.setattr(cells, "ends_s", lambda cell: None)
+    monkeypatch.setattr(planned_runs, "time_limit_s", lambda run: None)
     _, most, whole = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "whole")
     assert 3 <= rounds == same < more < most == 60
     assert "3 of 3 runs are finished already" in again
@@ -235,5 +235,5 @@ def test_ratios_that_are_no_ratios_are_refused():
 
 
 def test_its_help_names_every_fleet():
-    told = CliRunner().invoke(app, ["bench", "ratios", "--help"], env={"COLUMNS": "300"}).output
+    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
     assert f"comma-separated: {', '.join(FLEETS)}" in told

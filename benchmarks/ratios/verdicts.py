@@ -1,9 +1,9 @@
-"""How much sooner, or with how much less, each way came to a score than the best fixed one. No I/O.
+"""How much less time, energy and bytes each way needs to a score than the best fixed way. No I/O.
 
-The score of a fleet after a round is the mean over all its devices, each with its latest reply; those that
-never took part count as 0. It is smoothed over three rounds, so that luck of one does not decide. The target
-is `SHARE` of what the method's best fixed ratio ended with, seed by seed, unless it is said. What plays more
-rounds than they is cut where that one's last round ended.
+The score of a fleet after a round is the mean over all its devices, each with its latest reply; a device that
+never took part counts as 0. The mean of three rounds counts, so that no lucky round decides. The target is
+`SHARE` of what the method's best fixed ratio ended with, seed by seed, unless the user names one. A way with
+more rounds is cut where the best fixed ratio ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
-from fleetune.tools.compare.played import Played, Point
-from fleetune.tools.compare.ratios.matrix import FEDAVG, Group, Way
+from benchmarks.ratios.matrix import FEDAVG, Group, Way
+from fleetune.tools.compare.finished_run import FinishedRun, Point
 
 SHARE = 0.97
 SMOOTHED = 3  # rounds
@@ -21,19 +21,19 @@ OF_OBJECTIVE = {"time": "seconds", "energy": "joules", "bytes": "megabytes"}
 
 
 @dataclass(frozen=True)
-class Course:
-    """One run.
+class RunOutcome:
+    """How one run reached the target.
 
     Attributes:
-        seed: of it.
+        seed: of the run.
         score: of the fleet in the end.
-        target: that is asked for.
+        target: the score to reach.
         round: in which it was reached; None: never.
-        seconds, joules, megabytes: until then: simulated, of all boards with idling, of updates; None: never,
-            or not known.
-        lasted_s: of all its rounds.
-        served: devices that took part.
-        late: share of replies that were asked for and did not count.
+        seconds, joules, megabytes: until then: simulated time, energy of all boards with idling, updates sent
+            up; None: never reached, or unknown.
+        lasted_s: simulated time of all rounds.
+        served: number of devices that took part.
+        late: share of replies that were expected and did not count.
     """
 
     seed: int
@@ -55,31 +55,31 @@ class Course:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One way in a group, all seeds.
+    """One way of a group, all seeds.
 
     Attributes:
-        way: which.
-        courses: by ascending seed.
-        times: of each figure how many times less it took than the best fixed way, by ascending seed; None:
-            it never came to the target, or nothing fixed did.
+        way: the way.
+        outcomes: by ascending seed.
+        times: by figure and ascending seed, how many times less it needed than the best fixed way; None: one
+            of the two never reached the target.
     """
 
     way: Way
-    courses: Sequence[Course]
+    outcomes: Sequence[RunOutcome]
     times: Mapping[str, Sequence[float | None]]
 
     @property
     def judged_by(self) -> str:
-        """The figure that it is to take least of."""
+        """The figure that it minimises."""
         return OF_OBJECTIVE.get(self.way.objective or "", FIGURES[0])
 
 
 def verdicts(
-    group: Group, ways: Sequence[Way], runs: Sequence[Played], target: float | None
+    group: Group, ways: Sequence[Way], runs: Sequence[FinishedRun], target: float | None
 ) -> list[Verdict]:
-    """Of all ways that were played with a seed of which every fixed ratio was played.
+    """The verdicts over the seeds for which every fixed way is finished.
 
-    `target`: absolute; None: see above.
+    `target`: a score; None: see above.
     """
     by_label = {(run.label, run.seed): run for run in runs if run.records}
     found = {
@@ -87,61 +87,61 @@ def verdicts(
     }
     fixed = [way for way in ways if way.is_fixed]
     seeds = [seed for seed in _seeds(runs) if all(found[way][seed] for way in fixed)]
-    courses: dict[Way, list[Course]] = {way: [] for way in ways}
+    outcomes: dict[Way, list[RunOutcome]] = {way: [] for way in ways}
     for seed in seeds:
         there = {way: run for way in ways if (run := found[way][seed]) is not None}
         best = _best_fixed(there)
         wanted = SHARE * scores(best)[-1] if target is None else target
         for way, run in there.items():
-            courses[way].append(_course(run, wanted, inf if way.longer == 1 else best.points[-1].closed_s))
-    least = {figure: _least(figure, [courses[way] for way in fixed]) for figure in FIGURES}
+            outcomes[way].append(_outcome(run, wanted, inf if way.longer == 1 else best.history[-1].closed_s))
+    least = {figure: _least(figure, [outcomes[way] for way in fixed]) for figure in FIGURES}
     return [
         Verdict(way, own, {figure: [_times(figure, one, least[figure]) for one in own] for figure in FIGURES})
-        for way, own in courses.items()
+        for way, own in outcomes.items()
         if own
     ]
 
 
-def _seeds(runs: Sequence[Played]) -> list[int]:
+def _seeds(runs: Sequence[FinishedRun]) -> list[int]:
     return sorted({run.seed for run in runs})
 
 
-def _best_fixed(there: Mapping[Way, Played]) -> Played:
-    """The fixed ratio that ended highest; FedAvg, if there is nothing else."""
+def _best_fixed(there: Mapping[Way, FinishedRun]) -> FinishedRun:
+    """The fixed ratio with the highest score in the end; FedAvg if there is no ratio."""
     fixed = [way for way in there if way.is_fixed]
     ratios = [way for way in fixed if not way.words.startswith(FEDAVG)]
     return max((there[way] for way in ratios or fixed), key=lambda run: scores(run)[-1])
 
 
-def scores(run: Played) -> list[float]:
-    """Of the fleet after each round."""
-    devices = max(len(run.idle_w), *(point.known for point in run.points))
-    plain = [(point.after or 0.0) * point.known / devices for point in run.points]
+def scores(run: FinishedRun) -> list[float]:
+    """The score of the fleet after each round."""
+    devices = max(len(run.idle_w), *(point.known for point in run.history))
+    plain = [(point.after or 0.0) * point.known / devices for point in run.history]
     return [fmean(plain[max(0, place + 1 - SMOOTHED) : place + 1]) for place in range(len(plain))]
 
 
-def _course(run: Played, target: float, until_s: float) -> Course:
-    points: Sequence[Point] = [one for one in run.points if one.closed_s <= until_s] or run.points[:1]
+def _outcome(run: FinishedRun, target: float, until_s: float) -> RunOutcome:
+    points: Sequence[Point] = [one for one in run.history if one.closed_s <= until_s] or run.history[:1]
     reached, records = scores(run)[: len(points)], run.records[: len(points)]
     at = next((point for point, score in zip(points, reached, strict=True) if score >= target), None)
     asked = sum(len(record.participants) for record in records)
     came = sum(len(record.devices) for record in records)
-    return Course(
+    return RunOutcome(
         seed=run.seed,
         score=reached[-1],
         target=target,
-        round=at and at.number,
-        seconds=at and at.closed_s,
-        joules=at and at.joules,
-        megabytes=at and at.up / 1e6,
+        round=at.number if at else None,
+        seconds=at.closed_s if at else None,
+        joules=at.joules if at else None,
+        megabytes=at.up / 1e6 if at else None,
         lasted_s=points[-1].closed_s,
         served=points[-1].known,
         late=1 - came / asked if asked else 0.0,
     )
 
 
-def _least(figure: str, fixed: Sequence[Sequence[Course]]) -> dict[int, float]:
-    """The least that any of them took, by seed."""
+def _least(figure: str, fixed: Sequence[Sequence[RunOutcome]]) -> dict[int, float]:
+    """The least that any of them needed, by seed."""
     found: dict[int, float] = {}
     for own in fixed:
         for one in own:
@@ -151,6 +151,6 @@ def _least(figure: str, fixed: Sequence[Sequence[Course]]) -> dict[int, float]:
     return found
 
 
-def _times(figure: str, one: Course, least: Mapping[int, float]) -> float | None:
+def _times(figure: str, one: RunOutcome, least: Mapping[int, float]) -> float | None:
     taken = one.taken(figure)
     return least[one.seed] / taken if taken and one.seed in least else None

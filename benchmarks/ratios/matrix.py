@@ -1,16 +1,16 @@
-"""What is held against each other: ways to deal ratios, for each method, in each fleet of a run file.
+"""The configurations of the benchmark: ways to choose ratios, for each method, in each fleet of a run file.
 
-A way is written `RATIO` or `OBJECTIVE`, `*TIMES` behind it where it plays more rounds, and `+PREFERENCE`
-where devices are not drawn alike:
+A way is `RATIO` or `OBJECTIVE`, then `*TIMES` if it has more rounds, then `+PREFERENCE` if clients are
+selected by a preference:
 
     0.4         all devices at p = 0.4
-    fedavg      FedAvg, those who can afford whole models alone
+    fedavg      FedAvg with the devices that can afford whole models
     time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy likewise
     time*3      the same with up to three times the rounds, until the best fixed way's last round ends
     0.4+oort    all devices at p = 0.4, `round.prefer = "oort"`
 
-Who takes shorter rounds is done with as many in a part of the time; `*` gives it the rest.
-Ratios alone, and FedAvg, are what the others have to beat.
+A way with shorter rounds finishes its rounds in a part of the time; `*` gives it the rest of the time.
+Ratios and FedAvg are the fixed ways: the baselines of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from typing import Any
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import REGISTRY, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.comparison import Contender
+from fleetune.tools.compare.comparison import Configuration
 
 OBJECTIVES = ("time", "bytes", "energy")
 FEDAVG = "fedavg"
@@ -36,23 +36,22 @@ FLEETS: dict[str, dict[str, dict[str, int]]] = {
     "slow-boards": {"boards": {"raspberry-pi-zero-2w": 3, "raspberry-pi-3b-plus": 2}, "links": {"lan": 1}},
     "batteries": {"boards": {"phone-low": 1, "phone-mid": 1}, "links": {"4g": 1, "factory-wifi": 1}},
 }
-"""Shares of the fleet's devices, beside the run file's own: fast boards on thin links, slow boards on fast
-ones, phones whose batteries end.
+"""Further fleets, by shares of devices: fast boards on thin links, slow boards on fast links, phones with
+batteries that run empty.
 """
 CHARGE = (0.0001, 0.0004)  # of `batteries`, unless the run file says
 
 
 @dataclass(frozen=True)
 class Way:
-    """How ratios are dealt.
+    """How ratios are chosen.
 
     Attributes:
-        words: as it was asked for.
-        ratio: of all devices; None: as each is proposed.
-        objective: `minimise`; None: a ratio is dealt.
+        words: as in `--ways`.
+        ratio: of all devices; None: the coordinator proposes ratios.
+        objective: `minimise`; None: all devices have `ratio`.
         prefer: `round.prefer`; None: the run file's.
-        longer: how many times the run file's rounds it plays; more than once it is cut where the best fixed
-            way's last round ends.
+        longer: has so many times the rounds of the run file; above 1 it ends with the best fixed way.
     """
 
     words: str
@@ -63,11 +62,11 @@ class Way:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is what the others have to beat."""
+        """Whether it is a baseline of the others."""
         return self.objective is None and self.prefer is None and self.longer == 1
 
     def changes(self, settings: RunSettings) -> dict[str, Any]:
-        """Of the run file's settings."""
+        """The changes to the run file's settings."""
         found: dict[str, Any] = {"fleet.ratios": [] if self.ratio is None else [self.ratio]}
         found["objective.minimise"] = self.objective or "none"
         if self.prefer:
@@ -87,11 +86,11 @@ class Group:
 
 
 def ways_of(words: str) -> list[Way]:
-    """Raises SettingError: one is none of these, or all are alike in who has to beat whom."""
+    """The ways that `--ways` names. Raises SettingError: one is unknown, or all or none are fixed."""
     found = [_way(one.strip()) for one in words.split(",")]
     if all(one.is_fixed for one in found) or not any(one.is_fixed for one in found):
         raise SettingError(
-            f"--ways {words}: name some ratios, and what is to beat them, e.g. 0.2,0.4,time,energy"
+            f"--ways {words}: name some ratios, and what to compare with them, e.g. 0.2,0.4,time,energy"
         )
     return found
 
@@ -120,27 +119,27 @@ def _ratio(words: str) -> float:
 
 def groups_of(
     settings: RunSettings, fleets: Sequence[str], methods: Sequence[str], ways: Sequence[Way]
-) -> tuple[list[Group], list[Contender]]:
-    """Every method in every fleet with every way. A fleet's runs of FedAvg are the same for all methods.
+) -> tuple[list[Group], list[Configuration]]:
+    """Every method in every fleet with every way. All methods of a fleet share its runs of FedAvg.
 
     Raises:
-        SettingError: a fleet or a method that there is not.
+        SettingError: a fleet or a method is unknown.
     """
     for given, known, option in ((fleets, FLEETS, "fleets"), (methods, REGISTRY, "methods")):
         for one in given:
             if one not in known:
-                raise SettingError(f"--{option} {one}: there is none; known: {', '.join(known)}")
-    groups, contenders = [], dict[str, Contender]()
+                raise SettingError(f"--{option} {one}: unknown; known: {', '.join(known)}")
+    groups, configurations = [], dict[str, Configuration]()
     for fleet in fleets:
         for method in methods:
             labels = {way.words: _label(fleet, method, way) for way in ways}
-            within = _held_against(ways, labels)
+            within = _baselines(ways, labels)
             for way in ways:
                 label, changes = labels[way.words], {**_of_fleet(settings, fleet), **way.changes(settings)}
                 own = _method(settings, FEDAVG if _is_fedavg(way) else method, way)
-                contenders[label] = Contender(label, own, changes, within if way.longer > 1 else ())
+                configurations[label] = Configuration(label, own, changes, within if way.longer > 1 else ())
             groups.append(Group(fleet, method, labels))
-    return groups, list(contenders.values())
+    return groups, list(configurations.values())
 
 
 def _is_fedavg(way: Way) -> bool:
@@ -152,14 +151,14 @@ def _label(fleet: str, method: str, way: Way) -> str:
 
 
 def _method(settings: RunSettings, name: str, way: Way) -> Mapping[str, Any]:
-    """Its [method] section; with more rounds it is what it is with the run file's, only for longer."""
+    """Its [method] section; with more rounds its defaults are still those of the run file's rounds."""
     section = settings.method if name == settings.method["name"] else {"name": name}
     rounds = settings.run.last_round
     return section if way.longer == 1 or rounds is None else with_defaults_of_run(section, rounds)
 
 
-def _held_against(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Labels of the fixed ratios, of which one is the best fixed way; FedAvg's, if there is nothing else."""
+def _baselines(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The labels of the fixed ratios; that of FedAvg if there are none."""
     fixed = [way for way in ways if way.is_fixed]
     ratios = [way for way in fixed if not _is_fedavg(way)]
     return tuple(labels[way.words] for way in ratios or fixed)
@@ -168,18 +167,18 @@ def _held_against(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, 
 def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
     shares = FLEETS[fleet]
     changes: dict[str, Any] = {
-        f"fleet.{key}": _dealt(settings.fleet.devices, of) for key, of in shares.items()
+        f"fleet.{key}": _shared(settings.fleet.devices, of) for key, of in shares.items()
     }
     if fleet == "batteries" and settings.fleet.batteries is None:
         changes["fleet.batteries"] = list(CHARGE)
     return changes
 
 
-def _dealt(devices: int, shares: dict[str, int]) -> dict[str, int]:
-    """So many devices by these shares, none left over."""
-    total, dealt, given, before = sum(shares.values()), {}, 0, 0
+def _shared(devices: int, shares: dict[str, int]) -> dict[str, int]:
+    """All devices by these shares, without a remainder."""
+    total, counts, given, before = sum(shares.values()), {}, 0, 0
     for name, share in shares.items():
         given += share
         upto = round(devices * given / total)
-        dealt[name], before = upto - before, upto
-    return {name: number for name, number in dealt.items() if number}
+        counts[name], before = upto - before, upto
+    return {name: number for name, number in counts.items() if number}

@@ -1,0 +1,1 @@
+"""Seconds, joules and bytes until a score, with proposed ratios and with every fixed ratio."""

@@ -1,0 +1,208 @@
+"""Configurations from --methods and [compare], and the runs of configurations with several seeds."""
+
+import dataclasses
+import difflib
+import fnmatch
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import settings_of
+from fleetune.protocols.settings.user_sources import Sources, user_sources
+from fleetune.protocols.tasks.scores import Score
+from fleetune.tools.compare.comparison import Configuration
+from fleetune.tools.compare.runs import PlannedRun
+from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
+from fleetune.tools.simulator.simulated_fleet import with_group_devices
+
+BASELINES = ("local-only", "fedavg")
+OF_OTHER_SECTIONS = {
+    "ratios": "fleet.ratios",
+    "up": "encoding.up",
+    "down": "encoding.down",
+    "minimise": "objective.minimise",
+}
+"""Keys of [compare.LABEL] that are no settings of its method, and the settings that they stand for."""
+LONGEST_NAME = 80  # of a configuration's folder
+SamplesOf = Callable[[RunSettings], CallerSamples]  # of the settings of a run, its seed among them
+
+
+def no_samples(_: RunSettings) -> CallerSamples:
+    """The caller gives no samples: the run has those that [data] names."""
+    return NO_CALLER_SAMPLES
+
+
+def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
+    """The configurations that `--methods` names.
+
+    Args:
+        settings: of the run file.
+        methods: comma-separated labels, or patterns (`kapc*`) of labels of [compare] and of methods; `all`:
+            every method and all of [compare]; None: the baselines, the file's own method, and all of
+            [compare].
+
+    Raises:
+        SettingError: a pattern matches nothing.
+    """
+    known = list(dict.fromkeys([*settings.compare, *sorted(REGISTRY)]))
+    if methods in (None, "all"):
+        named = sorted(REGISTRY) if methods else [settings.method["name"]]
+        return list(dict.fromkeys([*BASELINES, *named, *settings.compare]))
+    labels: list[str] = []
+    for label in map(str.strip, (methods or "").split(",")):
+        if not set(label) & set("*?["):
+            labels.append(label)
+            continue
+        matching = fnmatch.filter(known, label)
+        if not matching:
+            raise SettingError(f"--methods: nothing matches {label!r}; known: {', '.join(known)}")
+        labels += [one for one in matching if one not in labels]
+    return labels
+
+
+def configurations_of(settings: RunSettings, labels: Sequence[str]) -> list[Configuration]:
+    """Methods with the settings that [method] or [compare.LABEL] has for them.
+
+    Raises:
+        SettingError: there is no label, one is named twice, or is neither a method nor a [compare.LABEL].
+    """
+    if not all(labels) or not labels:
+        raise SettingError("--methods: name at least one, e.g. --methods local-only,fedavg,fedspu")
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise SettingError(f"--methods: {twice} is named twice; name each method once")
+    return [_configuration(settings, label) for label in labels]
+
+
+def _configuration(settings: RunSettings, label: str) -> Configuration:
+    own = settings.method if settings.method["name"] == label else {}
+    section = {**own, "name": label, **settings.compare.get(label, {})}
+    name = section["name"]
+    if not isinstance(name, str) or (name not in REGISTRY and ":" not in name):
+        known = [*REGISTRY, *settings.compare]
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise SettingError(f"--methods: no method {name!r}; {hint}")
+    changes = {path: section.pop(key) for key, path in OF_OTHER_SECTIONS.items() if key in section}
+    configuration = Configuration(label, section, changes)
+    try:
+        varied(settings, configuration)
+    except SettingError as problem:
+        raise SettingError(f"compare.{problem}") from None
+    return configuration
+
+
+def varied(settings: RunSettings, configuration: Configuration) -> RunSettings:
+    """The settings of the run file as a configuration has them.
+
+    Raises:
+        SettingError: a setting of the configuration is wrong.
+    """
+    own = replace(settings, method=dict(configuration.method))
+    try:
+        return settings_of(own, configuration.changes) if configuration.changes else own
+    except SettingError as problem:
+        raise SettingError(f"{configuration.label}: {problem}") from None
+
+
+def planned_runs(
+    settings: RunSettings,
+    configurations: Sequence[Configuration],
+    seeds: int | Sequence[int],
+    folder: Path,
+    samples_of: SamplesOf = no_samples,
+) -> list[PlannedRun]:
+    """A run for each configuration and seed, all configurations with the first seed first."""
+    runs = []
+    sources: dict[str, Sources] = {}
+    for seed in seeds_of(settings, seeds):
+        of_seed: dict[str, PlannedRun] = {}
+        seeded = replace(settings, run=replace(settings.run, seed=seed), compare={})
+        samples = samples_of(seeded)
+        seeded = samples.named_in(seeded)
+        for one in configurations:
+            own = varied(seeded, one)
+            if not own.fleet.devices:
+                own = with_group_devices(own, samples.samples(own))
+            rounds = own.run.last_round
+            own = replace(
+                own,
+                method=with_defaults_of_run(own.method, rounds, time_counts=own.time_counts),
+                training=with_schedule_of_run(own.training, rounds),
+            )
+            if one.label not in sources:
+                sources[one.label] = user_sources(own)
+            kept_in = folder / folder_name(one.label) / f"seed-{seed}"
+            of_seed[one.label] = PlannedRun(
+                one.label, own, kept_in, folder.parent, samples, sources=sources[one.label]
+            )
+        for one in configurations:
+            within = tuple(of_seed[label] for label in one.within)
+            runs.append(dataclasses.replace(of_seed[one.label], within=within))
+    return runs
+
+
+def folder_name(label: str) -> str:
+    """The name of a configuration's folder, different for any two labels."""
+    name = label.replace(":", "-").replace(", ", ",")
+    plain = re.sub(r"[^\w.=,+-]", "_", name)
+    if plain == name and len(name) <= LONGEST_NAME:
+        return name
+    return f"{plain[:LONGEST_NAME]}-{hashlib.blake2b(label.encode(), digest_size=4).hexdigest()}"
+
+
+def seeds_of(settings: RunSettings, seeds: int | Iterable[int]) -> Sequence[int]:
+    """So many seeds from `run.seed` on, or the given ones.
+
+    Raises:
+        SettingError: there is none, or one is named twice.
+    """
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise SettingError(f"--seeds {seeds}: at least 1")
+        return range(settings.run.seed, settings.run.seed + seeds)
+    named = tuple(map(int, seeds))
+    if not named or len(set(named)) < len(named):
+        raise SettingError(f"--seeds {list(named)}: name at least one, and none twice")
+    return named
+
+
+def check_target(target: float | None, score: Score) -> None:
+    """Raises SettingError: the target is a share and not between 0 and 1."""
+    if target is not None and score.share and not 0 < target < 1:
+        raise SettingError(f"--target {target:g}: {score.title} is between 0 and 1, e.g. 0.9")
+
+
+def check_methods(runs: Sequence[PlannedRun]) -> None:
+    """Make the method of each configuration once, so that no wrong setting is found after hours.
+
+    Raises:
+        SettingError: a method does not take its settings, or no model can be made.
+    """
+    from fleetune.coordinator.run.enrolment import prepare
+    from fleetune.tools.simulator.runner import with_model_shape
+    from fleetune.tools.simulator.simulated_fleet import PartitionedData
+
+    specs: dict[bytes, ModelSpec] = {}
+    first: dict[str, PlannedRun] = {}
+    for run in runs:
+        first.setdefault(run.label, run)
+    for run in first.values():
+        settings = run.settings
+        shaped_by = msgspec.json.encode((settings.model, settings.data, settings.task))
+        try:
+            if shaped_by not in specs:
+                shaped = with_model_shape(settings, PartitionedData(settings, run.samples))
+                specs[shaped_by] = prepare(shaped, run.runs).spec
+            from_section(settings.method, specs[shaped_by], settings.task.kind)
+        except SettingError as problem:
+            raise SettingError(f"{run.label}: {problem}") from None
