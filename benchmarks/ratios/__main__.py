@@ -77,7 +77,7 @@ def ratios(
             console.print(text, markup=False, highlight=False, soft_wrap=True)
             console.print(f"  {folder / 'results.md'}", soft_wrap=True)
 
-        experiment = Experiment(settings, configurations, seeds_of(settings, seeds), target, "way")
+        experiment = Experiment(settings, configurations, seeds_of(settings, seeds), target)
         run_experiment(experiment, execution, report)
 
 

@@ -71,7 +71,6 @@ class Comparison:
         seeds: that were asked for.
         runs: those that are finished.
         target: the score whose cost is reported; None: no run has a score.
-        each: what a configuration is: "method" or "combination".
         keys: settings in which the configurations of a sweep differ.
     """
 
@@ -80,8 +79,12 @@ class Comparison:
     seeds: tuple[int, ...]
     runs: tuple[FinishedRun, ...]
     target: Target | None
-    each: str = "method"
     keys: tuple[str, ...] = ()
+
+    @property
+    def each(self) -> str:
+        """What a configuration is."""
+        return "combination" if self.keys else "method"
 
     @property
     def score(self) -> Score:

@@ -75,7 +75,6 @@ class Experiment:
         configurations: in the order of the tables.
         seeds: of each configuration.
         target: score (accuracy in (0, 1)) whose cost is reported; None: see `comparison.target_of`.
-        each: what a configuration is.
         keys: settings in which the configurations of a sweep differ.
     """
 
@@ -83,7 +82,6 @@ class Experiment:
     configurations: Sequence[Configuration]
     seeds: Sequence[int]
     target: float | None = None
-    each: str = "method"
     keys: tuple[str, ...] = ()
 
     def planned(self, execution: Execution) -> list[PlannedRun]:
@@ -101,8 +99,7 @@ class Experiment:
             tuple(self.configurations),
             tuple(self.seeds),
             finished,
-            target_of(finished, self.target, self.each),
-            self.each,
+            target_of(finished, self.target, "combination" if self.keys else "method"),
             self.keys,
         )
 

@@ -68,7 +68,7 @@ def columns_of_devices(score: Score) -> list[str]:
 def round_rows(run: FinishedRun) -> list[Row]:
     """All training rounds, ascending, with the columns that have a value.
 
-    Beside the figures of a round's participants stands the state of the fleet when the round closed:
+    Next to the figures of a round's participants is the state of the fleet when the round closed:
     `..._of_fleet` counts each device that has taken part with its latest reply, `devices_so_far` is their
     number, `..._so_far` are sums since the run began.
     """

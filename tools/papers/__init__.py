@@ -1,1 +1,1 @@
-"""Cells of the papers' tables as TOML files, and our runs beside them."""
+"""Cells of the papers' tables as TOML files, and our runs of them."""

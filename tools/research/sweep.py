@@ -114,11 +114,11 @@ def sweep(
         report = partial(report_sweep, asked, axes, execution)
         if search is None:
             chosen = combinations(asked, axes, len(of_each))
-            experiment = Experiment(asked, chosen, of_each, target, "combination", keys)
+            experiment = Experiment(asked, chosen, of_each, target, keys)
             comparison = run_experiment(experiment, execution, report)
         else:
             from fleetune.tools.compare.search import run_search
 
-            experiment = Experiment(asked, (), of_each, target, "combination", keys)
+            experiment = Experiment(asked, (), of_each, target, keys)
             comparison = run_search(experiment, axes, search, execution, report)
         return SweepResult(folder, asked, comparison.ranked)

@@ -145,16 +145,6 @@ def test_finished_runs_are_not_played_again(duel, played):
     assert "4 of 4 runs are finished already" in said
 
 
-def test_a_run_kept_by_an_older_version_is_not_played_again(duel, played):
-    folder, *_ = duel
-    for file in folder.rglob("run.json"):
-        kept = json.loads(file.read_text())
-        kept["round"]["start_with"] = 1  # the default that it wrote out
-        file.write_text(json.dumps(kept))
-    play(folder.parent)
-    assert played == []
-
-
 def test_only_what_changed_is_played(duel, played):
     folder, comparison, _ = duel
     changed, _ = play(folder.parent, compare={"fedspu": {"loss_weight": 0.5}}, seeds=1)

@@ -35,7 +35,7 @@ def compared(**scores):
         judged = Accuracies(personal_mean=test, **given)
         configurations.append(Configuration(name, {"name": name}))
         runs.append(FinishedRun(name, 0, Summary(method=name, accuracy=judged), ()))
-    return Comparison("r", tuple(configurations), (0,), tuple(runs), None, "combination", ("method.name",))
+    return Comparison("r", tuple(configurations), (0,), tuple(runs), None, ("method.name",))
 
 
 def shown(table):

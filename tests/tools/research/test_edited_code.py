@@ -7,7 +7,6 @@ from tests.helpers.hostile_world import World, stores_closed  # noqa: F401 - an 
 
 import fleetune
 from fleetune.coordinator.run.open_or_resume import open_run
-from fleetune.coordinator.run.stored_run import SOURCES, stored_sources
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.user_sources import changed, user_sources
 from fleetune.protocols.user_code import user_module
@@ -123,18 +122,6 @@ def test_serve_refuses_to_go_on_with_edited_code(files, weights, tmp_path):
         "run, or take another run.name (--fresh deletes the run)"
     )
     files.scale("1")
-    world.restart()
-    assert world.play().state.rounds_done == 4
-
-
-def test_a_run_of_an_older_version_goes_on_as_it_did(files, weights, tmp_path):
-    """It has not noted its code."""
-    world = World(tmp_path / "world", f"{files.method}:Scaled", {}, weights)
-    world.join()
-    assert stored_sources(world.run.store).keys() == {f"{files.method}.py", f"{files.helper}.py"}
-    with world.run.store.step():
-        world.run.store.drop(SOURCES)
-    files.scale("0.5")
     world.restart()
     assert world.play().state.rounds_done == 4
 
