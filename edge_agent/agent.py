@@ -338,7 +338,7 @@ class Agent:
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
         assert self._joined is not None
-        run, self._link.brief = self._joined.enrolment.run, self._joined.brief
+        run, self._link.compact = self._joined.enrolment.run, self._joined.compact
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
             self._joined.note_samples(replied=bool(self._link.outbox))
@@ -457,7 +457,7 @@ class Agent:
         log.info("run %s is finished: %s", run, wire.readable(reason))
         self._enrolling.finish(run)
         if self._is_in(run):
-            self._joined, self._next, self._link.brief = None, None, False
+            self._joined, self._next, self._link.compact = None, None, False
         self._noted.note(run=None, resting=None, finished=run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
@@ -467,7 +467,7 @@ class Agent:
 
     def _tell_progress(self, fraction: float) -> None:
         if self._working is not None:
-            fraction = round(fraction, 2) if self._link.brief else fraction
+            fraction = round(fraction, 2) if self._link.compact else fraction
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
     def _send(self, message: wire.Message | None) -> None:

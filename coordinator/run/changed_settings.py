@@ -71,7 +71,7 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
         SettingError: no such method.
     """
     encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
-    for key in ("brief", "quick_masks"):
+    for key in ("compact", "quick_masks"):
         if getattr(encoding, key) is None:
             encoding = replace(encoding, **{key: getattr(before.encoding, key)})
     if not now.fleet.devices:

@@ -94,7 +94,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         task=UNSET if settings.task == TaskSection() else settings.task,
         adoption=adoption if adoption.enabled else UNSET,
         encoding=UNSET if settings.encoding.values == PLAIN.values else settings.encoding.values,
-        brief=settings.brief or UNSET,
+        compact=settings.compact or UNSET,
         quick_masks=settings.quick_masks or UNSET,
         proposes=True if settings.proposes_ratios else UNSET,
         least_work=_other_than_once(settings, settings.objective.least_work),

@@ -42,7 +42,7 @@ from fleetune.coordinator.store.troubles import forget_troubles, note_trouble
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.brief_message import is_brief
+from fleetune.protocols.wire.compact_message import is_compact
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.outbox import Sent
@@ -193,7 +193,7 @@ class Dialogue:
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
         peer = self.peers.get(device) or meet(self.run, device, self.peers)
-        peer.link.brief = is_brief(data)  # it is answered in the form that it speaks
+        peer.link.compact = is_compact(data)  # it is answered in the form that it speaks
         self._hear(peer, message)
 
     def _take_chunk(self, device: str, data: bytes) -> None:

@@ -4,8 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
@@ -14,7 +15,6 @@ from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.run.session import Session
-from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport
@@ -86,26 +86,24 @@ class JoinedRun:
         return self.membership.refusal
 
     def ready(self) -> Ready:
-        """What it says of itself: from now on the coordinator knows it. In the midst of a round it says so
-        because one of the two was away.
-        """
+        """The message that reports the device to the coordinator, also after one of the two was away."""
         self.membership.interrupt()
         base, report = UNSET if self.base is None else self.base, self.membership.tell()
-        report = short_report(report) if self.brief else report
+        report = short_report(report) if self.compact else report
         return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
 
     def measured(self, key: TransferKey, *, late: bool = False) -> Measured:
-        """What the round has taken so far, and was expected to take; `late`: it said so before its update."""
+        """The cost of the round so far, and the predicted one; `late`: it was reported before the update."""
         taken, expected = self.taken, self.expected
-        if self.brief:
-            taken = short_cost(said_late(taken) if late else taken)
+        if self.compact:
+            taken = short_cost(known_late(taken) if late else taken)
             expected = RoundCost() if late else short_cost(expected)
         return Measured(key.run, key.round, key.attempt, taken, expected)
 
     @property
-    def brief(self) -> bool:
-        """Whether the run wants little said."""
-        return self.enrolment.brief is True
+    def compact(self) -> bool:
+        """Whether the run's messages are compact."""
+        return self.enrolment.compact is True
 
     @property
     def taken(self) -> RoundCost:
@@ -252,3 +250,32 @@ class JoinedRun:
             self._memory.write(self.membership.ratio_controller.encoded())
         except StoreError as problem:
             log.warning("what rounds taught will be lost at the next start: %s", problem)
+
+
+# Figures of a clock or a meter have four digits in compact runs: more than they are accurate to. What decides
+# anything to the last bit, a ratio or a count, keeps all digits.
+_DIGITS = 4
+_OF_COST = ("download_s", "train_s", "upload_s", "joules", "left_out")
+_OF_REPORT = ("samples_per_s", "uplink_bps", "downlink_bps", "round_s")
+_OF_CONDITIONS = ("watts", "celsius")
+
+
+def short_cost(cost: RoundCost) -> RoundCost:
+    """The cost with four digits a figure, without the processor's time."""
+    return structs.replace(cost, processor_s=None, **_rounded(cost, _OF_COST))
+
+
+def short_report(report: DeviceReport) -> DeviceReport:
+    """The report with four digits a measured figure."""
+    conditions = structs.replace(report.conditions, **_rounded(report.conditions, _OF_CONDITIONS))
+    return replace(report, conditions=conditions, **_rounded(report, _OF_REPORT))
+
+
+def known_late(cost: RoundCost) -> RoundCost:
+    """The part of a round's cost that is known only when the update has arrived."""
+    return RoundCost(upload_s=cost.upload_s, joules=cost.joules)
+
+
+def _rounded(of: object, names: tuple[str, ...]) -> dict[str, Any]:
+    figures = {name: getattr(of, name) for name in names}
+    return {name: None if one is None else float(f"{one:.{_DIGITS}g}") for name, one in figures.items()}

@@ -136,7 +136,7 @@ def join(
     publisher = publisher_of(
         store, settings.device, settings.publish, settings.trusted, settings.publish_mode
     )
-    member, meter = RoundPlanner(ratio_controller, brief=enrolment.brief is True), device.meter
+    member, meter = RoundPlanner(ratio_controller, compact=enrolment.compact is True), device.meter
     joined = JoinedRun(
         enrolment,
         session,

@@ -14,7 +14,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import TransferKey
 
-BRIEFLY_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
+COMPACT_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
 UNREAD = "it asked for the whole task, and was sent a difference to a model that it does not hold again"
 TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
 
@@ -76,7 +76,7 @@ class RoundPlanner:
         ratio_controller: what it can afford, chosen once.
         told: the report that the coordinator has; None: none yet.
         samples_told_s: when it was last told of samples, on a clock that never jumps.
-        brief: the run wants little said: a forecast is news only where it is quite another.
+        compact: the run wants few messages: a forecast is reported only where it changed a lot.
         newest: the task that was begun last.
         underway: its round, as long as it is neither done, nor declined, nor interrupted.
         unread: the latest task that was a difference to a model that the device does not hold.
@@ -85,7 +85,7 @@ class RoundPlanner:
     ratio_controller: RatioController
     told: DeviceReport | None = None
     samples_told_s: float = 0.0
-    brief: bool = False
+    compact: bool = False
     newest: TransferKey | None = None
     underway: RoundWork | None = None
     unread: TransferKey | None = None
@@ -103,7 +103,7 @@ class RoundPlanner:
     @property
     def is_news(self) -> bool:
         """Whether the coordinator should hear of the present report."""
-        moved = BRIEFLY_MOVED if self.brief else MOVED
+        moved = COMPACT_MOVED if self.compact else MOVED
         return self.told is None or self.ratio_controller.is_news(self.told, moved)
 
     @property

@@ -178,7 +178,7 @@ class Session:
             update=done.update,
             base=UNSET if writer is None else writer.base_digest,
         )
-        encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
+        encoded = codec.encode(reply, self.spec, writer=writer, compact=self._enrolment.compact is True)
         self.left_out = None if writer is None else writer.left_over
         if self._beside is not None and writer is not None:
             self.sent = writer.told(done.update)
@@ -228,7 +228,7 @@ class Session:
         if self._adoption is not None:
             measures = replace(measures, **self._adoption.told(done.alone))
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
-        encoded = codec.encode(reply, self.spec, briefly=self._enrolment.brief is True)
+        encoded = codec.encode(reply, self.spec, compact=self._enrolment.compact is True)
         self._evaluated = assignment.round, assignment.attempt, encoded
         return encoded
 

@@ -66,13 +66,13 @@ class EncodingSection(ValueEncodings, frozen=True):
     """[encoding]
 
     Attributes:
-        brief: small messages in their brief form instead of JSON, and updates in a shorter frame, for thin
-            uplinks. Left out: with `objective.minimise = "bytes"` alone.
+        compact: control messages as MessagePack arrays instead of JSON, and updates in a shorter frame, for
+            thin uplinks. Left out: with `objective.minimise = "bytes"` alone.
         quick_masks: a mask travels as a bitmap where a device would take longer for its code than for the
             bytes that it saves. Left out: with `objective.minimise = "time"` and "energy" alone.
     """
 
-    brief: bool | None = None
+    compact: bool | None = None
     quick_masks: bool | None = None
 
     @property

@@ -56,9 +56,9 @@ class RunSettings(Settings, frozen=True):
         return self.proposes_ratios and self.objective.minimise in ("time", "energy")
 
     @property
-    def brief(self) -> bool:
+    def compact(self) -> bool:
         """Whether what is said around the values is to take few bytes, see `EncodingSection`."""
-        asked = self.encoding.brief
+        asked = self.encoding.compact
         return self.proposes_ratios and self.objective.minimise == "bytes" if asked is None else asked
 
     @property

@@ -28,8 +28,23 @@ class Body:
         at: how much of it is passed.
     """
 
-    def __init__(self, packed: memoryview, num_bytes: int, *, plain: bool = False) -> None:
-        """Raises PacketCorrupt: it is no frame, or not of so many bytes. `plain`: it is the body itself."""
+    def __init__(
+        self,
+        packed: memoryview,
+        num_bytes: int,
+        *,
+        plain: bool = False,
+        dictionary: zstandard.ZstdCompressionDict | None = None,
+    ) -> None:
+        """Args:
+            packed: the frame.
+            num_bytes: length of what it holds.
+            plain: `packed` is the body itself.
+            dictionary: that the frame was compressed with; None: without.
+
+        Raises:
+            PacketCorrupt: it is no frame, or not of so many bytes.
+        """
         self.num_bytes, self.at = num_bytes, 0
         self._made = 0  # bytes unpacked so far, of which
         self._ahead, self._passed = b"", 0  # these were looked at, and so many of them passed
@@ -41,7 +56,7 @@ class Body:
                 raise PacketCorrupt("the compressed body is not as long as the header says")
         except zstandard.ZstdError as problem:
             raise _not_unpacked(problem) from None
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+        unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MOST_WINDOW)
         self._unpacking = unpacker.stream_reader(packed, read_size=_READ)
 
     def peek(self, size: int) -> bytes:

@@ -67,11 +67,14 @@ def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
     return packet
 
 
-def streamed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
+def streamed(
+    parts: Sequence[Data], level: int, blank: int, dictionary: zstandard.ZstdCompressionDict | None = None
+) -> BytesIO:
     """A zstd frame of all parts, one after another, behind `blank` zero bytes."""
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
-    compressor = zstandard.ZstdCompressor(level=level).compressobj(size=sum(map(num_bytes, parts)))
+    made = zstandard.ZstdCompressor(level=level, dict_data=dictionary)
+    compressor = made.compressobj(size=sum(map(num_bytes, parts)))
     for part in parts:
         if isinstance(part, bytes | memoryview):
             data = memoryview(part)

@@ -5,9 +5,9 @@ body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), 
 frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, numbers with their
 bytes shuffled (`protocols.update.byte_planes`). The values of a patch may be written by an encoding instead
 (`protocols.update.patch_values`). In a state on disk an array may also be the name that its keeper knows it
-by (see `encode`). Updates may have a brief form, version 2 (`protocols.update.brief_frame`). A state that a
-simulation keeps while it lasts is version 3: the same header, its checksum a CRC-32, and the body as it is,
-bytes of numbers as they lie in memory. It never travels, and is not read off the wire.
+by (see `encode`). Updates may have a compact frame, version 4 (`protocols.update.compact_frame`). A state
+that a simulation keeps while it lasts is version 3: the same header, its checksum a CRC-32, and the body as
+it is, bytes of numbers as they lie in memory. It never travels, and is not read off the wire.
 
 Reading trusts nothing: every length is checked before anything is allocated, types are checked by
 msgspec against the dataclass, patches against the model. Never pickle.
@@ -36,7 +36,7 @@ from fleetune.protocols.errors import (
 )
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
-from fleetune.protocols.update import brief_frame, encodings
+from fleetune.protocols.update import compact_frame, encodings
 from fleetune.protocols.update.arrays import AS_IT_LIES, Array, Arrays, bytes_of, dtype_name
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
@@ -93,7 +93,7 @@ def encode(
     *,
     keep: Callable[[Array], bytes | None] = lambda _: None,
     writer: PatchWriter | None = None,
-    briefly: bool = False,
+    compact: bool = False,
     own: bool = False,
     plain: bool = False,
 ) -> bytes:
@@ -105,7 +105,7 @@ def encode(
         keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
             name is written; None: it is written.
         writer: writes the values of patches, and masks; None: as any other array, which is `raw`.
-        briefly: in the brief form, where that can say it.
+        compact: in the compact frame.
         own: for this side's own disk, where no other side counts on the bytes: in half the time.
         plain: for that disk, and neither packed nor shuffled: quicker still, and more bytes.
     """
@@ -126,9 +126,9 @@ def encode(
         return body.hold(dtype_name(value), list(value.shape), value)
 
     around = msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message)
-    if briefly and (said := brief_frame.briefly(around)) is not None:
-        return brief_frame.framed(body.parts(said), spec.hash)
     parts = body.parts(around)
+    if compact:
+        return compact_frame.framed(parts, spec.hash)
     if plain:
         return _plainly(parts, spec)
     # In one piece gives other bytes than as a stream: what travels raw keeps those that it always had.
@@ -185,15 +185,16 @@ def decode(
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     opened = _opened(data, spec, limit, verified)
     largest = None if limit is None or spec is None else spec.size
-    arrays = Arrays(finite, largest, left=limit, plain=opened.plain and not opened.brief)
-    unpacked = partial(Body, opened.packed, opened.num_bytes, plain=opened.plain)
+    arrays = Arrays(finite, largest, left=limit, plain=opened.plain)
+    unpacked = partial(
+        Body, opened.packed, opened.num_bytes, plain=opened.plain, dictionary=opened.dictionary
+    )
     reader = PatchReader(spec, arrays, unpacked, read_before)
     if limit is None:
         small, most = None, None
     else:
         small, most = min(limit, MAX_PLAIN_BYTES + MAX_SHRINKING * len(data)), elements
     body = reader.without_arrays(most, small)
-    body = brief_frame.at_length(body) if opened.brief else body
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
@@ -228,8 +229,8 @@ def unpacked_bytes(data: bytes) -> int:
 
 def check_model(data: bytes, spec: ModelSpec) -> None:
     """Whether what `encode` made is for this model. Raises PacketForeign, PacketTruncated."""
-    if brief_frame.is_brief(data):
-        model = brief_frame.model_of(data)
+    if compact_frame.is_compact(data):
+        model = compact_frame.model_of(data)
     elif len(data) < _HEADER.size:
         raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
     else:
@@ -240,20 +241,20 @@ def check_model(data: bytes, spec: ModelSpec) -> None:
         )
 
 
-def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bool) -> brief_frame.Opened:
-    is_brief = brief_frame.is_brief(data)
-    opened = brief_frame.opened(data) if is_brief else _unframed(data, own=limit is None)
+def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bool) -> compact_frame.Opened:
+    is_compact = compact_frame.is_compact(data)
+    opened = compact_frame.opened(data) if is_compact else _unframed(data, own=limit is None)
     if spec is not None:
         check_model(data, spec)
     if limit is not None and max(opened.num_bytes, len(opened.packed)) > limit:
         longest = max(opened.num_bytes, len(opened.packed))
         raise PacketTooLarge(f"packet of {longest} bytes unpacked; at most {limit}")
-    if not verified and (brief_frame.is_damaged(data) if is_brief else _is_damaged(data)):
+    if not verified and (compact_frame.is_damaged(data) if is_compact else _is_damaged(data)):
         raise PacketTruncated("checksum differs: the packet is damaged or cut short")
     return opened
 
 
-def _unframed(data: bytes, *, own: bool) -> brief_frame.Opened:
+def _unframed(data: bytes, *, own: bool) -> compact_frame.Opened:
     if len(data) < _HEADER.size:
         raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
     magic, version, _, num_bytes, _ = _HEADER.unpack_from(data)
@@ -261,14 +262,14 @@ def _unframed(data: bytes, *, own: bool) -> brief_frame.Opened:
         packed = memoryview(data)[_HEADER.size :]
         if len(packed) != num_bytes:
             raise PacketTruncated(f"{len(packed)} bytes of {num_bytes}")
-        return brief_frame.Opened(packed, num_bytes, plain=True)
+        return compact_frame.Opened(packed, num_bytes, plain=True)
     if magic != MAGIC:
         raise PacketVersion(f"the payload begins with {magic!r}: it is not a payload of fleetune")
     if version != VERSION:
-        readable = f"{VERSION} or {brief_frame.VERSION}"
+        readable = f"{VERSION} or {compact_frame.VERSION}"
         remedy = "use the version of fleetune that wrote it"
         raise PacketVersion(other_format("the payload", version, readable, remedy))
-    return brief_frame.Opened(memoryview(data)[_HEADER.size :], num_bytes)
+    return compact_frame.Opened(memoryview(data)[_HEADER.size :], num_bytes)
 
 
 def _is_damaged(data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The small control messages, as JSON (an engineer may watch them with any MQTT client) or in a brief form.
+"""The control messages, as JSON (an engineer may watch them with any MQTT client) or in the compact form.
 
 Payloads (enrolment, bundle, backbone, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
 answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
@@ -6,7 +6,7 @@ data.
 """
 
 from contextlib import suppress
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -26,8 +26,7 @@ from fleetune.protocols.errors import SAME_VERSION, PacketCorrupt, PacketTooLarg
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.wire import brief_message
-from fleetune.protocols.wire.brief_message import is_brief
+from fleetune.protocols.wire.compact_message import CompactForm, CompactReader, is_compact
 
 VERSION = 1
 MAX_CONTROL_BYTES = 16_384
@@ -48,7 +47,7 @@ class Presence(Message, frozen=True):
     online: bool
     instance: Nonce
     agent: Words = ""
-    version: int = VERSION
+    version: Number = VERSION
 
 
 class TransferKey(Struct, frozen=True):
@@ -216,6 +215,14 @@ ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
+_compact = CompactForm(  # the order is the format: docs/wire.md
+    (
+        *(Offer, Resume, Ack, Refuse, Fetch, Lacking, Ready),
+        *(Working, Measured, Decline, Finish, Left, Ping, Pong),
+    )
+)
+_compact_from_device: CompactReader[FromDevice] = _compact.reader(get_args(FromDevice))
+_compact_to_device: CompactReader[ToDevice] = _compact.reader(get_args(ToDevice))
 
 
 class _AnyPresence(Struct):
@@ -230,9 +237,9 @@ _ping: msgspec.json.Decoder[Ping] = msgspec.json.Decoder(Ping)
 _pong: msgspec.json.Decoder[Pong] = msgspec.json.Decoder(Pong)
 
 
-def encode(message: Message, *, briefly: bool = False) -> bytes:
-    """As JSON, or in the brief form, which only a peer that is known to read it may be sent."""
-    return brief_message.write(message) if briefly else msgspec.json.encode(message)
+def encode(message: Message, *, compact: bool = False) -> bytes:
+    """As JSON, or in the compact form."""
+    return _compact.write(message) if compact else msgspec.json.encode(message)
 
 
 def readable(text: str) -> str:
@@ -245,7 +252,7 @@ def read_from_device(data: bytes) -> FromDevice:
     """Raises PacketVersion, PacketTooLarge or PacketCorrupt."""
     if data.startswith(b'{"type":"Presence"') and len(data) <= MAX_CONTROL_BYTES:
         _check_version(data)
-    return _read(_from_device, data)
+    return _read(_from_device, data, _compact_from_device)
 
 
 def _check_version(presence: bytes) -> None:
@@ -259,7 +266,7 @@ def _check_version(presence: bytes) -> None:
 
 def read_to_device(data: bytes) -> ToDevice:
     """Raises PacketTooLarge or PacketCorrupt."""
-    return _read(_to_device, data)
+    return _read(_to_device, data, _compact_to_device)
 
 
 def read_ping(data: bytes) -> Ping | None:
@@ -282,13 +289,12 @@ def _read_if(decoder: msgspec.json.Decoder[M], beginning: bytes, data: bytes) ->
         return None
 
 
-def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
+def _read(decoder: msgspec.json.Decoder[M], data: bytes, compact: CompactReader[M] | None = None) -> M:
     if len(data) > MAX_CONTROL_BYTES:
         raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     try:
-        if is_brief(data):
-            found: M = msgspec.convert(brief_message.read(data), decoder.type)
-            return found
+        if compact is not None and is_compact(data):
+            return compact.read(data)
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         raise PacketCorrupt(f"control message: {flat(problem)}") from None

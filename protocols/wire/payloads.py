@@ -74,7 +74,7 @@ class Enrolment:
         task: the [task] section; left out where it is the default: classification by accuracy.
         adoption: the [adoption] section, where it is enabled.
         encoding: of the [encoding] section; left out where nothing is encoded.
-        brief: of the [encoding] section; left out where it is not wanted.
+        compact: of the [encoding] section; left out where it is not wanted.
         quick_masks: of the [encoding] section: a mask's code must be worth its time.
         proposes: the coordinator proposes each task's ratio, so a device says what it could do
             (`DeviceReport.affords`); left out where it does not.
@@ -103,7 +103,7 @@ class Enrolment:
     task: TaskSection | UnsetType = UNSET
     adoption: AdoptionSection | UnsetType = UNSET
     encoding: ValueEncodings | UnsetType = UNSET
-    brief: bool | UnsetType = UNSET
+    compact: bool | UnsetType = UNSET
     quick_masks: bool | UnsetType = UNSET
     proposes: bool | UnsetType = UNSET
     least_work: Ratio | UnsetType = UNSET

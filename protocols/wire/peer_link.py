@@ -39,12 +39,12 @@ class Packet:
     Attributes:
         channel: below the device's name, see `protocols.wire.topics`.
         content: a control message, or a stretch of a payload.
-        briefly: a control message goes in the brief form.
+        compact: a control message goes in the compact form.
     """
 
     channel: Channel
     content: Message | Chunk
-    briefly: bool = False
+    compact: bool = False
 
     @property
     def data(self) -> bytes:
@@ -52,7 +52,7 @@ class Packet:
         content = self.content
         if isinstance(content, Chunk):
             return content.encode()
-        return messages.encode(content, briefly=self.briefly)
+        return messages.encode(content, compact=self.compact)
 
     @property
     def is_chunk(self) -> bool:
@@ -88,9 +88,9 @@ class PeerLink:
 
     Attributes:
         outbox, inbox: payloads to and from the peer.
-        brief: whether control messages go to it in the brief form. A device sets it when it is ready in a run
-            that wants this; whoever offers it an enrolment may be a coordinator that cannot read it, and is
-            answered in JSON. A coordinator sets it by what it hears.
+        compact: whether control messages go to it in the compact form. A device sets it when it is ready in a
+            run that asks for it, and answers an offer of an enrolment in JSON. A coordinator answers in the
+            form of the device's last message.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PeerLink:
     ) -> None:
         self.outbox = Outbox(device, max_chunk_bytes)
         self.inbox = inbox
-        self.brief = False
+        self.compact = False
         self._control: Channel = "up" if role == "device" else "down"
         self._bulk: Channel = "update" if role == "device" else "task"
         self._incoming: Channel = "task" if role == "device" else "update"
@@ -115,7 +115,7 @@ class PeerLink:
         """On the channel where the peer looks for it."""
         if isinstance(content, Chunk):
             return Packet(self._bulk, content)
-        return Packet(self._control, content, self.brief)
+        return Packet(self._control, content, self.compact)
 
     def post(
         self,
@@ -181,7 +181,7 @@ class PeerLink:
 
     def _consider(self, offer: Offer) -> list[Item]:
         if offer.transfer_key.kind == "enrolment":
-            self.brief = False
+            self.compact = False
         outcome = self.inbox.handle_offer(offer)
         if not isinstance(outcome, Resume | Arrived):
             self.inbox.note_unopened(offer.transfer)

@@ -13,7 +13,7 @@ from fleetune.coordinator.run.stored_run import method_of
 from fleetune.coordinator.store.method_state import read_state
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.brief_message import is_brief
+from fleetune.protocols.wire.compact_message import is_compact
 from fleetune.protocols.wire.payloads import Enrolment
 
 pytestmark = pytest.mark.fleet
@@ -49,15 +49,15 @@ def diagnostics_of(folder):
     ]
 
 
-def check_brief(ear, found):
+def check_compact(ear, found):
     """Whether small messages were, from `Ready` on, and as many bytes of updates went up as were counted."""
     said = [data for channel, data in ear.raw if channel == "up"]
     shortest = {"Measured": 110, "Offer": 95, "Ready": 200, "Ack": 30, "Resume": 30}
     for kind, most in shortest.items():
-        sizes = [len(data) for data in said if is_brief(data) and ear.kind(data) == kind]
+        sizes = [len(data) for data in said if is_compact(data) and ear.kind(data) == kind]
         assert sizes
         assert max(sizes) < most
-    assert not [data for data in said if ear.kind(data) in ("Ready", "Measured") and not is_brief(data)]
+    assert not [data for data in said if ear.kind(data) in ("Ready", "Measured") and not is_compact(data)]
     up = sum(len(data) - 24 for channel, data in ear.raw if channel == "update")  # a chunk's head
     assert up == sum(counted[1] + counted[3] for counted in found.traffic.values())
 
@@ -99,7 +99,7 @@ def test_fedspu_stops_a_device_early(fleet, play):
     ear = Ear(fleet.broker.port, fleet.name)
     found, _, _ = play(text + '\n[encoding]\nup = "sketch"\ndown = "lowrank"\nbrief = true\n')
     ear.close()
-    check_brief(ear, found)
+    check_compact(ear, found)
     taking_part = [participants for *_, participants, _ in found.rounds[:-1]]
     assert set(taking_part[0]) == set(DEVICES)
     assert 0 < len(taking_part[-1]) < 3

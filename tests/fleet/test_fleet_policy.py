@@ -78,7 +78,7 @@ def test_what_was_expected_and_what_happened_stand_side_by_side(tmp_path):
     assert fleet.summary()["joules"] is None or fleet.summary()["joules"] > 0
 
 
-@pytest.mark.parametrize("minimise", ["time", "bytes"])  # with `bytes` messages are brief besides
+@pytest.mark.parametrize("minimise", ["time", "bytes"])  # with `bytes` messages are compact besides
 def test_the_coordinator_proposes_what_agents_afford_also_after_it_was_killed(minimise, tmp_path):
     text = run_toml(devices=3, start_with=3, rounds=8).replace("ratios = [", "# ratios = [")
     with Fleet(tmp_path, text + f'[objective]\nminimise = "{minimise}"\n') as fleet:

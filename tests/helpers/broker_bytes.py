@@ -1,6 +1,6 @@
 """Bytes that devices send in a run, counted at the broker by the type of message, topics included.
 
-python -m tests.helpers.broker_bytes brief      # three devices, eight rounds of LeNet-5, `sketch` up
+python -m tests.helpers.broker_bytes compact      # three devices, eight rounds of LeNet-5, `sketch` up
 """
 
 import os
@@ -75,10 +75,10 @@ def heard(encoding, rounds, folder):
         return ear, fleet.summary()
 
 
-def main(brief):
+def main(compact):
     fleet_processes.PATIENCE_S, rounds = 600, 8
     with tempfile.TemporaryDirectory() as folder:
-        ear, summary = heard(f'up = "sketch"\n{brief}', rounds, Path(folder))
+        ear, summary = heard(f'up = "sketch"\n{compact}', rounds, Path(folder))
     turns = 3 * rounds
     print(f"{summary.get('accuracy', summary)!s:.200}")
     for kind, num_bytes in ear.num_bytes.most_common():
@@ -92,7 +92,7 @@ def main(brief):
 
 
 if __name__ == "__main__":
-    found = main("brief = true" if "brief" in sys.argv else "")
+    found = main("compact = true" if "compact" in sys.argv else "")
     if "--show" in sys.argv:
         for channel, data in found.raw:
             print(channel, data if channel != "update" else data.hex())

@@ -397,8 +397,10 @@ def _players(settings: RunSettings, enrolment: Enrolment, shares: PartitionedDat
         sizes = [SampleCounts.of(growing.first_data(index)) for index in range(settings.fleet.devices)]
     first_choices = FirstChoices(enrolment, method, policy)
     for device, own in zip(device_specs(settings), sizes, strict=True):
-        flops, brief = enrolment.flops_per_sample, enrolment.brief is True
-        players.append(SimulatedDevice.of(device, first_choices.of(device, own), policy, flops, brief=brief))
+        flops, compact = enrolment.flops_per_sample, enrolment.compact is True
+        players.append(
+            SimulatedDevice.of(device, first_choices.of(device, own), policy, flops, compact=compact)
+        )
         players[-1].base = base
     return players
 

@@ -87,14 +87,14 @@ class SimulatedDevice:
         policy: Policy,
         flops_per_sample: float,
         *,
-        brief: bool = False,
+        compact: bool = False,
     ) -> Self:
         """At the start of a run, its first ratio chosen."""
         board, battery = device.board, None
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
         chosen = first_choice(_conditions(board, battery))
-        return cls(device, RoundPlanner(chosen, brief=brief), policy, flops_per_sample, battery)
+        return cls(device, RoundPlanner(chosen, compact=compact), policy, flops_per_sample, battery)
 
     @property
     def name(self) -> str:

@@ -265,14 +265,14 @@ def test_a_run_that_began_without_encodings_goes_on_without_them():
 
 
 def test_a_run_for_few_bytes_says_little_around_them_unless_it_began_before_that_was_so():
-    for minimise, brief in {"bytes": True, "time": False, "none": False}.items():
-        assert with_objective(minimise).brief is brief
-        assert with_objective(minimise, brief=not brief).brief is not brief
-    assert not with_objective("bytes", fleet=FleetSection(ratios=(0.2,))).brief
-    earlier, now = with_objective("bytes", brief=False), with_objective("bytes")
+    for minimise, compact in {"bytes": True, "time": False, "none": False}.items():
+        assert with_objective(minimise).compact is compact
+        assert with_objective(minimise, compact=not compact).compact is not compact
+    assert not with_objective("bytes", fleet=FleetSection(ratios=(0.2,))).compact
+    earlier, now = with_objective("bytes", compact=False), with_objective("bytes")
     assert earlier.encoding.up != EncodingSection().up
     assert going_on(earlier, now) == earlier
-    wish = with_objective("bytes", brief=True)
+    wish = with_objective("bytes", compact=True)
     assert going_on(earlier, wish) == wish  # to be refused
 
 
@@ -305,9 +305,9 @@ def test_comparing_mixtures_takes_less_where_time_counts_unless_the_run_says_oth
     assert "loss_share" not in going_on(of_before, with_objective("time", method={"name": "srp-pfed"})).method
 
 
-def with_objective(minimise, brief=None, quick_masks=None, **sections):
+def with_objective(minimise, compact=None, quick_masks=None, **sections):
     objective = ObjectiveSection(minimise=minimise)
-    encoding = EncodingSection(up="int8", brief=brief, quick_masks=quick_masks)
+    encoding = EncodingSection(up="int8", compact=compact, quick_masks=quick_masks)
     return replace(desk_settings(), objective=objective, encoding=encoding, **sections)
 
 

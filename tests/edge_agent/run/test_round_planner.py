@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 from tests.edge_agent.budget.test_ratio_controller import FINAL_EVALUATION, FIRST, UNKNOWN, a_ratio_controller
 
+from fleetune.edge_agent.run.joined_run import known_late, short_cost, short_report
 from fleetune.edge_agent.run.round_planner import RoundPlanner
-from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
@@ -75,9 +75,11 @@ def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(me
     assert membership.refusal is None
 
 
-def test_a_brief_run_hears_of_a_forecast_only_when_it_is_quite_another():
-    usual, brief = (RoundPlanner(a_ratio_controller(deadline_s=None), brief=said) for said in (False, True))
-    for member in (usual, brief):
+def test_a_compact_run_hears_of_a_forecast_only_when_it_is_quite_another():
+    usual, compact = (
+        RoundPlanner(a_ratio_controller(deadline_s=None), compact=said) for said in (False, True)
+    )
+    for member in (usual, compact):
         told = member.tell()
         for share, news in ((1.2, member is usual), (0.6, member is usual), (1.6, True), (0.4, True)):
             member.told = dataclasses.replace(told, round_s=told.round_s / share)
@@ -102,4 +104,4 @@ def test_figures_of_clocks_and_meters_are_short_and_what_decides_is_as_it_was():
     )
     cost = RoundCost(1, 2, 0.12345678, None, 1e-9 / 3, 123_456_789, 12345.678)
     assert short_cost(cost) == RoundCost(1, 2, 0.1235, None, 3.333e-10, 123_456_789, 12350.0)
-    assert said_late(cost) == RoundCost(upload_s=cost.upload_s, joules=cost.joules)
+    assert known_late(cost) == RoundCost(upload_s=cost.upload_s, joules=cost.joules)

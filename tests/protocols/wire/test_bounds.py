@@ -85,7 +85,7 @@ def test_everything_in_a_payload_of_every_method_is_bounded():
         {"type": "Ready", "run": RUN, "model_hash": "?", "report": REPORT},
         {"type": "Ready", "run": RUN, "model_hash": "0" * 16, "report": {**REPORT, "round_s": -1}},
         {"type": "Ready", "run": RUN, "model_hash": "0" * 16, "report": {**REPORT, "device": "a/b"}},
-        {"type": "Presence", "online": True, "instance": "x" * 101},
+        {"type": "Presence", "online": True, "instance": "x" * 101, "version": 1},
     ],
     ids=lambda said: said["type"],
 )

@@ -98,11 +98,11 @@ def test_an_encoding_that_is_none_is_one_line(up, message):
 
 
 @pytest.mark.parametrize("method", sooner(sorted(METHODS)))
-def test_a_brief_run_learns_the_same_bits_from_fewer_bytes(tmp_path, method):
+def test_a_compact_run_learns_the_same_bits_from_fewer_bytes(tmp_path, method):
     chosen = asked("int4", method={"name": method}, **SMALL)
     _, plain, weights = play(tmp_path, "long", **chosen)
-    chosen["encoding"]["brief"] = True
-    _, short, same = play(tmp_path, "brief", **chosen)
+    chosen["encoding"]["compact"] = True
+    _, short, same = play(tmp_path, "compact", **chosen)
     assert same.tobytes() == weights.tobytes()
     assert short.accuracy == plain.accuracy
     assert short.bytes.down == plain.bytes.down

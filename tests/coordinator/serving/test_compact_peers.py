@@ -1,20 +1,15 @@
 """A coordinator hears both forms of small messages at any time, and answers in the form a device speaks."""
 
-import dataclasses
-
 import msgspec
 import pytest
-from tests.helpers.talk import Coordinating, answered, enrolment_of, run_settings
+from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import Offer, TransferKey
-from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 RUN_TOML = {
@@ -34,11 +29,11 @@ def talk(tmp_path):
     talk.close()
 
 
-def replied(talk, device, *, briefly):
-    """The device's round; the first bytes of what it was told meanwhile."""
+def replied(talk, device, *, compact):
+    """The device's round; whether the messages to it were compact."""
 
     def say(message):
-        talk.hear(device, wire.encode(message, briefly=briefly))
+        talk.hear(device, wire.encode(message, compact=compact))
 
     reply = answered(talk.session(device), talk.task(device))
     say(wire.Ready(talk.id, talk.run.enrolment.spec.hash, DeviceReport(device, num_samples=10)))
@@ -49,51 +44,39 @@ def replied(talk, device, *, briefly):
     talk.hear(device, Chunk(transfer_id(key, device, digest), 0, reply).encode(), "update")
     late = RoundCost(upload_s=0.5, joules=3.0)
     all_of_it = msgspec.structs.replace(cost, upload_s=0.5, joules=3.0)
-    say(wire.Measured(talk.id, 1, 1, late if briefly else all_of_it))
-    return {data[:1] for topic, data in talk.take(device) if topic.endswith("/down")}
+    say(wire.Measured(talk.id, 1, 1, late if compact else all_of_it))
+    return {wire.is_compact(data) for topic, data in talk.take(device) if topic.endswith("/down")}
 
 
-def test_what_a_brief_device_says_is_booked_as_what_another_says(talk):
-    assert replied(talk, "a", briefly=False) == {b"{"}
-    assert replied(talk, "b", briefly=True) == {b"\x01"}
+def test_what_a_compact_device_says_is_booked_as_what_another_says(talk):
+    assert replied(talk, "a", compact=False) == {False}
+    assert replied(talk, "b", compact=True) == {True}
     assert not talk.run.controller.ledger.refusals
     (record,) = talk.run.controller.records()
-    at_length, brief = (record.devices[device] for device in ("a", "b"))
-    assert brief.actual == at_length.actual == RoundCost(100, None, None, 1.5, 0.5, 2**30, 3.0)
-    assert brief.predicted == at_length.predicted == RoundCost(train_s=1.25)
+    at_length, short = (record.devices[device] for device in ("a", "b"))
+    assert short.actual == at_length.actual == RoundCost(100, None, None, 1.5, 0.5, 2**30, 3.0)
+    assert short.predicted == at_length.predicted == RoundCost(train_s=1.25)
 
 
 def test_a_device_is_answered_in_json_again_when_it_begins_again(talk):
-    assert replied(talk, "b", briefly=True) == {b"\x01"}
+    assert replied(talk, "b", compact=True) == {True}
     talk.hear("b", wire.Presence(True, "another"), "state")
     offered = [data for topic, data in talk.take("b") if topic.endswith("/down")]
     assert offered
-    assert {data[:1] for data in offered} == {b"{"}
+    assert not any(map(wire.is_compact, offered))
 
 
-def test_a_brief_message_that_makes_no_sense_is_counted(talk):
-    for data in (b"\x01", b"\x01\x06\x81\xff", b"\x02\x01\x80", b"\x00" * 100):
+def test_a_compact_message_that_makes_no_sense_is_counted(talk):
+    for data in (b"\x90", b"\x92\x06\x81\xff", b"\x91\x7f", b"\xc0" * 100):
         talk.hear("a", data)
     assert talk.run.controller.ledger.refusals == {"PacketCorrupt": 4}
 
 
 def test_an_enrolment_says_nothing_of_it_unless_it_is_wanted(tmp_path):
-    plain, brief = (
-        prepare(parse_run({**RUN_TOML, "encoding": {"up": "int8", "brief": wanted}}), tmp_path)
+    plain, compact = (
+        prepare(parse_run({**RUN_TOML, "encoding": {"up": "int8", "compact": wanted}}), tmp_path)
         for wanted in (False, True)
     )
-    assert (plain.brief, brief.brief) == (msgspec.UNSET, True)
-    for one in (plain, brief):
+    assert (plain.compact, compact.compact) == (msgspec.UNSET, True)
+    for one in (plain, compact):
         assert msgspec.to_builtins(one.encoding) == {"up": "int8", "down": "lossless"}
-
-
-def test_an_agent_that_does_not_know_it_passes_it_over(tmp_path):
-    settings = run_settings()
-    enrolment = enrolment_of(settings, brief=True, encoding=EncodingSection("int8").values)
-    known = [one for one in dataclasses.fields(Enrolment) if one.name != "brief"]
-    older = dataclasses.make_dataclass(
-        "Older", [(one.name, one.type, dataclasses.field(default=one.default)) for one in known], frozen=True
-    )
-    data = codec.encode(enrolment, enrolment.spec)
-    assert codec.decode(data, older, None).encoding == EncodingSection("int8").values
-    assert read_enrolment(data).brief is True
