@@ -25,8 +25,8 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.patch import Patch, patches_in
 from fleetune.protocols.wire.payloads import Enrolment, run_key, work_key
-from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.partitioned_data import PartitionedData
+from fleetune.tools.simulator.run_devices import with_model_shape
 
 RUN_TOML = """
 [run]
@@ -112,7 +112,7 @@ def _device_rounds(enrolment: Enrolment, shares: PartitionedData, fleet: Fleet) 
     spec, method = enrolment.spec, method_of(enrolment)
     names = tuple(f"device-{index}" for index in range(fleet.devices))
     backend = make_backend("torch", spec, None, 1, task=enrolment.learns)
-    data = [shares.of(index, spec) for index in range(fleet.devices)]
+    data = [shares.device_data(index, spec) for index in range(fleet.devices)]
     state, states = method.init_coordinator(enrolment.weights), dict[str, Any]()
     for name, each in zip(names, data, strict=True):
         states[name] = method.init_device(enrolment.weights)
@@ -155,5 +155,5 @@ def _settings(method: str, fleet: Fleet) -> tuple[RunSettings, PartitionedData]:
         path = Path(folder) / "run.toml"
         path.write_text(RUN_TOML.format(**words))
         settings = read_run(path)
-    shares = PartitionedData(settings)
+    shares = PartitionedData.of_run(settings)
     return with_model_shape(settings, shares), shares

@@ -93,8 +93,8 @@ def run(
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
     with in_one_line("edge-sim"):
         _begin(workers)
+        from fleetune.tools.simulator.device_specs import with_group_devices
         from fleetune.tools.simulator.show import show_run
-        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
         settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         folder = runs / settings.run.name
@@ -142,7 +142,7 @@ def compare(
     with in_one_line("edge-sim"):
         _begin(workers)
         from fleetune.tools.research.compare import compare as compare_methods
-        from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.progress_view import console
 
         compare_methods(
             read_run(run_file, _with_cards(changes, device)),
@@ -192,7 +192,7 @@ def sweep(
     with in_one_line("edge-sim"):
         _begin(workers)
         from fleetune.tools.research.sweep import sweep as sweep_settings
-        from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.progress_view import console
 
         sweep_settings(
             read_run(run_file, _with_cards(changes, device)),
@@ -238,7 +238,7 @@ def paper(
         from fleetune.protocols.errors import SettingError
         from fleetune.tools.compare.engine import Execution
         from fleetune.tools.papers.paper import ALL, list_cells, run_cell, run_cells
-        from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.progress_view import console
 
         if cell is None:
             list_cells(console)
@@ -279,7 +279,7 @@ def table(
     with in_one_line("edge-sim"):
         from fleetune.tools.compare.engine import Execution
         from fleetune.tools.papers.paper_tables import TableRequest, fill_table, list_tables
-        from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.progress_view import console
 
         if name is None:
             list_tables(console)

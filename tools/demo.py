@@ -21,7 +21,7 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.simulator.simulated_fleet import DeviceSpec, device_specs
+from fleetune.tools.simulator.device_specs import DeviceSpec, device_specs
 from fleetune.tools.simulator.write_device_files import write_device_files
 
 RUN_FILE = Path(__file__).with_name("demo.toml")
@@ -33,7 +33,7 @@ console = Console()
 
 def main() -> None:
     settings = read_run(RUN_FILE)
-    devices = device_specs(settings)
+    devices = device_specs(settings.fleet, settings.run.seed)
     console.rule("[bold]Fleetune demo")
     console.print(f"dealing {settings.data.source} to {len(devices)} devices ...")
     list(write_device_files(settings, FOLDER / "shares"))

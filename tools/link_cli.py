@@ -200,10 +200,11 @@ def _links_of_run(run_file: Path) -> "dict[str, Constant | Trace]":
     """The link of each device of a run.toml. Raises SettingError."""
     from fleetune.protocols.settings.run_toml import read_run
     from fleetune.tools.links.link import Constant, Trace
-    from fleetune.tools.simulator.simulated_fleet import device_specs, with_group_devices
+    from fleetune.tools.simulator.device_specs import device_specs, with_group_devices
 
     links = {}
-    for device in device_specs(with_group_devices(read_run(run_file))):
+    settings = with_group_devices(read_run(run_file))
+    for device in device_specs(settings.fleet, settings.run.seed):
         assert isinstance(device.link, Constant | Trace)
         links[device.name] = device.link
     return links

@@ -21,9 +21,10 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.firmware_profiles import MEASURED, UNKNOWN, Figure
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.first_choices import ratio_controller_of
-from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import PartitionedData, SampleCounts, device_specs
+from fleetune.tools.simulator.partitioned_data import PartitionedData, SampleCounts
+from fleetune.tools.simulator.run_devices import with_model_shape
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
     Raises:
         SettingError: a device replied in no round after the first.
     """
-    shares = PartitionedData(settings)
+    shares = PartitionedData.of_run(settings)
     enrolment = prepare(with_model_shape(settings, shares))
     method, gflops, variances = method_of(enrolment), {}, []
-    for device in device_specs(settings):
-        data = shares.of(device.index, enrolment.spec)
+    for device in device_specs(settings.fleet, settings.run.seed):
+        data = shares.device_data(device.index, enrolment.spec)
         controller = ratio_controller_of(device, enrolment, method, SampleCounts.of(data), Policy())
         choices = {one.ratio: one for one in controller.choices}
         seen = [

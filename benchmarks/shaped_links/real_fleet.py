@@ -22,7 +22,7 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.topics import JOIN_USER
 from fleetune.tools.links.link import Constant, Trace
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
-from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.write_device_files import write_device_files
 
 PORT = 1883
@@ -69,7 +69,7 @@ def emulated_links(settings: RunSettings) -> dict[str, Constant | Trace]:
     Raises:
         SettingError: a link that network namespaces cannot emulate.
     """
-    links = {one.name: one.link for one in device_specs(settings)}
+    links = {one.name: one.link for one in device_specs(settings.fleet, settings.run.seed)}
     emulated = {name: link for name, link in links.items() if isinstance(link, Constant | Trace)}
     if strange := sorted(links.keys() - emulated.keys()):
         raise SettingError(f"the link of {strange[0]} cannot be emulated; use a rate or a trace")

@@ -14,8 +14,8 @@ from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import run_key, work_key
-from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.partitioned_data import PartitionedData
+from fleetune.tools.simulator.run_devices import with_model_shape
 
 _RUN_TOML = """
 [run]
@@ -99,7 +99,7 @@ class Fleet:
             path = Path(folder) / "run.toml"
             path.write_text(_RUN_TOML.format(**setting.__dict__, seed=seed))
             settings = read_run(path)
-        self._shares = PartitionedData(settings)
+        self._shares = PartitionedData.of_run(settings)
         enrolment = prepare(with_model_shape(settings, self._shares))
         self.setting, self.seed = setting, seed
         self.spec: ModelSpec = enrolment.spec
@@ -110,7 +110,7 @@ class Fleet:
     @cached_property
     def trainers(self) -> list[LocalTrainer]:
         """One trainer for each device."""
-        data = [self._shares.of(index, self.spec) for index in range(self.setting.devices)]
+        data = [self._shares.device_data(index, self.spec) for index in range(self.setting.devices)]
         return [LocalTrainer(self._backend, each, self._training) for each in data]
 
     def participants(self, number: int) -> list[int]:

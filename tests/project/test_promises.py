@@ -16,7 +16,7 @@ from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.outbox import Outbox
-from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.device_specs import device_specs
 
 SECTIONS = {
     "run": {"name": "r"},
@@ -32,9 +32,9 @@ def settings_of(**sections):
 @pytest.mark.parametrize("devices", [1, 3, 10, 11, 101])
 def test_a_simulated_device_is_dealt_the_ratio_of_its_name(devices):
     fleet = settings_of(fleet={"devices": devices, "ratios": [0.2, 0.6, 1.0]})
-    dealt = [device.ratio for device in device_specs(fleet)]
+    dealt = [device.ratio for device in device_specs(fleet.fleet, fleet.run.seed)]
     assert dealt == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
-    assert [fleet.fleet.dealt(device.name) for device in device_specs(fleet)] == dealt
+    assert [fleet.fleet.dealt(device.name) for device in device_specs(fleet.fleet, fleet.run.seed)] == dealt
 
 
 def test_any_name_is_dealt_the_same_ratio_at_every_start():

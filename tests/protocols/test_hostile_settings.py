@@ -16,8 +16,9 @@ from fleetune.protocols.settings.device import DataSection, ModelSection, Traini
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, Partition, WirelessSection
 from fleetune.tools.simulator.caller_samples import CallerSamples
+from fleetune.tools.simulator.device_specs import check_counts, device_specs
+from fleetune.tools.simulator.partitioned_data import PartitionedData
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.simulated_fleet import PartitionedData, check_counts, device_specs
 
 BASE = {
     "run": {"name": "h", "rounds": 1},
@@ -74,8 +75,8 @@ def refusal(content, digits):
         settings = parse_run(content)
         convert(settings.fleet.policy, Policy, "fleet.policy")
         assert finite(msgspec.to_builtins(without_policy(settings)))
-        device_specs(settings)
-        PartitionedData(settings, CallerSamples(digits))._rows  # noqa: B018 - deals them
+        device_specs(settings.fleet, settings.run.seed)
+        PartitionedData.of_run(settings, CallerSamples(digits))._rows  # noqa: B018 - deals them
     except FleetuneError as problem:
         return str(problem)
     return ""
@@ -99,14 +100,14 @@ def test_any_concentration_deals(kind, digits):
         settings = parse_run(content)
         assert all(
             len(train) + len(test) >= 2
-            for train, test in PartitionedData(settings, CallerSamples(digits))._rows
+            for train, test in PartitionedData.of_run(settings, CallerSamples(digits))._rows
         ), alpha
 
 
 def simulated(content):
     settings = parse_run(content)
-    check_counts(settings)
-    return device_specs(settings)
+    check_counts(settings.round, settings.fleet.devices)
+    return device_specs(settings.fleet, settings.run.seed)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,11 @@ def test_what_cannot_be_is_named(key, value, message):
 def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind, digits):
     content = with_value("data.partition", {"kind": kind, "samples": 5000})
     with pytest.raises(SettingError, match=r"data.partition.samples = 5000 .*has 1797 to deal"):
-        PartitionedData(parse_run(content), CallerSamples(digits))._rows  # noqa: B018
+        PartitionedData.of_run(parse_run(content), CallerSamples(digits))._rows  # noqa: B018
     few = replace(digits, x=digits.x[:50], y=digits.y[:50])
     asked = parse_run(with_value("data.partition", {"kind": kind, "samples": 51}))
     with pytest.raises(SettingError, match="has 50 to deal"):
-        PartitionedData(asked, CallerSamples(few))._rows  # noqa: B018
+        PartitionedData.of_run(asked, CallerSamples(few))._rows  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.comparison import Configuration
 from fleetune.tools.compare.runs import PlannedRun
 from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
-from fleetune.tools.simulator.simulated_fleet import with_group_devices
+from fleetune.tools.simulator.device_specs import with_group_devices
 
 BASELINES = ("local-only", "fedavg")
 OF_OTHER_SECTIONS = {
@@ -189,8 +189,8 @@ def check_methods(runs: Sequence[PlannedRun]) -> None:
         SettingError: a method does not take its settings, or no model can be made.
     """
     from fleetune.coordinator.run.enrolment import prepare
-    from fleetune.tools.simulator.runner import with_model_shape
-    from fleetune.tools.simulator.simulated_fleet import PartitionedData
+    from fleetune.tools.simulator.partitioned_data import PartitionedData
+    from fleetune.tools.simulator.run_devices import with_model_shape
 
     specs: dict[bytes, ModelSpec] = {}
     first: dict[str, PlannedRun] = {}
@@ -201,7 +201,7 @@ def check_methods(runs: Sequence[PlannedRun]) -> None:
         shaped_by = msgspec.json.encode((settings.model, settings.data, settings.task))
         try:
             if shaped_by not in specs:
-                shaped = with_model_shape(settings, PartitionedData(settings, run.samples))
+                shaped = with_model_shape(settings, PartitionedData.of_run(settings, run.samples))
                 specs[shaped_by] = prepare(shaped, run.runs).spec
             from_section(settings.method, specs[shaped_by], settings.task.kind)
         except SettingError as problem:

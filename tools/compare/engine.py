@@ -32,7 +32,7 @@ from fleetune.tools.compare.runs import (
     how_to_continue,
     read_finished,
 )
-from fleetune.tools.simulator.show import progress_bar
+from fleetune.tools.simulator.progress_view import progress_bar
 from fleetune.tools.stop_signals import ToldInterrupt
 
 log = logging.getLogger(__name__)

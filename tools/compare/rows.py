@@ -36,7 +36,7 @@ from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.finished_run import FinishedRun
-from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.device_specs import device_specs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,7 +187,7 @@ def _scores(row: DeviceSummary) -> Mapping[str, float]:
 def _fleet(settings: RunSettings) -> dict[str, Row]:
     """Boards and links of a simulated fleet; empty if a file that describes it is missing."""
     try:
-        devices = device_specs(settings)
+        devices = device_specs(settings.fleet, settings.run.seed)
     except FleetuneError:
         return {}
     return {

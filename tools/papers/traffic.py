@@ -22,7 +22,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.payloads import run_key, work_key
-from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.device_specs import device_specs
 
 _NUM_SAMPLES = 100  # of each device, because averages are weighted by them
 _DRAWS = 4096  # then they repeat, because a draw for each weight would take most of the time
@@ -80,7 +80,10 @@ def count_traffic(settings: RunSettings) -> Traffic:
     model = find_model(settings)
     method: Any = from_section(settings.method, model.spec)
     trainer, seed = StillTrainer(model.spec), settings.run.seed
-    ratios = {one.name: settings.fleet.dealt(one.name) or 1.0 for one in device_specs(settings)}
+    ratios = {
+        one.name: settings.fleet.dealt(one.name) or 1.0
+        for one in device_specs(settings.fleet, settings.run.seed)
+    }
     state = method.init_coordinator(model.weights)
     for device, ratio in ratios.items():
         report = DeviceReport(device, num_samples=_NUM_SAMPLES, ratio=ratio)

@@ -17,8 +17,8 @@ from fleetune.tools.simulator.caller_samples import (
     caller_dataset,
     caller_samples,
 )
+from fleetune.tools.simulator.device_specs import with_group_devices
 from fleetune.tools.simulator.engine import Engine, Workers, open_workers
-from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
 
 @dataclass(frozen=True)

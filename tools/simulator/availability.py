@@ -1,60 +1,69 @@
-"""Simulated devices come and go: `[fleet] availability`, and batteries that end."""
+"""Which simulated devices are connected: `[fleet] availability`, and batteries that run empty."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.wire.payloads import run_key
-from fleetune.tools.simulator.simulated_device import SimulatedDevice
+from fleetune.tools.simulator.simulated_device import Fleet, SimulatedDevice
 
 MAX_IDLE_PERIODS = 10_000  # between two rounds
 
 
 class Availability:
-    """Who is there, drawn anew for every stretch of `deadline_s`.
+    """Draws for every period of `round.deadline_s` which devices are connected.
 
     Args:
-        settings: of the run, which say how likely a device is there, and how many a round needs.
+        chance: that a device is connected, 0..1.
+        quorum: devices that a round needs.
         seed: of the run.
 
     Attributes:
-        idle_stretches: without a round, though one was due.
+        idle_periods: periods since the last round closed in which a round was due.
     """
 
-    def __init__(self, settings: RunSettings, seed: int) -> None:
-        self._availability, self._quorum = settings.fleet.availability, settings.round.quorum
-        self._seed = seed
-        self.idle_stretches = 0
+    def __init__(self, chance: float, quorum: int, seed: int) -> None:
+        self._chance, self._quorum, self._seed = chance, quorum, seed
+        self.idle_periods = 0
+
+    def note_closed_round(self) -> None:
+        """Count idle periods from here on."""
+        self.idle_periods = 0
+
+    def restore(self, idle_periods: int) -> None:
+        """Take over a stored count."""
+        self.idle_periods = idle_periods
 
     @property
     def is_whole(self) -> bool:
-        """Everybody is always there."""
-        return self._availability == 1
+        """Whether all devices are always connected."""
+        return self._chance == 1
 
-    def draw(
-        self, stretch: int, players: Iterable[SimulatedDevice], *, is_due: bool
-    ) -> Iterator[tuple[SimulatedDevice, bool]]:
-        """Each device, and whether it is there.
+    def draw(self, period: int, fleet: Fleet, *, is_due: bool) -> Iterator[tuple[SimulatedDevice, bool]]:
+        """Yield each device and whether it is connected in this period.
+
+        Args:
+            period: from 0.
+            fleet: its devices.
+            is_due: whether a round waits for nothing but devices.
 
         Raises:
-            SettingError: it was never enough for a round.
+            SettingError: too few devices for a round in too many periods.
         """
-        self.idle_stretches += int(is_due)
-        if self.idle_stretches > MAX_IDLE_PERIODS:
+        self.idle_periods += int(is_due)
+        if self.idle_periods > MAX_IDLE_PERIODS:
             raise SettingError(
-                f"fleet.availability = {self._availability:g}: no round closed in {MAX_IDLE_PERIODS} times"
+                f"fleet.availability = {self._chance:g}: no round was closed in {MAX_IDLE_PERIODS} times"
                 " round.deadline_s; raise it, or lower round.quorum"
             )
-        there = tuple(players)
-        chances = run_key(self._seed).child("availability", stretch).uniform(len(there))
-        for chance, player in zip(chances, there, strict=True):
-            yield player, bool(chance < self._availability)
+        chances = run_key(self._seed).child("availability", period).uniform(len(fleet))
+        for chance, device in zip(chances, fleet, strict=True):
+            yield device, bool(chance < self._chance)
 
-    def why_over(self, players: Collection[SimulatedDevice]) -> str | None:
-        """Why no round can follow: too many batteries are empty, and nobody charges them; None: one can."""
-        left = (player for player in players if not player.is_flat)
-        if len(list(islice(left, self._quorum))) == self._quorum:  # of many devices a few are looked at
+    def why_over(self, fleet: Fleet) -> str | None:
+        """Reason why no round can follow: too many batteries are empty. None: one can."""
+        charged = (device for device in fleet if not device.is_flat)
+        if len(list(islice(charged, self._quorum))) == self._quorum:  # looks at few of many devices
             return None
-        flat, quorum = sum(player.is_flat for player in players), self._quorum
-        return f"the batteries of {flat} of {len(players)} devices are empty, and round.quorum is {quorum}"
+        empty = f"{sum(device.is_flat for device in fleet)} of {len(fleet)} devices are empty"
+        return f"the batteries of {empty}, and round.quorum is {self._quorum}"

@@ -18,9 +18,9 @@ def idle_watts(settings: RunSettings) -> dict[str, float]:
     Raises:
         SettingError: a board or a link that is not known.
     """
-    from fleetune.tools.simulator.simulated_fleet import device_specs
+    from fleetune.tools.simulator.device_specs import device_specs
 
-    return {one.name: one.board.idle_w for one in device_specs(settings)}
+    return {one.name: one.board.idle_w for one in device_specs(settings.fleet, settings.run.seed)}
 
 
 def joules_by_round(records: Sequence[RoundRecord], idle_w: Mapping[str, float]) -> Iterator[float]:

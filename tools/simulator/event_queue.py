@@ -1,4 +1,4 @@
-"""What is still to come on the virtual clock, as data: it can be written down, and gone on with."""
+"""The virtual clock of a simulation, and the events to come as data that a checkpoint stores."""
 
 import heapq
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from fleetune.tools.simulator.simulated_device import FinishedReply
 
 
 class TaskArrives(Struct, frozen=True, tag=True):
-    """A task has reached its device."""
+    """The last byte of a task has reached its device."""
 
     device: str
     key: TransferKey
@@ -19,19 +19,22 @@ class TaskArrives(Struct, frozen=True, tag=True):
 
 
 class Uploads(Struct, frozen=True, tag=True):
-    """A device that made this reply before sends it once more."""
+    """A device that got its task again sends the reply that it had already made."""
 
     device: str
     made: FinishedReply
 
 
 class TrainingDone(Struct, frozen=True, tag=True):
-    """A device is done with a task, after `train_s`; `turns` of samples had come when it began."""
+    """A device has finished a task, after `train_s`.
+
+    `deliveries` is the number of sample deliveries that had come when the task was sent.
+    """
 
     device: str
     work: RoundWork
     train_s: float
-    turns: int
+    deliveries: int
 
 
 class ReplyArrives(Struct, frozen=True, tag=True):
@@ -43,67 +46,81 @@ class ReplyArrives(Struct, frozen=True, tag=True):
 
 
 class ReplyAcknowledged(Struct, frozen=True, tag=True):
-    """A device has heard that its reply is there."""
+    """A device knows that its reply has arrived."""
 
     device: str
 
 
 class DeviceRetries(Struct, frozen=True, tag=True):
-    """A device that nothing fitted looks again."""
+    """A device that could afford no option checks its conditions again."""
 
     device: str
 
 
 class AvailabilityDrawn(Struct, frozen=True, tag=True):
-    """Devices come and go."""
+    """Devices connect and disconnect; periods of `deadline_s` count from 0."""
 
-    stretch: int
+    period: int
 
 
 class SamplesArrive(Struct, frozen=True, tag=True):
-    """To all devices; turns count from 0."""
+    """New samples reach all devices; deliveries count from 0."""
 
-    turn: int
+    delivery: int
 
 
 class DaysEnd(Struct, frozen=True, tag=True):
-    """No round opens any more."""
+    """The simulated days are over: no further round opens."""
 
 
 class EngineWakes(Struct, frozen=True, tag=True):
-    """The engine asked to be woken then."""
+    """The round engine asked to be called at `due`."""
 
     due: float
 
 
 DeviceEvent = TaskArrives | Uploads | TrainingDone | ReplyArrives | ReplyAcknowledged | DeviceRetries
 SimulationEvent = DeviceEvent | AvailabilityDrawn | SamplesArrive | DaysEnd | EngineWakes
-QueueEntry = tuple[float, int, SimulationEvent]  # when, and which of those at the same time comes first
+QueueEntry = tuple[float, int, SimulationEvent]  # time, order among events of one time, event
 
 
 class EventQueue:
-    """What happens next is what is due first; of things due at once, what was put down first."""
+    """Events in the order of their time; at one time, in the order in which they were added.
 
-    def __init__(self) -> None:
+    Args:
+        starts_s: time of day at which the clock starts, seconds since 1970.
+
+    Attributes:
+        now: time of the event that was popped last, in seconds since the start.
+    """
+
+    def __init__(self, starts_s: float) -> None:
+        self.starts_s = starts_s
+        self.now = 0.0
         self._entries: list[QueueEntry] = []
         self._next_number = 0
         self._popped = 0
 
-    def add(self, time_s: float, happening: SimulationEvent) -> int:
-        """Put something down; its number."""
+    @property
+    def wall_s(self) -> float:
+        """Time of day, seconds since 1970."""
+        return self.starts_s + self.now
+
+    def add(self, time_s: float, event: SimulationEvent) -> int:
+        """Add an event; return its number."""
         number = self._next_number
         self._next_number += 1
-        heapq.heappush(self._entries, (time_s, number, happening))
+        heapq.heappush(self._entries, (time_s, number, event))
         return number
 
-    def add_next(self, now: float, happening: SimulationEvent) -> None:
-        """Put down what belongs to what happens now: it comes before all else that is due."""
-        heapq.heappush(self._entries, (now, self._popped, happening))
+    def add_next(self, event: SimulationEvent) -> None:
+        """Add an event that belongs to the present one: it comes before all others that are due now."""
+        heapq.heappush(self._entries, (self.now, self._popped, event))
 
     def pop(self) -> QueueEntry:
-        """What is next."""
+        """Remove the next event and set the clock to its time."""
         entry = heapq.heappop(self._entries)
-        self._popped = entry[1]
+        self.now, self._popped, _ = entry
         return entry
 
     def __len__(self) -> int:
@@ -111,10 +128,10 @@ class EventQueue:
 
     @property
     def entries(self) -> list[QueueEntry]:
-        """All, in the order in which they come."""
+        """All events, in the order in which they come."""
         return sorted(self._entries, key=lambda entry: entry[:2])
 
-    def restore(self, entries: Iterable[QueueEntry]) -> None:
-        """Take over what `entries` told of another agenda."""
-        self._entries = list(entries)
+    def restore(self, now: float, entries: Iterable[QueueEntry]) -> None:
+        """Set the clock and take over the `entries` of another queue."""
+        self.now, self._entries = now, list(entries)
         self._next_number = 1 + max((number for _, number, _ in self._entries), default=-1)

@@ -17,7 +17,8 @@ from fleetune.protocols.method import steps
 from fleetune.protocols.method.choice import as_encoded, values_of
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.tools.simulator.simulated_fleet import DeviceSpec, SampleCounts
+from fleetune.tools.simulator.device_specs import DeviceSpec
+from fleetune.tools.simulator.partitioned_data import SampleCounts
 
 # What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
 # (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and

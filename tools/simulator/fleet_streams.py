@@ -1,4 +1,4 @@
-"""Samples come to simulated devices, turn by turn, and days end."""
+"""Samples that come to simulated devices over time, and the scores of each day."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
@@ -9,98 +9,102 @@ from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.edge_agent.run.round_planner import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
 from fleetune.tools.simulator.jobs import ArrivalJob
-from fleetune.tools.simulator.simulated_device import SimulatedDevice
-from fleetune.tools.simulator.streams.daily_scores import DailyScoresState, Growing
+from fleetune.tools.simulator.simulated_device import Fleet, SimulatedDevice
+from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
+from fleetune.tools.simulator.streams.daily_scores import DailyScores, DailyScoresState
 from fleetune.tools.simulator.workers import worker
 
 
 @dataclass(frozen=True)
 class FleetStreamsState:
-    """What changes of an `FleetStreams`, to be written down; attributes as there."""
+    """The state of `FleetStreams`, as a checkpoint stores it."""
 
-    turns_left: int
-    days: DailyScoresState
+    deliveries_left: int
+    scores: DailyScoresState
 
 
 class FleetStreams:
-    """What comes to a simulated fleet whose data grow.
+    """Delivers samples to a fleet whose data grow.
 
     Args:
-        growing: what comes, and how the devices do.
+        schedule: which samples come when.
+        scores: of the days.
         executor: runs `tools.simulator.workers.worker`.
-        players: the devices.
+        fleet: the devices.
 
     Attributes:
-        turns_left: of samples.
+        deliveries_left: that are still to come.
     """
 
-    def __init__(self, growing: Growing, executor: Executor, players: list[SimulatedDevice]) -> None:
-        self._deliveries = growing.deliveries
-        self._days = growing.days
+    def __init__(
+        self, schedule: ArrivalSchedule, scores: DailyScores, executor: Executor, fleet: Fleet
+    ) -> None:
+        self._schedule = schedule
+        self._scores = scores
         self._executor = executor
-        self._players = players
-        self.turns_left = growing.deliveries.turns
+        self._fleet = fleet
+        self.deliveries_left = schedule.num_deliveries
 
     def begin(self, now: float, wall_s: float) -> list[float]:
-        """Devices have their first samples; when the others come, by turn."""
+        """Give all devices their first samples; return the times of the other deliveries."""
         begun = [
             (
-                player,
-                self._executor.submit(worker.receive_first_samples, player.name, player.device.index, wall_s),
+                device,
+                self._executor.submit(worker.receive_first_samples, device.name, device.spec.index, wall_s),
             )
-            for player in self._players
+            for device in self._fleet
         ]
-        for player, job in begun:
-            player.figures = job.result()
-            player.note_samples(now)
-        every_s = DAY_S / self._deliveries.arrivals.times_a_day
-        return [(turn + 1) * every_s for turn in range(self._deliveries.turns)]
+        for device, job in begun:
+            device.figures = job.result()
+            device.note_samples(now)
+        every_s = DAY_S / self._schedule.arrivals.times_a_day
+        return [(delivery + 1) * every_s for delivery in range(self._schedule.num_deliveries)]
 
     @property
     def state(self) -> FleetStreamsState:
-        """As it stands; the devices' is theirs."""
-        return FleetStreamsState(self.turns_left, self._days.state)
+        """Without the devices' own state."""
+        return FleetStreamsState(self.deliveries_left, self._scores.state)
 
     def restore(self, state: FleetStreamsState) -> None:
-        """Take over what it was."""
-        self.turns_left = state.turns_left
-        self._days.restore(state.days)
+        """Take over a stored state."""
+        self.deliveries_left = state.deliveries_left
+        self._scores.restore(state.scores)
 
-    def come(self, turn: int, now: float, wall_s: float, closed: int) -> Iterator[SimulatedDevice]:
-        """Samples are there; the devices that should tell of it, one by one.
+    def deliver(self, delivery: int, now: float, wall_s: float, num_closed: int) -> Iterator[SimulatedDevice]:
+        """Deliver samples; yield the devices that have to report it.
 
         Args:
-            turn: from 0.
+            delivery: from 0.
             now: on the virtual clock.
-            wall_s: the time of day, seconds since 1970.
-            closed: how many rounds have ended, see `Job`.
+            wall_s: time of day, seconds since 1970.
+            num_closed: rounds that have ended, see `TrainingJob`.
         """
         jobs = []
-        for player in self._players:
-            if player.job is not None:
-                player.job.exception()  # one writer at a time for its samples
-            coming = ArrivalJob(player.name, player.device.index, turn, wall_s, closed)
-            jobs.append((player, self._executor.submit(worker.receive_samples, coming)))
-        for player, job in jobs:
-            came = job.result()
-            player.figures, player.turns = came.figures, turn + 1
-            self._days.note(player.name, came)
-            if player.there and player.is_idle(now) and player.note_samples(now):
-                yield player
-        self.turns_left -= 1
+        for device in self._fleet:
+            if device.job is not None:
+                device.job.exception()  # its samples have one writer at a time
+            arrival = ArrivalJob(device.name, device.spec.index, delivery, wall_s, num_closed)
+            jobs.append((device, self._executor.submit(worker.receive_samples, arrival)))
+        for device, job in jobs:
+            result = job.result()
+            device.figures, device.deliveries = result.figures, delivery + 1
+            self._scores.note(device.name, result)
+            if device.connected and device.is_idle(now) and device.note_samples(now):
+                yield device
+        self.deliveries_left -= 1
 
-    def end(self, turn: int, traffic: Iterable[Traffic]) -> None:
-        """All have told of it; with the last turn of a day that is over, see `Days.end`."""
-        if (turn + 1) % self._deliveries.arrivals.times_a_day == 0:
-            drifting = sum((player.drift or 0.0) >= TOLD for player in self._players)
-            self._days.end(traffic, drifting)
+    def end(self, delivery: int, traffic: Iterable[Traffic]) -> None:
+        """Close the day if this was its last delivery, see `DailyScores.end`."""
+        if (delivery + 1) % self._schedule.arrivals.times_a_day == 0:
+            drifting = sum((device.drift or 0.0) >= TOLD for device in self._fleet)
+            self._scores.end(traffic, drifting)
 
     def note_work(self, work: RoundWork) -> None:
-        """A device's reply has arrived."""
+        """Count the joules of a reply that has arrived."""
         if not work.key.final_evaluation:
-            self._days.joules += work.taken.joules or 0.0
+            self._scores.add_joules(work.taken.joules or 0.0)
 
     def note_round(self, record: RoundRecord) -> None:
-        """It has closed."""
+        """Count a closed round."""
         if not record.final_evaluation:
-            self._days.rounds = record.number
+            self._scores.note_round(record.number)

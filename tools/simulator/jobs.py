@@ -1,4 +1,4 @@
-"""What a worker process is given to do for a device, and what comes of it."""
+"""Jobs that workers do for simulated devices, and their results."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -12,19 +12,19 @@ from fleetune.protocols.wire.messages import TransferKey
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One device's work on one assignment.
+    """One device's work on one task.
 
     Attributes:
         name: of the device.
         index: its number.
-        budget: that it runs within.
-        key: of the assignment.
-        payload: the assignment, encoded.
-        wall_s: the time of day when it was sent, seconds since 1970.
-        closed: how many rounds had ended: the device's files as they are now are kept for those who go on
-            from there; None: nobody does.
-        near: its worker is on this machine, and both tell each other what they wrote.
-        told: what the payload says; None: the device reads it.
+        budget: for this work.
+        key: of the task.
+        payload: the encoded task.
+        wall_s: time of day when the task was sent, seconds since 1970.
+        num_closed: rounds that had ended. The device's files are kept for a run that goes on from there;
+            None: they are not.
+        near: the worker is on this machine, and both sides pass on what they encoded.
+        told: what the payload holds; None: the device decodes it.
         mask_time: see `Session.reply`.
     """
 
@@ -34,45 +34,45 @@ class TrainingJob:
     key: TransferKey
     payload: bytes
     wall_s: float
-    closed: int | None = None
+    num_closed: int | None = None
     near: bool = False
     told: Told | None = None
     mask_time: CodingTime | None = None
 
     @property
     def for_elsewhere(self) -> Self:
-        """For a worker on another machine: a network takes longer for values than reading a payload."""
+        """The job for another machine: sending the values takes longer than decoding the payload."""
         return replace(self, near=False, told=None)
 
 
 @dataclass(frozen=True)
 class ArrivalJob:
-    """What comes to a device whose data grow, in a turn.
+    """New samples for one device whose data grow.
 
     Attributes:
-        name, index, wall_s, closed: see `TrainingJob`.
-        turn: from 0.
+        name, index, wall_s, num_closed: see `TrainingJob`.
+        delivery: from 0.
     """
 
     name: str
     index: int
-    turn: int
+    delivery: int
     wall_s: float
-    closed: int | None
+    num_closed: int | None
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came of it.
+    """What a device's work led to.
 
     Attributes:
-        reply: encoded; None: the device declined, or cannot read its task, and then nothing is `declined`.
-        figures: what it tells of its data, where they grow.
-        held: training samples of the round, there.
-        declined: why, in one line.
-        base: digest of what the device holds of the model, where tasks are differences to that.
+        reply: encoded; None: the device declined, or cannot read its task; then `declined` is empty.
+        figures: that it reports of its data, where they grow.
+        held: its training samples in that round, where they grow.
+        declined: the reason, in one line.
+        base: digest of the model that it holds, where tasks are differences to it.
         left_out: see `RoundCost`.
-        sent: what the reply says; None: its reader reads it.
+        sent: what the reply holds; None: its reader decodes it.
     """
 
     reply: bytes | None

@@ -78,41 +78,41 @@ def splits_of(
     settings: Partition,
     num_devices: int,
     key: Key,
-    assigned: Sequence[AssignedRows] | None = None,
+    by_caller: Sequence[AssignedRows] | None = None,
 ) -> Splits:
-    """Each device's training rows, marked validation rows among them, and its test rows.
+    """Each device's training rows, with marked validation rows among them, and its test rows.
 
-    A device that was assigned nothing to train on, or nothing to test on, gets a sample from whoever has the
-    most of them, but where groups must stay whole or the caller assigned.
+    A device without training rows, or without test rows, gets one from the device with the most of them.
+    Groups that stay whole and rows that the caller assigned are not changed.
 
     Args:
         dataset: with its marks.
         settings: [data] partition.
         num_devices: at least 1.
-        key: the same key deals the same.
-        assigned: rows that the caller assigned, instead of `assign_rows`. Its training rows and test rows
-            keep their role whatever is marked.
+        key: the same key assigns the same rows.
+        by_caller: rows that the caller assigned to each device; None: `assign_rows` does. Its training rows
+            and test rows keep their role whatever is marked.
 
     Raises:
         SettingError: as `partition`; or there are too few marked or unmarked samples, or groups that must
             stay whole lack them.
     """
-    if assigned is None:
+    if by_caller is None:
         assigned = assign_rows(dataset.strata, dataset.group, settings, num_devices, key)
-    elif any(isinstance(one, tuple) for one in assigned):
+    elif any(isinstance(one, tuple) for one in by_caller):
         return RowSplits(
             one if isinstance(one, tuple) else split_rows(one, dataset.strata, settings, device, key)
-            for device, one in enumerate(assigned)
+            for device, one in enumerate(by_caller)
         )
     else:
-        assigned = [rows for rows in assigned if not isinstance(rows, tuple)]
+        assigned = [rows for rows in by_caller if not isinstance(rows, tuple)]
     if dataset.block is not None and dataset.test is None:
         return _by_blocks(dataset, settings, assigned)
     if dataset.benchmark or (dataset.test is None and dataset.validation is None):
         return LazyRowSplits(assigned, dataset.strata, settings, key)
     nobody = np.zeros(len(dataset.y), np.bool_)
     test, validation = (nobody if mask is None else mask for mask in (dataset.test, dataset.validation))
-    firm = settings.kind == "group" or assigned is not None
+    firm = settings.kind == "group" or by_caller is not None
     share_out = partial(_shared_out, source=dataset.source, kind=settings.kind, firm=firm, key=key)
     if dataset.test is not None:
         assigned = share_out(assigned, test, "as test", 1)

@@ -1,59 +1,96 @@
-"""Whether a simulation makes progress: a fault that repeats events for ever ends it with one line."""
+"""Limits that end a simulation without progress: on a virtual clock it would go on for ever."""
 
 from collections import deque
 
-from fleetune.protocols.errors import FleetuneError
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.run.run_events import ReplyRefused, RoundAbandoned, RoundClosed
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.wire.messages import readable
 from fleetune.tools.simulator.event_queue import SimulationEvent
 
-MOST_BOUNCES = 20  # times that a device is sent one task again, without having been away
+MOST_ATTEMPTS = 300  # at one round
+MOST_OVERDUE = 20  # attempts at one round that reach the deadline although all devices are connected
+MOST_REFUSED = 5  # attempts at one round with refused updates: the next attempt trains in the same way
+MOST_BOUNCES = 20  # times that a device gets one task again while it stays connected
 MOST_EVENTS_A_DEVICE = 20  # at one moment, in one attempt at a round; a healthy device has 6 at most
-MOST_EVENTS = 1_000  # likewise, of the fleet itself
+MOST_EVENTS = 1_000  # at one moment, of the fleet as a whole
 _SHOWN_EVENTS = 10
-
-Turn = tuple[int, int]
 
 
 class ProgressGuard:
-    """Watches the events of one simulation.
+    """Counts the events of one simulation and raises an error beyond a limit.
 
     Args:
-        num_devices: of the fleet: so many more events may happen at one moment.
+        num_devices: of the fleet; it sets how many events one moment may have.
+        always_connected: whether no device disconnects, so that one attempt is like the next.
     """
 
-    def __init__(self, num_devices: int) -> None:
+    def __init__(self, num_devices: int, *, always_connected: bool) -> None:
         self._most_events = MOST_EVENTS + MOST_EVENTS_A_DEVICE * num_devices
-        self._moment: tuple[float, Turn] = -1.0, (0, 0)
-        self._events = 0
-        self._sends: dict[str, tuple[Turn, int]] = {}
+        self._always_connected = always_connected
+        self._moment: tuple[float, tuple[int, int]] = -1.0, (0, 0)
+        self._num_events = 0
+        self._sends: dict[str, tuple[tuple[int, int], int]] = {}
         self._last = deque[tuple[float, str, str]](maxlen=_SHOWN_EVENTS)
+        self._refused: dict[int, ReplyRefused] = {}  # the last one of each attempt
+        self._num_overdue, self._absent = 0, ""
 
-    def note(self, now: float, turn: Turn, happening: SimulationEvent) -> None:
-        """An event is due. Raises FleetuneError: virtual time stands still."""
-        self._last.append((now, type(happening).__name__, getattr(happening, "device", "")))
+    def note_event(self, now: float, turn: tuple[int, int], event: SimulationEvent) -> None:
+        """Count an event. Raises FleetuneError: virtual time stands still."""
+        self._last.append((now, type(event).__name__, getattr(event, "device", "")))
         if (now, turn) != self._moment:
-            self._moment, self._events = (now, turn), 0
-        self._events += 1
-        if self._events > self._most_events:
-            self._end(f"{self._events} events happened and virtual time stands still", turn)
+            self._moment, self._num_events = (now, turn), 0
+        self._num_events += 1
+        if self._num_events > self._most_events:
+            raise self._fault(f"{self._num_events} events happened and virtual time stands still", turn)
 
-    def note_sent(self, device: str, turn: Turn) -> None:
-        """A device is sent its task. Raises FleetuneError: it bounces."""
+    def note_sent(self, device: str, turn: tuple[int, int]) -> None:
+        """Count a task that is sent. Raises FleetuneError: the device got the same one too often."""
         before, times = self._sends.get(device, (turn, 0))
         times = times + 1 if before == turn else 1
         self._sends[device] = turn, times
         if times > MOST_BOUNCES + 1:
-            self._end(f"{device} was sent its task {times} times", turn)
+            raise self._fault(f"{device} was sent its task {times} times", turn)
 
-    def note_back(self, device: str) -> None:
-        """A device was away: it is sent its task again."""
+    def note_reconnected(self, device: str) -> None:
+        """Allow a device that was disconnected to get its task again."""
         self._sends.pop(device, None)
 
-    def _end(self, what: str, turn: Turn) -> None:
+    def note_outcome(self, event: object) -> None:
+        """Count refused updates and abandoned attempts of the open round."""
+        if isinstance(event, RoundClosed):
+            self._refused.clear()
+            self._num_overdue = 0
+        elif isinstance(event, ReplyRefused):
+            self._refused[event.attempt] = event
+        elif isinstance(event, RoundAbandoned) and event.reason == "deadline" and self._always_connected:
+            self._num_overdue, self._absent = self._num_overdue + 1, readable(", ".join(event.absent))
+
+    def check_attempts(self, turn: Turn) -> None:
+        """Raises SettingError: the open round was tried too often."""
+        number, attempt = turn
+        if len(self._refused) > MOST_REFUSED:
+            last = self._refused[max(self._refused)]
+            raise SettingError(
+                f"round {number} was tried {attempt - 1} times, and updates are refused ({last.device}:"
+                f" {last.problem}); are samples scaled (data.mean, data.std)? See round.max_strain"
+            )
+        if self._num_overdue >= MOST_OVERDUE:
+            raise SettingError(
+                f"round {number} was tried {attempt - 1} times, and too few devices answered by its deadline"
+                f" (not {self._absent}); raise round.deadline_s, or lower round.quorum"
+            )
+        if attempt > MOST_ATTEMPTS:
+            raise SettingError(
+                f"round {number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
+                " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
+            )
+
+    def _fault(self, what: str, turn: tuple[int, int]) -> FleetuneError:
         number, attempt = turn
         line = (
             f"the simulation makes no progress: {what} in round {number}, attempt {attempt};"
             " please report this with run.toml and the last events"
         )
-        raise FleetuneError(
-            "\n".join([line, *(f"  {now:.6f} s {name} {one}" for now, name, one in self._last)])
-        )
+        events = (f"  {now:.6f} s {name} {device}" for now, name, device in self._last)
+        return FleetuneError("\n".join([line, *events]))

@@ -1,6 +1,6 @@
-"""A simulated device at work: what a round truly takes of it. Its own part in the run is the agent's code."""
+"""A simulated device: the agent's own planner, and what a round takes on its board, link and battery."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
@@ -14,10 +14,9 @@ from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.tools.simulator.device_specs import DeviceSpec
 from fleetune.tools.simulator.first_choices import FirstChoice
 from fleetune.tools.simulator.jobs import TrainingResult
-from fleetune.tools.simulator.power.battery import Battery
-from fleetune.tools.simulator.simulated_fleet import DeviceSpec
 
 Turn = tuple[int, int]
 
@@ -30,19 +29,46 @@ class FinishedReply:
     work: RoundWork
 
 
+@dataclass
+class Battery:
+    """A battery that is never charged.
+
+    Attributes:
+        capacity_j: when full.
+        charge: fraction that is left, 0..1.
+        idle_w: drawn all the time; work comes on top.
+        seen_at: time of the latest `drain`, on the virtual clock.
+    """
+
+    capacity_j: float
+    charge: float
+    idle_w: float
+    seen_at: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.charge <= 0
+
+    def drain(self, now: float, joules: float = 0.0) -> None:
+        """Subtract `joules` of work, and idle power since the latest call."""
+        idle_j = self.idle_w * max(0.0, now - self.seen_at)
+        self.seen_at = max(now, self.seen_at)
+        self.charge = max(0.0, self.charge - (joules + idle_j) / self.capacity_j)
+
+
 @dataclass(frozen=True)
 class DeviceSnapshot:
-    """What changes of a `SimulatedDevice`, to be written down."""
+    """The state of a `SimulatedDevice`, as a checkpoint stores it."""
 
-    membership: RoundPlanner
+    planner: RoundPlanner
     battery: Battery | None
-    there: bool
+    connected: bool
     working: Turn | None
     replies: list[tuple[Turn, FinishedReply]]
     base: str | None
     sends_until: float
     figures: Figures | None = None
-    turns: int = 0
+    deliveries: int = 0
 
 
 @dataclass
@@ -50,110 +76,111 @@ class SimulatedDevice:
     """A device on the virtual clock.
 
     Attributes:
-        device: its board and link.
-        membership: its part in the run, as it knows itself.
+        spec: its board and link.
+        planner: the agent's own choices and forecasts.
         policy: of its owner.
         flops_per_sample: of one training step on the fleet's model.
-        battery: None: it is on the mains.
-        there: whether it is connected.
-        job: the training at hand, in a worker.
-        working: the task it is at.
-        replies: those that may still be asked for again.
-        figures: of its data, where they grow, as they are now.
-        turns: of samples that have come.
-        base: digest of what it holds of the model, where tasks are differences to that.
-        sends_until: its latest reply is on its way until then, on the virtual clock.
+        battery: None: mains power.
+        connected: whether the coordinator can reach it.
+        job: its training in a worker.
+        working: the task that it works on.
+        replies: those that the coordinator may ask for again, by (round, attempt).
+        figures: of its data, where they grow.
+        deliveries: of samples that have come.
+        base: digest of the model that it holds, where tasks are differences to it.
+        sends_until: when its latest reply has arrived, on the virtual clock.
     """
 
-    device: DeviceSpec
-    membership: RoundPlanner
+    spec: DeviceSpec
+    planner: RoundPlanner
     policy: Policy
     flops_per_sample: float
     battery: Battery | None = None
-    there: bool = True
+    connected: bool = True
     job: Future[TrainingResult] | None = None
     working: Turn | None = None
     replies: dict[Turn, FinishedReply] = field(default_factory=dict)
     figures: Figures | None = None
-    turns: int = 0
+    deliveries: int = 0
     base: str | None = None
     sends_until: float = 0.0
 
     @classmethod
     def of(
         cls,
-        device: DeviceSpec,
+        spec: DeviceSpec,
         first_choice: FirstChoice,
         policy: Policy,
         flops_per_sample: float,
         *,
         compact: bool = False,
+        base: str | None = None,
     ) -> Self:
-        """At the start of a run, its first ratio chosen."""
-        board, battery = device.board, None
-        if device.charge is not None and board.battery_wh is not None:
-            battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
-        chosen = first_choice(_conditions(board, battery))
-        return cls(device, RoundPlanner(chosen, compact=compact), policy, flops_per_sample, battery)
+        """The device at the start of a run, with its first ratio chosen."""
+        board, battery = spec.board, None
+        if spec.charge is not None and board.battery_wh is not None:
+            battery = Battery(board.battery_wh * 3600, spec.charge, board.idle_w)
+        planner = RoundPlanner(first_choice(_conditions(board, battery)), compact=compact)
+        return cls(spec, planner, policy, flops_per_sample, battery, base=base)
 
     @property
     def name(self) -> str:
-        return self.device.name
+        return self.spec.name
 
     @property
     def state(self) -> DeviceSnapshot:
-        """As it stands, its job aside."""
+        """Everything but its job."""
         return DeviceSnapshot(
-            membership=self.membership,
+            planner=self.planner,
             battery=self.battery,
-            there=self.there,
+            connected=self.connected,
             working=self.working,
             replies=list(self.replies.items()),
             base=self.base,
             sends_until=self.sends_until,
             figures=self.figures,
-            turns=self.turns,
+            deliveries=self.deliveries,
         )
 
     def restore(self, state: DeviceSnapshot) -> None:
-        """Take over what it was."""
-        self.membership, self.battery = state.membership, state.battery
-        self.there, self.working, self.replies = state.there, state.working, dict(state.replies)
+        """Take over a stored state."""
+        self.planner, self.battery = state.planner, state.battery
+        self.connected, self.working, self.replies = state.connected, state.working, dict(state.replies)
         self.base, self.sends_until = state.base, state.sends_until
-        self.figures, self.turns = state.figures, state.turns
+        self.figures, self.deliveries = state.figures, state.deliveries
 
     @property
     def conditions(self) -> Conditions:
-        """How its board is."""
-        return _conditions(self.device.board, self.battery)
+        """Memory and power of its board now."""
+        return _conditions(self.spec.board, self.battery)
 
     @property
     def refusal(self) -> str | None:
-        """Why it takes no part just now; None: it does."""
-        return objection(self.policy, self.conditions, self.device.board) or self.membership.refusal
+        """Why it does not take part now; None: it does."""
+        return objection(self.policy, self.conditions, self.spec.board) or self.planner.refusal
 
     def is_idle(self, now: float) -> bool:
-        """Neither working on a task nor sending its reply."""
+        """Whether it neither works on a task nor sends a reply."""
         return self.working is None and now >= self.sends_until
 
     def note_samples(self, now: float, *, claimed: int = 0) -> bool:
-        """Look at data that grow; whether the coordinator should hear of them, see `RoundPlanner`."""
+        """Pass growing data to the planner; True: report them to the coordinator, see `RoundPlanner`."""
         found = self.figures
-        return found is not None and self.membership.note_samples(
+        return found is not None and self.planner.note_samples(
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
     def train_s(self, budget: Budget, turn: Turn) -> float:
-        """How long its work truly takes at one of its ratios, evaluations included, in this round."""
-        controller = self.membership.ratio_controller
+        """Seconds that its work takes in this round at one of its ratios, evaluations included."""
+        controller = self.planner.ratio_controller
         choice = next(one for one in controller.choices if one.ratio == budget.ratio)
-        gflops = self.device.board.training_gflops * self.device.speed
+        gflops = self.spec.board.training_gflops * self.spec.speed
         samples = demand(choice, controller.capability, budget.local_work).samples
-        return self.device.slowness(turn) * samples * self.flops_per_sample / (gflops * 1e9)
+        return self.spec.slowness(turn) * samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
-        """The round in all when its reply is sent in `upload_s`."""
-        board, taken = self.device.board, work.taken
+        """The whole round's cost, with a reply that is sent in `upload_s`."""
+        board, taken = self.spec.board, work.taken
         joules = (
             board.receive_w * (taken.download_s or 0)
             + board.train_w * (taken.train_s or 0)
@@ -162,23 +189,23 @@ class SimulatedDevice:
         return work.sent(upload_s, joules)
 
     def spend(self, taken: RoundCost, now: float) -> None:
-        """Off its battery: a round's joules, of which idling would have drawn a part."""
+        """Drain a round's joules from its battery; idle power for the same time is part of them."""
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
             self.battery.drain(now, max(0.0, (taken.joules or 0) - idle_j))
 
     def ready(self) -> DeviceReady:
-        """What it tells the coordinator of itself."""
-        return DeviceReady(self.membership.tell(), self.base)
+        """The report that it sends to the coordinator."""
+        return DeviceReady(self.planner.tell(), self.base)
 
     @property
     def drift(self) -> float | None:
-        """What it tells of drift."""
+        """The drift that it reports; None: unknown."""
         return None if self.figures is None else self.figures.drift
 
     @property
     def is_flat(self) -> bool:
-        """Its battery is empty: it is gone for good."""
+        """Whether its battery is empty: then it is gone for good."""
         return self.battery is not None and self.battery.is_empty
 
 
@@ -190,31 +217,63 @@ def _conditions(board: Board, battery: Battery | None) -> Conditions:
     )
 
 
-class RepeatableReplies:
-    """The devices of a fleet that have replies which may be asked for again."""
+class Fleet:
+    """The devices of a run, by name, and which of them the next checkpoint has to store.
 
-    def __init__(self, fleet: Mapping[str, SimulatedDevice]) -> None:
-        self._fleet = fleet
-        self._names = {name for name, player in fleet.items() if player.replies}
+    Args:
+        devices: in the order in which they enrol.
+    """
 
-    def add(self, player: SimulatedDevice) -> None:
-        """It has one now."""
-        self._names.add(player.name)
+    def __init__(self, devices: Iterable[SimulatedDevice]) -> None:
+        self._devices = {device.name: device for device in devices}
+        self._changed: set[str] = set()
+        self._with_replies: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[SimulatedDevice]:
+        return iter(self._devices.values())
+
+    def changing(self, name: str) -> SimulatedDevice:
+        """A device whose state changes now."""
+        self._changed.add(name)
+        return self._devices[name]
+
+    def all_changing(self) -> None:
+        """Mark every device as changed."""
+        self._changed.update(self._devices)
+
+    def take_changed(self) -> list[SimulatedDevice]:
+        """Devices that changed since the latest call, ascending."""
+        changed, self._changed = self._changed, set()
+        return [self._devices[name] for name in sorted(changed)]
+
+    def keep_reply(self, device: SimulatedDevice, turn: Turn, made: FinishedReply) -> None:
+        """Keep a reply that the coordinator may ask for again."""
+        device.replies[turn] = made
+        self._with_replies.add(device.name)
 
     @property
-    def players(self) -> list[SimulatedDevice]:
-        """Themselves, ascending."""
-        return [self._fleet[name] for name in sorted(self._names)]
+    def with_replies(self) -> list[SimulatedDevice]:
+        """Devices that keep replies, ascending."""
+        return [self._devices[name] for name in sorted(self._with_replies)]
 
-    def forget(self, awaited_turn: Callable[[str], Turn | None]) -> list[str]:
-        """Replies to tasks that nobody waits for any more; the names of all that had some.
+    def forget_replies(self, awaited_turn: Callable[[str], Turn | None]) -> None:
+        """Drop replies to tasks that the coordinator no longer waits for.
 
         Args:
             awaited_turn: the task that a device is expected to answer; None: none.
         """
-        before = self.players
-        for player in before:
-            awaited = awaited_turn(player.name)
-            player.replies = {turn: made for turn, made in player.replies.items() if turn == awaited}
-        self._names = {player.name for player in before if player.replies}
-        return [player.name for player in before]
+        before = self.with_replies
+        for device in before:
+            awaited = awaited_turn(device.name)
+            device.replies = {turn: made for turn, made in device.replies.items() if turn == awaited}
+        self._with_replies = {device.name for device in before if device.replies}
+        self._changed.update(device.name for device in before)
+
+    def restore(self, device: SimulatedDevice, state: DeviceSnapshot) -> None:
+        """Put a device back to a stored state."""
+        device.restore(state)
+        if device.replies:
+            self._with_replies.add(device.name)

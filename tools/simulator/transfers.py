@@ -1,12 +1,23 @@
-"""A payload over a simulated link: its bytes, and what the two sides say to each other about them.
+"""Payloads over simulated links: tasks to devices, and replies back.
 
-The dialogue is `protocols.wire.transfer`'s: the payload goes right behind its offer, and its last byte is
-acknowledged. A word takes the link's delay and no bytes.
+The exchange is that of `protocols.wire.transfer`: a payload follows its offer at once, and its last byte is
+acknowledged. A message takes the link's delay and no bytes.
 """
 
 from dataclasses import dataclass
 
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.run.run_controller import RunController
+from fleetune.coordinator.tasks.assignment import OutgoingTask
+from fleetune.edge_agent.run.task_preview import preview_task
+from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.links.link import Link
+from fleetune.tools.simulator.checkpoint.checkpoints import Checkpoints
+from fleetune.tools.simulator.event_queue import EventQueue, ReplyArrives, TaskArrives, TrainingDone, Uploads
+from fleetune.tools.simulator.jobs import TrainingJob
+from fleetune.tools.simulator.pending_work import PendingWork
+from fleetune.tools.simulator.progress_guard import ProgressGuard
+from fleetune.tools.simulator.simulated_device import FinishedReply, Fleet, SimulatedDevice
 
 
 @dataclass(frozen=True)
@@ -15,7 +26,7 @@ class Transfer:
 
     Attributes:
         arrives_at: when its last byte is there.
-        seconds: that it takes as the device counts them.
+        seconds: that it takes, as the device counts them.
     """
 
     arrives_at: float
@@ -23,12 +34,94 @@ class Transfer:
 
 
 def downloaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload for the device, which counts from the offer's coming."""
+    """A payload to the device, which counts from the arrival of the offer."""
     arrives_at = link.finish_s(now_s, num_bytes, "down")
     return Transfer(arrives_at, arrives_at - now_s - link.delay_s)
 
 
 def uploaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload of the device's, which counts until the last acknowledgement has come."""
+    """A payload from the device, which counts until the last acknowledgement."""
     arrives_at = link.finish_s(now_s, num_bytes, "up")
     return Transfer(arrives_at, arrives_at - now_s + link.delay_s)
+
+
+class Transfers:
+    """Sends tasks and replies, and starts the devices' work.
+
+    Args:
+        controller: of the run; it knows what each task holds.
+        enrolment: of the run.
+        queue: gets the arrivals.
+        fleet: the devices.
+        work: gets the devices' training.
+        guard: counts tasks that are sent again.
+        checkpoints: they keep devices' files as they were before a round.
+    """
+
+    def __init__(
+        self,
+        controller: RunController,
+        enrolment: Enrolment,
+        queue: EventQueue,
+        fleet: Fleet,
+        work: PendingWork,
+        guard: ProgressGuard,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._controller = controller
+        self._enrolment = enrolment
+        self._queue = queue
+        self._fleet = fleet
+        self._work = work
+        self._guard = guard
+        self._checkpoints = checkpoints
+
+    def send_task(self, task: OutgoingTask) -> None:
+        """Send a task, and have its device train on it from its arrival on.
+
+        Raises:
+            PacketNotFinite: the task cannot be encoded.
+        """
+        device, key = self._fleet.changing(task.device), task.transfer_key
+        turn = Turn.of(key)
+        self._guard.note_sent(device.name, turn)
+        payload, told = task.make(), self._controller.told
+        now, num_bytes = self._queue.now, len(payload)  # the queue may hold a thousand of these: no payload
+        transfer = downloaded(device.spec.link, now, num_bytes)
+        self._queue.add(transfer.arrives_at, TaskArrives(device.name, key, num_bytes))
+        if turn in device.replies:
+            self._queue.add(transfer.arrives_at, Uploads(device.name, device.replies[turn]))
+            return
+        if turn == device.working:
+            return  # it came back while it worked on this very task
+        device.working = turn
+        asked = device.planner.ratio_controller.proposed
+        proposed = preview_task(payload, self._enrolment.spec).budget if asked else None
+        work = device.planner.begin(key, num_bytes, transfer.seconds, proposed, began_s=now)
+        train_s = device.train_s(work.budget, turn)
+        job = TrainingJob(
+            device.name,
+            device.spec.index,
+            work.budget,
+            key,
+            payload,
+            self._queue.wall_s,
+            self._checkpoints.num_closed,
+            told=told,
+            mask_time=self._enrolment.mask_time(device.planner.report, "up"),
+        )
+        training = self._work.start(device, job, lambda: self._controller.reading(device.name, turn))
+        done = TrainingDone(device.name, work, train_s, device.deliveries)
+        self._work.note_end(self._queue.add(transfer.arrives_at + train_s, done), training)
+
+    def send_reply(self, device: SimulatedDevice, made: FinishedReply) -> None:
+        """Send a reply that is made."""
+        transfer = uploaded(device.spec.link, self._queue.now, len(made.reply))
+        work = device.sent(made.work, transfer.seconds)
+        device.sends_until = transfer.arrives_at
+        self._queue.add(transfer.arrives_at, ReplyArrives(device.name, made.reply, work))
+
+    def forget_round(self) -> None:
+        """Drop replies of earlier rounds: the coordinator will hardly ask for them."""
+        self._fleet.forget_replies(self._controller.awaited_turn)
+        self._work.forget_read()

@@ -6,8 +6,9 @@ from pathlib import Path
 from fleetune.coordinator.run.models import find_model
 from fleetune.edge_agent.training.device_data import save_npz
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import PartitionedData, device_specs, with_group_devices
+from fleetune.tools.simulator.device_specs import device_specs, with_group_devices
+from fleetune.tools.simulator.partitioned_data import PartitionedData
+from fleetune.tools.simulator.run_devices import with_model_shape
 
 
 def write_device_files(settings: RunSettings, folder: Path) -> Iterator[Path]:
@@ -19,9 +20,9 @@ def write_device_files(settings: RunSettings, folder: Path) -> Iterator[Path]:
         DataError, SettingError, StoreError.
     """
     settings = with_group_devices(settings)
-    shares = PartitionedData(settings)
+    shares = PartitionedData.of_run(settings)
     spec = find_model(with_model_shape(settings, shares)).spec
-    for device in device_specs(settings):
+    for device in device_specs(settings.fleet, settings.run.seed):
         path = folder / f"{device.name}.npz"
-        save_npz(path, shares.of(device.index, spec))
+        save_npz(path, shares.device_data(device.index, spec))
         yield path

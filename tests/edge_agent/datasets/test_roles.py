@@ -17,7 +17,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.simulator.caller_samples import CallerSamples
-from fleetune.tools.simulator.simulated_fleet import PartitionedData, SampleCounts
+from fleetune.tools.simulator.partitioned_data import PartitionedData, SampleCounts
 
 
 def dataset(n=40, **rest):
@@ -124,12 +124,12 @@ def shares_of(data, devices, kind="dirichlet", validation_fraction=0.0, pool=1.0
             "fleet": {"devices": devices},
         }
     )
-    return PartitionedData(settings, CallerSamples(data))
+    return PartitionedData.of_run(settings, CallerSamples(data))
 
 
 def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
     dealt = shares_of(data, devices, kind, validation_fraction)
-    return [dealt.of(index, SPEC) for index in range(devices)]
+    return [dealt.device_data(index, SPEC) for index in range(devices)]
 
 
 def marked(n=400, every=5, **rest):
@@ -155,7 +155,7 @@ def test_the_sizes_of_shares_are_told_without_them(kind, validation_fraction, ma
     at = {"test": np.arange(400) % 5 == 0, "validation": np.arange(400) % 5 == 1}
     data = dataset(400, benchmark=benchmark, **{name: at[name] for name in marks})
     dealt = shares_of(data, 20, kind, validation_fraction)
-    assert dealt.sizes(SPEC) == [SampleCounts.of(dealt.of(index, SPEC)) for index in range(20)]
+    assert dealt.counts(SPEC) == [SampleCounts.of(dealt.device_data(index, SPEC)) for index in range(20)]
 
 
 def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_has():
@@ -167,9 +167,9 @@ def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_ha
     dealt = shares_of(dataset(400), 6, pool=0.5)
     owned = np.concatenate([dealt.rows(index) for index in range(6)])
     with pytest.raises(DataError, match="NaN or infinite inputs"):
-        with_nan_in(owned[-1]).sizes(SPEC)
+        with_nan_in(owned[-1]).counts(SPEC)
     nobodys = np.setdiff1d(np.arange(400), owned)[0]
-    assert with_nan_in(nobodys).sizes(SPEC) == dealt.sizes(SPEC)
+    assert with_nan_in(nobodys).counts(SPEC) == dealt.counts(SPEC)
 
 
 def test_a_marked_set_is_dealt_whole_and_once():

@@ -25,7 +25,7 @@ from fleetune.protocols.settings.run_toml import parse_run, settings_of
 from fleetune.tools.compare import rows
 from fleetune.tools.compare.rows import day_rows
 from fleetune.tools.simulator.caller_samples import caller_samples
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.partitioned_data import PartitionedData
 
 SECTIONS = {
     "run": {"name": "small", "seed": 3, "rounds": 4},
@@ -284,7 +284,7 @@ def test_rows_may_be_apart_already_and_workers_have_them_too(arrays_run, tmp_pat
 def test_the_rows_that_were_given_are_those_that_devices_have():
     settings, digits = parse_run(SECTIONS), fleetune.load_data("digits")
     brought = caller_samples(settings, digits, by_label)
-    rows = PartitionedData(brought.named_in(settings), brought)._rows
+    rows = PartitionedData.of_run(brought.named_in(settings), brought)._rows
     dealt = by_label(digits.y, 4, fleetune.Key.of("fleetune", 3).child("partition", "given").generator())
     for (train, test), whole in zip(rows, dealt, strict=True):
         assert np.array_equal(np.union1d(train, test), whole)

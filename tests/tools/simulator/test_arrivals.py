@@ -12,9 +12,9 @@ from fleetune.coordinator.metrics.summary import DaySummary, Summary
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.protocols.errors import FleetuneError, SettingError
-from fleetune.tools.simulator import runner
+from fleetune.tools.simulator import run_devices
+from fleetune.tools.simulator.partitioned_data import PartitionedData
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
 from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
 from fleetune.tools.simulator.streams.stream_devices import stream_devices
 
@@ -65,7 +65,7 @@ def test_a_night_each_trains_on_what_came_and_the_same_seed_plays_the_same(tmp_p
     again, same, _ = play(tmp_path / "b", growing())
     assert (weights, summary.days) == (same, again.days)
     first = [
-        ArrivalSchedule(growing(run={"seed": seed}), PartitionedData(growing())).at_first(0)[1]
+        ArrivalSchedule(growing(run={"seed": seed}), PartitionedData.of_run(growing())).at_first(0)[1]
         for seed in (0, 1)
     ]
     assert first[0].tolist() != first[1].tolist(), "another seed deals and draws otherwise"
@@ -171,12 +171,15 @@ def test_a_device_that_cannot_begin_or_run_dry_is_told_in_one_line(tmp_path):
 
 
 def test_what_comes_is_a_devices_own_part_each_sample_once():
-    wanted = runner.with_model_shape(
-        growing(arrivals={"per_day": None}), shares := PartitionedData(growing())
+    wanted = run_devices.with_model_shape(
+        growing(arrivals={"per_day": None}), shares := PartitionedData.of_run(growing())
     )
     deliveries = ArrivalSchedule(wanted, shares)
     for index in range(2):
-        taken = [deliveries.at_first(index), *(deliveries.of_turn(index, n) for n in range(deliveries.turns))]
+        taken = [
+            deliveries.at_first(index),
+            *(deliveries.of_delivery(index, n) for n in range(deliveries.num_deliveries)),
+        ]
         count = sum(len(y) for _, y in taken)
         assert count == len(shares.rows(index)), "evenly over the days, until all are there"
         sizes = {len(y) for _, y in taken[1:]}
@@ -195,10 +198,10 @@ def test_days_are_left_beside_the_rounds():
 def test_a_devices_clock_that_jumps_takes_no_sample(tmp_path):
     """It wakes up in 1970, finds the time, and is then ten years ahead."""
     keep = {"keep": {"keep_days": 3}}
-    wanted = runner.with_model_shape(growing(arrivals=keep), shares := PartitionedData(growing()))
+    wanted = run_devices.with_model_shape(growing(arrivals=keep), shares := PartitionedData.of_run(growing()))
     devices = stream_devices(wanted, begin(wanted, tmp_path).enrolment, shares, tmp_path, None)
     today = 1_767_225_600.0
     devices.begin("board", 0, today)
     for turn, wall_s in enumerate([today + 21_600, 0.0, today + 43_200, today + 10 * 365 * 86_400]):
-        devices.come("board", 0, turn, wall_s)
+        devices.deliver("board", 0, turn, wall_s)
     assert looked_at(tmp_path / "board.samples.sqlite") == (240 + 4 * 30, {"clock": 3})

@@ -82,22 +82,22 @@ def test_a_storm_of_tasks_ends_the_simulation_with_its_last_events(tmp_path, mon
 
 
 def test_time_that_stands_still_ends_a_simulation_and_a_large_fleet_does_not():
-    healthy = ProgressGuard(100_000)
+    healthy = ProgressGuard(100_000, always_connected=True)
     for turn in ((1, 1), (1, 2), (2, 1)):
         for _ in range(6 * 100_000):  # all that may happen at one moment in one attempt
-            healthy.note(0.0, turn, EngineWakes(0.0))
-    watch = ProgressGuard(3)
+            healthy.note_event(0.0, turn, EngineWakes(0.0))
+    watch = ProgressGuard(3, always_connected=True)
     for _ in range(1060):
-        watch.note(5.0, (7, 1), EngineWakes(5.0))
+        watch.note_event(5.0, (7, 1), EngineWakes(5.0))
     with pytest.raises(FleetuneError, match="1061 events happened and virtual time stands still in round 7"):
-        watch.note(5.0, (7, 1), EngineWakes(5.0))
+        watch.note_event(5.0, (7, 1), EngineWakes(5.0))
 
 
 def test_a_device_that_was_away_may_be_sent_its_task_again():
-    watch = ProgressGuard(1)
+    watch = ProgressGuard(1, always_connected=True)
     for _ in range(10 * progress_guard.MOST_BOUNCES):
         watch.note_sent("a", (1, 1))
-        watch.note_back("a")
+        watch.note_reconnected("a")
 
 
 def hostile_run(tmp_path, monkeypatch, kind, quorum=1, **sections):

@@ -14,9 +14,10 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.compare.configurations import configurations_of, varied
+from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.first_choices import FirstChoices, ratio_controller_of
+from fleetune.tools.simulator.partitioned_data import SampleCounts
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
-from fleetune.tools.simulator.simulated_fleet import SampleCounts, device_specs
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHOSEN = ("chosen", "srp", "kapc", "bls", "purin", "dcpfl")  # of [compare], ratios as devices choose them
@@ -48,12 +49,12 @@ def test_every_board_is_served_by_every_paper_s_method(example, label):
     method, sizes = from_section(section, enrolment.spec), FLEETS[example][2]
     fleet = varied(settings, contender).fleet
     first_choices, refusals, ratios = FirstChoices(enrolment, method, Policy()), {}, set()
-    for device in device_specs(replace_struct(settings, fleet=fleet)):
+    for device in device_specs(fleet, settings.run.seed):
         controller = ratio_controller_of(device, enrolment, method, sizes, Policy())
         player = SimulatedDevice.of(
             device, first_choices.of(device, sizes), Policy(), enrolment.flops_per_sample
         )
-        chosen = player.membership.ratio_controller
+        chosen = player.planner.ratio_controller
         assert chosen == controller.chosen(player.conditions), "as if it had chosen for itself"
         ratios.add(chosen.report.ratio)
         if not chosen.fits:

@@ -5,9 +5,9 @@ import pytest
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.links.link import Constant
-from fleetune.tools.simulator.power.battery import Battery
+from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.simulated_fleet import device_specs
+from fleetune.tools.simulator.simulated_device import Battery
 
 BASE = {
     "run": {"name": "sim", "rounds": 8},
@@ -116,7 +116,8 @@ def test_links_by_name_and_by_trace(tmp_path):
     broken, records = play(tmp_path, "b", fleet={"links": {str(trace): 4}}, run={"rounds": 2})
     assert broken.bytes.up == calm.bytes.up
     assert records[0].closed_s > 30
-    devices = device_specs(settings(fleet={"links": {"4g": 1}}))
+    asked = settings(fleet={"links": {"4g": 1}})
+    devices = device_specs(asked.fleet, asked.run.seed)
     assert not isinstance(devices[0].link, Constant) or devices[0].link != devices[1].link
 
 

@@ -23,7 +23,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers import device_trainer
 
 POISONED = 3
 
@@ -46,7 +46,7 @@ def play(folder, rounds=9, method="fedavg", model=(), **adoption):
 def told(monkeypatch):
     """What each device was told of versions, and which it served after it: by round and device."""
     found = {}
-    reply = worker.WorkerState.train
+    reply = device_trainer.DeviceTrainer.train
 
     def noted(self, job):
         answer = reply(self, job)
@@ -56,7 +56,7 @@ def told(monkeypatch):
         found[task.round, job.name] = task.release, None if model is None else model.record.round
         return answer
 
-    monkeypatch.setattr(worker.WorkerState, "train", noted)
+    monkeypatch.setattr(device_trainer.DeviceTrainer, "train", noted)
     return found
 
 

@@ -1,1 +1,1 @@
-"""A simulation that was stopped, and goes on: what is kept at the end of each round, and read again."""
+"""Checkpoints of a simulation: stored at the end of each round, and read when a stopped run goes on."""

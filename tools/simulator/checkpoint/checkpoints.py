@@ -1,8 +1,7 @@
-"""Each round that has ended is written down with how the simulated world stands then, in one transaction."""
+"""Stores each closed round together with the simulation's state, in one transaction."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
 
 from fleetune.coordinator.run.stored_run import Run
@@ -15,89 +14,78 @@ from fleetune.tools.simulator.checkpoint.snapshot import (
     write_snapshot,
 )
 from fleetune.tools.simulator.checkpoint.stored_replies import StoredReplies
-from fleetune.tools.simulator.simulated_device import SimulatedDevice
+from fleetune.tools.simulator.simulated_device import Fleet
 from fleetune.tools.simulator.workers.device_files import forget_before, restore
 
 
 class Checkpoints:
-    """What a simulation leaves of its rounds, and what it finds of those before.
+    """The checkpoints of one simulation.
 
     Args:
-        run: its store is written to.
+        run: its store holds them.
 
     Attributes:
-        closed: rounds that have ended, the final evaluation and those taken back among them. Devices' files
-            are kept for those who go on from there.
+        num_closed: rounds that have ended, the final evaluation and rolled-back rounds among them. Devices'
+            files are kept for a run that goes on from there.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._devices = run.folder / DEVICES
         self._written = False
         self._forgetting: Thread | None = None
         self._replies = StoredReplies(run.store)
-        self.closed = 0
-
-    @property
-    def devices(self) -> Path:
-        """The folder of devices' states."""
-        return self._run.folder / DEVICES
+        self.num_closed = 0
 
     @contextmanager
     def one_round(self) -> Iterator[None]:
-        """All that is written inside is written when it is left, or nothing is.
+        """Make all writes inside one transaction.
 
         Raises:
             StoreError: the disk is full.
         """
-        before, self._written = self.closed, False
+        before, self._written = self.num_closed, False
         with self._run.store.step():
             yield
         if self._written:
             self.settle()
-            self._forgetting = Thread(target=forget_before, args=(self.devices, before))
+            self._forgetting = Thread(target=forget_before, args=(self._devices, before))
             self._forgetting.start()
 
     def settle(self) -> None:
-        """Wait until no file is kept any more of the round before: they go while the next one is played."""
+        """Wait until the files of the previous round are deleted; that happens during the next round."""
         if self._forgetting is not None:
             self._forgetting.join()
 
-    def write(
-        self,
-        world: Callable[[int], Snapshot],
-        changed: Iterable[SimulatedDevice],
-        answered: Iterable[SimulatedDevice],
-    ) -> None:
-        """Write down how the world stands, inside `one_round()`.
+    def write(self, snapshot: Callable[[int], Snapshot], fleet: Fleet) -> None:
+        """Store a checkpoint, inside `one_round()`.
 
         Args:
-            world: makes what is written, of the number of rounds that have ended.
-            changed: devices, since this was called last.
-            answered: devices with replies that may be asked for again.
+            snapshot: makes it from the number of rounds that have ended.
+            fleet: its devices that changed are stored, too.
         """
         self._run.controller.write_down()
-        write_snapshot(self._run.store, world(self.closed + 1), changed, self._replies)
-        for player in answered:
-            for made in player.replies.values():
-                self._replies.put(player.name, made.work.key, made.reply)
+        write_snapshot(self._run.store, snapshot(self.num_closed + 1), fleet.take_changed(), self._replies)
+        for device in fleet.with_replies:
+            for made in device.replies.values():
+                self._replies.put(device.name, made.work.key, made.reply)
         self._replies.drop_others()
-        self.closed, self._written = self.closed + 1, True
+        self.num_closed, self._written = self.num_closed + 1, True
 
-    def recall(self, players: Iterable[SimulatedDevice]) -> Snapshot | None:
-        """How the world stood when the last round had ended, devices, their files and the coordinator being
-        put back to that; None: nothing was written.
+    def restore(self, fleet: Fleet) -> Snapshot | None:
+        """Put devices, their files and the coordinator back to the latest checkpoint; None: there is none.
 
         Raises:
-            StoreError: it is damaged, or the disk is full.
+            StoreError: it is damaged or of another version, or the disk is full.
         """
         store = self._run.store
         snapshot = read_snapshot(store) if self._run.resumed else None
         if snapshot is None:
             return None
-        for player, state in read_devices(store, players, self._replies):
-            player.restore(state)
+        for device, state in read_devices(store, fleet, self._replies):
+            fleet.restore(device, state)
         snapshot = with_replies(snapshot, self._replies)
-        restore(self.devices, snapshot.closed)
+        restore(self._devices, snapshot.num_closed)
         self._run.controller.recall()
-        self.closed = snapshot.closed
+        self.num_closed = snapshot.num_closed
         return snapshot

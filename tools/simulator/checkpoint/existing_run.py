@@ -1,4 +1,4 @@
-"""What the folder of a simulated run holds already, held against what is asked for."""
+"""Compares the run that a folder holds with the run that the user asks for."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.checkpoint.snapshot import STOPPED, read_snapshot
-from fleetune.tools.simulator.simulated_fleet import with_start
+from fleetune.tools.simulator.device_specs import with_start
 
 
 class OtherRunError(SettingError):
@@ -26,31 +26,31 @@ class OtherRunError(SettingError):
 
 @dataclass(frozen=True)
 class ExistingRun:
-    """A run of these settings that is there.
+    """A run with the same settings that the folder holds.
 
     Attributes:
-        settings: with what it filled in when it began.
-        enrolment: that it began with.
-        rounds: that are kept.
-        finished: to its end, and what it leaves is written.
-        why_anew: why it cannot be gone on with, for people; "": it can.
-        edited: which files of the user's code differ, in words; "": none. Such a run is not finished.
+        settings: with the values that were filled in at its start.
+        enrolment: of the run.
+        rounds: that are stored.
+        finished: the run has ended and its results are written.
+        restart_reason: why it cannot be resumed; "": it can.
+        edited: the user's files that differ from those of the run; "": none. Such a run is not finished.
     """
 
     settings: RunSettings
     enrolment: Enrolment
     rounds: int
     finished: bool
-    why_anew: str
+    restart_reason: str
     edited: str = ""
 
 
 def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
-    """How far a simulation of these settings has come in `folder`; None: none has begun there.
+    """The simulation of these settings that `folder` holds; None: there is none.
 
     Raises:
-        OtherRunError: another one has.
-        StoreError: it is damaged, from another version, or somebody simulates it now.
+        OtherRunError: the folder holds a run with other settings.
+        StoreError: it is damaged or of another version, or another process simulates it now.
     """
     if not _has_begun(folder):
         return None
@@ -61,15 +61,15 @@ def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
             raise OtherRunError(
                 f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
             )
-        engine, why_anew = read_engine(kept.store), ""
+        engine, restart_reason = read_engine(kept.store), ""
         if engine is not None and STOPPED in (engine.ends, engine.reason):
-            why_anew = "its caller had ended it early"
+            restart_reason = "its caller had ended it early"
         elif read_snapshot(kept.store) is None:
-            why_anew = "it is of another release" if engine is not None else "no round had ended"
+            restart_reason = "no round had ended"
         edited = edited_sources(kept.store, asked)
         finished = kept.store.get(FINISHED) is not None and not edited
         rounds = 0 if engine is None else engine.rounds_done
-        return ExistingRun(kept.settings, kept.enrolment, rounds, finished, edited or why_anew, edited)
+        return ExistingRun(kept.settings, kept.enrolment, rounds, finished, edited or restart_reason, edited)
 
 
 def _has_begun(folder: Path) -> bool:

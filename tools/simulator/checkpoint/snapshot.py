@@ -1,8 +1,7 @@
-"""How a simulated world stands when a round has ended, in the run's store beside what the coordinator keeps.
+"""The simulation's state at the end of a round, in the run's store next to the coordinator's state.
 
-It is written in the transaction of the round itself, so that both are there or neither. Of devices it holds
-those that have changed; the others are as they are at the start of the run. Replies lie beside it, see
-`replies_kept`.
+It is written in the round's own transaction. Only devices that changed are stored; the others are as at the
+start of the run. Replies are stored apart, see `stored_replies`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,96 +20,102 @@ from fleetune.tools.simulator.checkpoint.stored_replies import (
 from fleetune.tools.simulator.event_queue import QueueEntry
 from fleetune.tools.simulator.fleet_streams import FleetStreamsState
 from fleetune.tools.simulator.jobs import TrainingResult
-from fleetune.tools.simulator.simulated_device import DeviceSnapshot, SimulatedDevice
+from fleetune.tools.simulator.simulated_device import DeviceSnapshot, Fleet, SimulatedDevice
 
-FORMAT = 2  # another one is not gone on with
-STOPPED = "stopped by its caller"  # why such a run has ended
-_SNAPSHOT, _PLAYER = "simulated", "simulated "  # names in the store; the latter with a device's
+FORMAT = 3  # version of what is stored; a run with another one is refused
+STOPPED = "stopped by its caller"  # the reason why such a run has ended
+_SNAPSHOT, _DEVICE = "simulated", "simulated "  # names in the store; the latter with a device's name
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A simulated world, but for its devices.
+    """A simulation without its devices.
 
     Attributes:
-        layout: in which it is written.
-        closed: how many rounds have ended, the final evaluation among them.
+        format: version, `FORMAT`.
+        num_closed: rounds that have ended, the final evaluation among them.
         now: on the virtual clock.
-        agenda: what is still to come.
-        worked: what came of tasks that late devices are still at on the virtual clock, by their number on
-            the agenda.
-        next_tick: when the engine is woken next; None: it has not asked.
-        idle_stretches: how often devices came and went without a round.
+        events: that are still to come.
+        results: of training that ends later on the virtual clock, by its number in the event queue.
+        next_wake: when the engine is called next; None: it did not ask.
+        idle_periods: see `Availability`.
         tasks_made: papers' bytes of the tasks that are on their way, by device, round and attempt.
-        intake: where data grow, what has come and how devices did; None: they do not.
+        streams: deliveries and scores; None: the devices' data do not grow.
     """
 
-    layout: int
-    closed: int
+    format: int
+    num_closed: int
     now: float
-    agenda: list[QueueEntry]
-    worked: list[tuple[int, TrainingResult]]
-    next_tick: float | None
-    idle_stretches: int
+    events: list[QueueEntry]
+    results: list[tuple[int, TrainingResult]]
+    next_wake: float | None
+    idle_periods: int
     tasks_made: list[tuple[str, int, int, float]]
-    intake: FleetStreamsState | None = None
+    streams: FleetStreamsState | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
-_player_decoder = msgspec.msgpack.Decoder(DeviceSnapshot)
+_device_decoder = msgspec.msgpack.Decoder(DeviceSnapshot)
 
 
 @dataclass(frozen=True)
-class _Layout:
-    layout: int
+class _Version:
+    format: int = 0
+    layout: int = 0  # the key's name before version 3
 
 
 def write_snapshot(
-    store: RunStore, snapshot: Snapshot, players: Iterable[SimulatedDevice], replies: StoredReplies
+    store: RunStore, snapshot: Snapshot, devices: Iterable[SimulatedDevice], replies: StoredReplies
 ) -> None:
-    """Write it down, and these devices; inside `store.step()`."""
+    """Store a snapshot and these devices, inside `store.step()`."""
     encode = msgspec.msgpack.encode
-    worked = swap_in_results(snapshot.worked, snapshot.agenda, replies.put)
-    lighter = replace(snapshot, worked=worked, agenda=swap_in_events(snapshot.agenda, replies.put))
+    results = swap_in_results(snapshot.results, snapshot.events, replies.put)
+    lighter = replace(snapshot, results=results, events=swap_in_events(snapshot.events, replies.put))
     store.put(_SNAPSHOT, encode(lighter))
-    for player in players:
-        store.put(_PLAYER + player.name, encode(swap_in_device(player.name, player.state, replies.put)))
+    for device in devices:
+        store.put(_DEVICE + device.name, encode(swap_in_device(device.name, device.state, replies.put)))
 
 
 def with_replies(snapshot: Snapshot, replies: StoredReplies) -> Snapshot:
-    """What was read, with its replies. Raises StoreError: one is not there."""
-    worked = swap_in_results(snapshot.worked, snapshot.agenda, replies.get)
-    return replace(snapshot, worked=worked, agenda=swap_in_events(snapshot.agenda, replies.get))
+    """The snapshot with its replies. Raises StoreError: one is missing."""
+    results = swap_in_results(snapshot.results, snapshot.events, replies.get)
+    return replace(snapshot, results=results, events=swap_in_events(snapshot.events, replies.get))
 
 
 def read_snapshot(store: RunStore) -> Snapshot | None:
-    """What was written last, its replies left empty; None: nothing, or in a layout of another release.
+    """The latest snapshot, without its replies; None: there is none.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: it is damaged, or of another version.
     """
     data = store.get(_SNAPSHOT)
+    if data is None:
+        return None
     try:
-        if data is None or msgspec.msgpack.decode(data, type=_Layout).layout != FORMAT:
-            return None
+        version = msgspec.msgpack.decode(data, type=_Version)
+        if (found := version.format or version.layout) != FORMAT:
+            raise StoreError(
+                f"{store.path} is a simulation of version {found}, and this release reads version {FORMAT};"
+                " --fresh simulates it again"
+            )
         return _decoder.decode(data)
     except msgspec.MsgspecError as problem:
         raise StoreError(f"{store.path} is damaged: {problem}") from None
 
 
 def read_devices(
-    store: RunStore, players: Iterable[SimulatedDevice], replies: StoredReplies
+    store: RunStore, fleet: Fleet, replies: StoredReplies
 ) -> Iterator[tuple[SimulatedDevice, DeviceSnapshot]]:
-    """Those of the devices that had changed, with what they were.
+    """Each device that had changed, with its stored state.
 
     Raises:
         StoreError: it is damaged.
     """
-    for player in players:
-        data = store.get(_PLAYER + player.name)
+    for device in fleet:
+        data = store.get(_DEVICE + device.name)
         if data is not None:
             try:
-                state = _player_decoder.decode(data)
+                state = _device_decoder.decode(data)
             except msgspec.MsgspecError as problem:
                 raise StoreError(f"{store.path} is damaged: {problem}") from None
-            yield player, swap_in_device(player.name, state, replies.get)
+            yield device, swap_in_device(device.name, state, replies.get)

@@ -1,14 +1,13 @@
-"""Replies that are under way when a round ends, in the run's store: each is written once, however many rounds
-end before it has arrived.
+"""Replies that are on their way when a round ends: each is stored once, however many rounds end meanwhile.
 
-A snapshot of the world has a reply at several places, as what came of work, on its way, and as what may be
-asked for again. There it is empty, and lies under its device's name and its turn.
+A snapshot has a reply in several places: as the result of training, on its way, and among those that may be
+sent again. There it is empty. The reply itself is stored under its device's name and its turn.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from msgspec.structs import replace as replaced
+from msgspec.structs import replace as replace_struct
 
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
@@ -23,12 +22,12 @@ from fleetune.tools.simulator.event_queue import (
 from fleetune.tools.simulator.jobs import TrainingResult
 from fleetune.tools.simulator.simulated_device import DeviceSnapshot, FinishedReply
 
-Swap = Callable[[str, TransferKey, bytes], bytes]  # a device's reply to a task, for what stands in its place
+Swap = Callable[[str, TransferKey, bytes], bytes]  # maps a device's reply to a task to its replacement
 _ELSEWHERE = b""
 
 
 class StoredReplies:
-    """The replies in a run's store; to be called inside `store.step()`.
+    """The replies in a run's store; called inside `store.step()`.
 
     Args:
         store: of the run.
@@ -36,64 +35,64 @@ class StoredReplies:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._there: set[str] = set()
+        self._stored: set[str] = set()
         self._wanted: set[str] = set()
 
     def put(self, device: str, key: TransferKey, reply: bytes) -> bytes:
-        """Write it, if it is not there; what stands for it elsewhere."""
+        """Store a reply unless it is stored; return its placeholder."""
         name = _name(device, key)
-        if name not in self._there | self._wanted:
+        if name not in self._stored | self._wanted:
             self._store.put(name, reply)
         self._wanted.add(name)
         return _ELSEWHERE
 
     def drop_others(self) -> None:
-        """Than those that were put since this was called last."""
-        for name in self._there - self._wanted:
+        """Delete replies that were not put since the latest call."""
+        for name in self._stored - self._wanted:
             self._store.drop(name)
-        self._there, self._wanted = self._wanted, set()
+        self._stored, self._wanted = self._wanted, set()
 
     def get(self, device: str, key: TransferKey, reply: bytes) -> bytes:  # noqa: ARG002 - a `Swap`
-        """Read it. Raises StoreError: it is not there."""
+        """Read a stored reply. Raises StoreError: it is not there."""
         name = _name(device, key)
         found = self._store.get(name)
         if found is None:
             raise StoreError(f"{self._store.path} is damaged: it has no {name}")
-        self._there.add(name)
+        self._stored.add(name)
         return found
 
 
 def swap_in_events(entries: Iterable[QueueEntry], swap: Swap) -> list[QueueEntry]:
-    """What is to come, with other replies."""
-    return [(time_s, number, _in_happening(one, swap)) for time_s, number, one in entries]
+    """Events with their replies replaced."""
+    return [(time_s, number, _in_event(one, swap)) for time_s, number, one in entries]
 
 
 def swap_in_results(
-    worked: Iterable[tuple[int, TrainingResult]], entries: Iterable[QueueEntry], swap: Swap
+    results: Iterable[tuple[int, TrainingResult]], entries: Iterable[QueueEntry], swap: Swap
 ) -> list[tuple[int, TrainingResult]]:
-    """What came of work whose end is among `entries`, with other replies."""
+    """Results of training, whose ends are among `entries`, with their replies replaced."""
     ends = {number: one for _, number, one in entries if isinstance(one, TrainingDone)}
     return [
         (number, one)
         if one.reply is None
         else (number, replace(one, reply=swap(ends[number].device, ends[number].work.key, one.reply)))
-        for number, one in worked
+        for number, one in results
     ]
 
 
 def swap_in_device(device: str, state: DeviceSnapshot, swap: Swap) -> DeviceSnapshot:
-    """A device as it stands, with other replies."""
+    """A device's state with its replies replaced."""
     return replace(state, replies=[(turn, _in_made(device, made, swap)) for turn, made in state.replies])
 
 
-def _in_happening(happening: SimulationEvent, swap: Swap) -> SimulationEvent:
-    match happening:
+def _in_event(event: SimulationEvent, swap: Swap) -> SimulationEvent:
+    match event:
         case Uploads(device, made):
             return Uploads(device, _in_made(device, made, swap))
         case ReplyArrives(device, reply, work):
-            return replaced(happening, reply=swap(device, work.key, reply))
+            return replace_struct(event, reply=swap(device, work.key, reply))
         case _:
-            return happening
+            return event
 
 
 def _in_made(device: str, made: FinishedReply, swap: Swap) -> FinishedReply:

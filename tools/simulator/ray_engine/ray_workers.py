@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -54,6 +54,48 @@ class _Task:
     deaths: int = 0
 
 
+@dataclass(eq=False)
+class _Schedule:
+    """Which node works on which task; read and changed under one lock.
+
+    Attributes:
+        waiting: tasks that no node works on, the next one first.
+        busy: devices that a node works on.
+        holder: the node with a device's latest files.
+        nodes: that can work.
+        idle: those without a task.
+        alone_since: when there was no node first, on the monotonic clock.
+    """
+
+    waiting: list[_Task] = field(default_factory=list)
+    busy: set[str] = field(default_factory=set)
+    holder: dict[str, Node] = field(default_factory=dict)
+    nodes: set[Node] = field(default_factory=set)
+    idle: set[Node] = field(default_factory=set)
+    alone_since: float = field(default_factory=time.monotonic)
+
+    def next_for(self, node: Node) -> _Task | None:
+        """A task of a device whose files the node has, else of one whose files no idle node has."""
+        seen, free = set(self.busy), None
+        for task in self.waiting:
+            holder = self.holder.get(task.device)
+            if task.device not in seen:
+                if holder is node:
+                    return task
+                if free is None and holder not in self.idle:
+                    free = task
+            seen.add(task.device)
+        return free
+
+    def remove(self, node: Node) -> None:
+        """Forget a node that is gone."""
+        if node in self.nodes:
+            self.nodes.discard(node)
+            self.alone_since = time.monotonic()
+        self.idle.discard(node)
+        self.holder = {device: one for device, one in self.holder.items() if one is not node}
+
+
 class RayWorkers(Executor):
     """At most so many workers on the nodes of a cluster, as many as it has room for, one task at a time each.
 
@@ -75,12 +117,7 @@ class RayWorkers(Executor):
         self._devices = devices
         self._tell = tell
         self._lines: SimpleQueue[str] = SimpleQueue()
-        self._waiting: list[_Task] = []
-        self._busy: set[str] = set()  # devices
-        self._holder: dict[str, Node] = {}  # of a device's latest files
-        self._nodes: set[Node] = set()  # that can work
-        self._idle: set[Node] = set()
-        self._alone_since = time.monotonic()
+        self._schedule = _Schedule()
         self._broken: BaseException | None = None
         self._closing = self._killed = False
         self._changed = threading.Condition()
@@ -99,12 +136,12 @@ class RayWorkers(Executor):
         job = args[0]
         task = _Task(fn, args, args[0], None, Future())
         if isinstance(job, TrainingJob | ArrivalJob):
-            task = _Task(fn, (replaced(job, closed=None), *args[1:]), job.name, job.closed, Future())
+            task = _Task(fn, (replaced(job, num_closed=None), *args[1:]), job.name, job.num_closed, Future())
         with self._changed:
             if self._broken is not None:
                 task.done.set_exception(self._broken)
                 return task.done
-            self._waiting.append(task)
+            self._schedule.waiting.append(task)
             self._changed.notify_all()
         return task.done
 
@@ -113,7 +150,7 @@ class RayWorkers(Executor):
         with self._changed:
             self._killed = True
             self._changed.notify_all()
-            nodes = list(self._nodes)
+            nodes = list(self._schedule.nodes)
         for node in nodes:
             self._end(node)
 
@@ -125,7 +162,7 @@ class RayWorkers(Executor):
         for thread in self._threads:
             thread.join()
         self._after.shutdown()
-        for task in self._waiting:
+        for task in self._schedule.waiting:
             task.done.cancel()
         self._say()
 
@@ -150,7 +187,7 @@ class RayWorkers(Executor):
 
     @property
     def _over(self) -> bool:
-        return self._killed or self._broken is not None or (self._closing and not self._waiting)
+        return self._killed or self._broken is not None or (self._closing and not self._schedule.waiting)
 
     def _serve(self) -> None:
         """In a thread: one worker after another, each as long as it lives."""
@@ -165,9 +202,9 @@ class RayWorkers(Executor):
                 while (task := self._next(node)) is not None:
                     self._play(node, task)
             except self._ray.exceptions.RayError as death:
-                deaths += node not in self._nodes
+                deaths += node not in self._schedule.nodes
                 self._lost(node, death)
-                if deaths >= _MOST_DEATHS and not self._nodes:
+                if deaths >= _MOST_DEATHS and not self._schedule.nodes:
                     why = f"{deaths} workers on the Ray cluster died as they began ({_first_words(death)})"
                     self._break(FleetuneError(why))
             except BaseException as fault:  # noqa: BLE001 - raised by every task
@@ -197,9 +234,9 @@ class RayWorkers(Executor):
                 node.where = self._ray.get(node.actor.where.remote())
                 node.connect()
                 with self._changed:
-                    self._nodes.add(node)
+                    self._schedule.nodes.add(node)
                 return True
-            if not self._nodes and time.monotonic() - self._alone_since > PATIENCE_S:
+            if not self._schedule.nodes and time.monotonic() - self._schedule.alone_since > PATIENCE_S:
                 raise FleetuneError(
                     f"no worker on the Ray cluster was ready for {PATIENCE_S:.0f} s: `ray status` says if"
                     " it has room; the same command goes on"
@@ -209,32 +246,19 @@ class RayWorkers(Executor):
     def _next(self, node: Node) -> _Task | None:
         """What a worker does next, once there is something; None: nothing will be."""
         with self._changed:
-            self._idle.add(node)
-            while (task := self._for(node)) is None and not self._over:
+            self._schedule.idle.add(node)
+            while (task := self._schedule.next_for(node)) is None and not self._over:
                 self._changed.wait()
-            self._idle.discard(node)
+            self._schedule.idle.discard(node)
             if task is None or self._over:
                 return None
-            self._waiting.remove(task)
-            self._busy.add(task.device)
+            self._schedule.waiting.remove(task)
+            self._schedule.busy.add(task.device)
             return task
-
-    def _for(self, node: Node) -> _Task | None:
-        """A device whose files it has, else one whose files no worker has that could work on it at once."""
-        seen, free = set(self._busy), None
-        for task in self._waiting:
-            holder = self._holder.get(task.device)
-            if task.device not in seen:
-                if holder is node:
-                    return task
-                if free is None and holder not in self._idle:
-                    free = task
-            seen.add(task.device)
-        return free
 
     def _play(self, node: Node, task: _Task) -> None:
         """Have a task done, and go on while others see to what came of it."""
-        holder = self._holder.get(task.device)
+        holder = self._schedule.holder.get(task.device)
         try:
             files = None if holder is node else device_copies.all_of(self._devices, task.device)
         except StoreError as problem:
@@ -250,9 +274,9 @@ class RayWorkers(Executor):
         with self._changed:
             if holder is not None and holder is not node:
                 holder.stale.append(task.device)
-            self._holder[task.device] = node
+            self._schedule.holder[task.device] = node
             if answer.fault is not None:
-                del self._holder[task.device]  # who knows what it left there
+                del self._schedule.holder[task.device]  # who knows what it left there
         self._after.submit(self._finish, task, answer)
 
     def _finish(self, task: _Task, answer: Answer) -> None:
@@ -270,7 +294,7 @@ class RayWorkers(Executor):
     def _told(self, task: _Task, result: Any, fault: BaseException | None) -> None:
         """Whoever asked hears what came of it."""
         with self._changed:
-            self._busy.discard(task.device)
+            self._schedule.busy.discard(task.device)
             self._changed.notify_all()
         if fault is None:
             task.done.set_result(result)
@@ -281,10 +305,10 @@ class RayWorkers(Executor):
         """Another worker does it, unless it has been the death of several."""
         task.deaths += 1
         with self._changed:
-            self._busy.discard(task.device)
+            self._schedule.busy.discard(task.device)
             again = task.deaths < _MOST_DEATHS and not self._killed
             if again:
-                self._waiting.insert(0, task)
+                self._schedule.waiting.insert(0, task)
             self._changed.notify_all()
         if not again:
             why = f"{task.deaths} workers died at {task.device}'s task, perhaps for lack of memory"
@@ -301,7 +325,7 @@ class RayWorkers(Executor):
     def _left(self, node: Node) -> None:
         """The run is over for it."""
         with self._changed:
-            self._nodes.discard(node)
+            self._schedule.nodes.discard(node)
         if self._killed or self._broken is not None:
             self._end(node)
             return
@@ -316,11 +340,7 @@ class RayWorkers(Executor):
 
     def _end(self, node: Node) -> None:
         with self._changed:
-            if node in self._nodes:
-                self._nodes.discard(node)
-                self._alone_since = time.monotonic()
-            self._idle.discard(node)
-            self._holder = {device: one for device, one in self._holder.items() if one is not node}
+            self._schedule.remove(node)
             self._changed.notify_all()
         with suppress(Exception):  # it is gone
             self._ray.kill(node.actor)
@@ -333,7 +353,7 @@ class RayWorkers(Executor):
         """Nothing can be done: every task raises this."""
         with self._changed:
             self._broken = self._broken or fault
-            tasks, self._waiting = self._waiting, []
+            tasks, self._schedule.waiting = self._schedule.waiting, []
             self._changed.notify_all()
         for task in tasks:
             task.done.set_exception(self._broken)

@@ -1,4 +1,4 @@
-"""What comes to simulated devices over their days: a part of the data each, some at first, then in turns."""
+"""Which samples reach a simulated device when: some before the run begins, the others in daily deliveries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from fleetune.protocols.settings.simulation import Arrivals, Change
 from fleetune.protocols.user_code import as_line, user_module
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.simulator.partition import Rows
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.partitioned_data import PartitionedData
 
 Drifting = Callable[[NDArray[Any], NDArray[Any], int, int], tuple[Any, Any]]
-"""Inputs and labels that come, the day, and the device's number: to what they are then."""
+"""Maps inputs, labels, the day and the device's number to changed inputs and labels."""
 
 
 @dataclass(frozen=True)
 class ArrivalSchedule:
-    """The samples of every device, turn by turn; the same for the same run.
+    """The samples of each device, delivery by delivery; the same for the same run.
 
     Attributes:
         settings: of the run, with [data.arrivals], `fleet.days` and the model's number of classes.
-        shares: of the data set.
+        data: of the run, partitioned.
     """
 
     settings: RunSettings
-    shares: PartitionedData
+    data: PartitionedData
 
     @property
     def arrivals(self) -> Arrivals:
@@ -40,51 +40,51 @@ class ArrivalSchedule:
 
     @property
     def days(self) -> float:
-        assert self.settings.fleet.days is not None, "see `simulated_fleet.check_ends`"
+        assert self.settings.fleet.days is not None, "see `device_specs.check_ends`"
         return self.settings.fleet.days
 
     @property
-    def turns(self) -> int:
-        """How often samples come in all."""
+    def num_deliveries(self) -> int:
+        """Deliveries in the whole run."""
         return int(self.days * self.arrivals.times_a_day)
 
     def check(self) -> None:
-        """Raises SettingError: a device has too few samples for its days, or the change is none."""
-        dataset = self.shares.dataset
+        """Raises SettingError: a device has too few samples for its days, or the change is unknown."""
+        dataset = self.data.dataset
         if not dataset.benchmark and (dataset.test is not None or dataset.validation is not None):
             raise SettingError(
-                f"data.arrivals: {dataset.source} marks samples for testing; of samples that come each one's"
-                " own content decides"
+                f"data.arrivals: {dataset.source} marks samples for testing; with arrivals each"
+                " sample's own content decides its role"
             )
         for index in range(self.settings.fleet.devices):
-            needed = self.arrivals.first + self._come(index, self.turns)
+            needed = self.arrivals.first + self._come(index, self.num_deliveries)
             there = len(self._order(index))
             if needed > there or there <= self.arrivals.first:
                 raise SettingError(
                     f"data.arrivals: device {index} has {there} samples of {dataset.source}, and {needed} are"
-                    f" to come in {self.days:g} days; lower first or per_day, or deal more to each"
+                    f" to come in {self.days:g} days; lower first or per_day, or assign more to each"
                 )
         _ = self._changed
 
     def at_first(self, index: int) -> Arrays:
-        """What a device has when the run begins."""
+        """The samples that a device has when the run begins."""
         return self._taken(index, 0, self.arrivals.first, 1)
 
-    def of_turn(self, index: int, turn: int) -> Arrays:
-        """What comes in a turn, from 0; perhaps nothing."""
-        begins = self.arrivals.first + self._come(index, turn)
-        ends = self.arrivals.first + self._come(index, turn + 1)
-        return self._taken(index, begins, ends, 1 + turn // self.arrivals.times_a_day)
+    def of_delivery(self, index: int, delivery: int) -> Arrays:
+        """The samples of a delivery, counted from 0; perhaps none."""
+        begins = self.arrivals.first + self._come(index, delivery)
+        ends = self.arrivals.first + self._come(index, delivery + 1)
+        return self._taken(index, begins, ends, 1 + delivery // self.arrivals.times_a_day)
 
-    def _come(self, index: int, turns: int) -> int:
-        """How many samples have come after so many turns."""
+    def _come(self, index: int, deliveries: int) -> int:
+        """Number of samples that have come after so many deliveries."""
         left = len(self._order(index)) - self.arrivals.first
         a_day = left / self.days if self.arrivals.per_day is None else self.arrivals.per_day
-        return int(a_day * turns / self.arrivals.times_a_day + 1e-9)
+        return int(a_day * deliveries / self.arrivals.times_a_day + 1e-9)
 
     def _taken(self, index: int, begins: int, ends: int, day: int) -> Arrays:
         rows = self._order(index)[begins:ends]
-        x, y = self.shares.dataset.x[rows], self.shares.dataset.y[rows]
+        x, y = self.data.dataset.x[rows], self.data.dataset.y[rows]
         change = self.arrivals.change
         if change is None or day < change.day or index not in self._devices_changed:
             return x, y
@@ -97,8 +97,8 @@ class ArrivalSchedule:
             raise DataError(f"data.arrivals.change {change.kind}: {as_line(problem)}") from problem
 
     def _order(self, index: int) -> Rows:
-        rows = self.shares.rows(index)
-        if self.shares.dataset.block is not None:
+        rows = self.data.rows(index)
+        if self.data.dataset.block is not None:
             return rows
         key = run_key(self.settings.run.seed).child("arrivals", index)
         return rows[key.permutation(len(rows))]
@@ -125,7 +125,7 @@ class ArrivalSchedule:
 
     @property
     def _std(self) -> float:
-        x = self.shares.dataset.x
+        x = self.data.dataset.x
         return float(x[:: max(1, len(x) // 1000)].astype(np.float64).std())
 
 

@@ -1,4 +1,4 @@
-"""How well simulated devices do, day after day: what each serves, on samples that it did not have yet."""
+"""Scores of simulated devices, day by day: each device's deployed model on samples that it gets only then."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.rounds.records import Traffic
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.tasks.task import Task
-from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
 from fleetune.tools.simulator.streams.stream_devices import ArrivalResult
 
 Answers = list[tuple[NDArray[Any], NDArray[Any]]]
@@ -21,7 +20,7 @@ Written = tuple[str, tuple[int, ...], bytes]  # an array: its type, its shape, i
 
 @dataclass(frozen=True)
 class DailyScoresState:
-    """What changes of `DailyScores`, to be written down; attributes as there."""
+    """The state of `DailyScores`, as a checkpoint stores it; attributes as there."""
 
     ended: list[DaySummary]
     joules: float
@@ -31,13 +30,13 @@ class DailyScoresState:
 
 @dataclass
 class DailyScores:
-    """Of one run.
+    """The scores of one run.
 
     Attributes:
-        task: of the run: its score is what devices are judged by.
+        task: of the run; its score judges the devices.
         ended: the days that are over.
-        joules: that rounds have taken so far.
-        rounds: that have closed so far.
+        joules: of all rounds so far.
+        rounds: closed so far.
     """
 
     task: Task
@@ -48,7 +47,7 @@ class DailyScores:
 
     @property
     def state(self) -> DailyScoresState:
-        """As it stands."""
+        """For a checkpoint."""
         today = [
             (device, [(_written(judged), _written(labels)) for judged, labels in answers])
             for device, answers in self._today.items()
@@ -56,24 +55,32 @@ class DailyScores:
         return DailyScoresState(self.ended, self.joules, self.rounds, today)
 
     def restore(self, state: DailyScoresState) -> None:
-        """Take over what it was."""
+        """Take over a stored state."""
         self.ended, self.joules, self.rounds = state.ended, state.joules, state.rounds
         self._today = {
             device: [(_read(judged), _read(labels)) for judged, labels in answers]
             for device, answers in state.today
         }
 
+    def note_round(self, number: int) -> None:
+        """Count a closed training round."""
+        self.rounds = number
+
+    def add_joules(self, joules: float) -> None:
+        """Count the energy of a reply that has arrived."""
+        self.joules += joules
+
     def note(self, device: DeviceId, came: ArrivalResult) -> None:
-        """Some of today's samples have come to a device."""
+        """Keep a device's predictions on samples of today."""
         if came.judged is not None and came.labels is not None:
             self._today.setdefault(device, []).append((came.judged, came.labels))
 
     def end(self, traffic: Iterable[Traffic], drifting: int) -> None:
-        """The day is over.
+        """Close the day and add its summary.
 
         Args:
-            traffic: of the devices, so far.
-            drifting: devices that tell of drift just now.
+            traffic: of the devices since the start.
+            drifting: devices that report drift now.
         """
         today, self._today = self._today, {}
         devices = {device: self._score(answers) for device, answers in sorted(today.items())}
@@ -104,16 +111,3 @@ def _written(array: NDArray[Any]) -> Written:
 def _read(written: Written) -> NDArray[Any]:
     kind, shape, data = written
     return np.frombuffer(data, kind).reshape(shape)
-
-
-@dataclass(frozen=True)
-class Growing:
-    """What a simulation of devices whose data grow keeps beside its rounds.
-
-    Attributes:
-        deliveries: what comes to the devices.
-        days: how they do.
-    """
-
-    deliveries: ArrivalSchedule
-    days: DailyScores

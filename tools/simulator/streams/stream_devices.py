@@ -1,7 +1,7 @@
 """Simulated devices whose data grow: the agent's own store, snapshots and drift, on the virtual clock.
 
-What comes in a turn is judged by the model that the device serves, and then kept. A round's samples are
-pinned when its task is sent, as the agent pins them when it arrives.
+The device's deployed model predicts each delivery before the device stores it. A round's samples are pinned
+when its task is sent; an agent pins them when the task arrives.
 """
 
 from collections.abc import Iterator
@@ -38,19 +38,19 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
-from fleetune.tools.simulator.simulated_fleet import PartitionedData
+from fleetune.tools.simulator.partitioned_data import PartitionedData
 from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
 
 
 @dataclass(frozen=True)
 class ArrivalResult:
-    """What a turn's samples came to.
+    """The result of a delivery.
 
     Attributes:
-        figures: what the device tells of its data from then on.
-        judged: see `Task.judged`, of those that the model can judge, shape (n, ...); None: no model of the
-            run is served yet.
-        labels: theirs.
+        figures: that the device reports of its data from now on.
+        judged: see `Task.judged`, of the samples that the model can predict, shape (n, ...); None: the device
+            has deployed no model of the run yet.
+        labels: of the same samples.
     """
 
     figures: Figures
@@ -60,27 +60,27 @@ class ArrivalResult:
 
 @dataclass(frozen=True)
 class StreamDevices:
-    """The stores of simulated devices, each opened for one thing at a time.
+    """The sample stores of simulated devices; each is open for one action at a time.
 
     Attributes:
-        deliveries: what comes.
+        schedule: which samples come when.
         enrolment: of the run.
-        folder: of the devices' states.
-        backend: judges; None: nothing is judged here.
-        test_fraction: of samples, by each one's own content.
+        folder: of the devices' files.
+        backend: predicts; None: nothing is predicted here.
+        test_fraction: of samples, chosen by each sample's own content.
     """
 
-    deliveries: ArrivalSchedule
+    schedule: ArrivalSchedule
     enrolment: Enrolment
     folder: Path
     backend: Backend | None = None
     test_fraction: float = field(default=0.3)
 
     def first_data(self, index: int) -> DeviceData:
-        """What a device has when the run begins, before it has a store.
+        """A device's samples when the run begins, before it has a store.
 
         Raises:
-            SettingError: nothing of it is for training, or nothing for testing.
+            SettingError: no sample is for training, or none is for testing.
         """
         with TemporaryDirectory() as folder:
             own = replace(self, folder=Path(folder), backend=None)
@@ -90,26 +90,26 @@ class StreamDevices:
                     return growing.newest()
                 except TooFewSamples:
                     raise SettingError(
-                        f"data.arrivals.first = {self.deliveries.arrivals.first}: device {index} has nothing"
+                        f"data.arrivals.first = {self.schedule.arrivals.first}: device {index} has nothing"
                         " to train on, or nothing to test on; raise it"
                     ) from None
 
     def begin(self, name: str, index: int, wall_s: float) -> Figures:
-        """Put what it has at first into a device's store; what it tells of it."""
+        """Store a device's first samples; return what it reports of them."""
         with self.opened(name, wall_s) as growing:
-            return self._keep(growing, *self.deliveries.at_first(index))
+            return self._keep(growing, *self.schedule.at_first(index))
 
-    def come(self, name: str, index: int, turn: int, wall_s: float) -> ArrivalResult:
-        """Judge what comes in a turn, and keep it; test the served model's loss where that is due.
+    def deliver(self, name: str, index: int, delivery: int, wall_s: float) -> ArrivalResult:
+        """Predict a delivery, store it, and test the deployed model's loss where that is due.
 
         Args:
             name: of the device.
             index: its number.
-            turn: from 0.
+            delivery: from 0.
             wall_s: the time of day, seconds since 1970.
         """
         with self.opened(name, wall_s) as growing:
-            x, y = self.deliveries.of_turn(index, turn)
+            x, y = self.schedule.of_delivery(index, delivery)
             judged, labels = self._judged(name, growing, x, y)
             figures = self._keep(growing, x, y)
             if growing.loss_is_due():
@@ -119,8 +119,8 @@ class StreamDevices:
 
     @contextmanager
     def opened(self, name: str, wall_s: float) -> Iterator[GrowingData]:
-        """A device's data that grow, as the run sees them."""
-        bounds = convert(self.deliveries.arrivals.keep, Bounds, "data.arrivals.keep")
+        """Open a device's growing data, as the run sees them."""
+        bounds = convert(self.schedule.arrivals.keep, Bounds, "data.arrivals.keep")
         path = self.folder / f"{name}.samples.sqlite"
         store = SampleStore.open(path, bounds, wall=lambda: wall_s, durable=False)
         growing = GrowingData(
@@ -156,7 +156,7 @@ class StreamDevices:
         return judge.judged(served, "train"), data.y_train
 
     def as_trained(self, data: DeviceData) -> DeviceData:
-        """Token ids as the model takes them."""
+        """The data with token ids that the model knows."""
         assert self.backend is not None, "asked by who trains"
         vocabulary = self.backend.vocabulary
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
@@ -168,7 +168,7 @@ class StreamDevices:
 
 
 def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Iterator[Sample]:
-    """Those that are any; the store counts the others."""
+    """Valid samples; the store counts the others."""
     for one, label in zip(x, y, strict=True):
         try:
             yield make_sample(one, label if np.size(label) else None)
@@ -178,7 +178,7 @@ def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Ite
 
 
 def _label(growing: GrowingData, sample: Sample) -> NDArray[Any]:
-    """In the form that the task takes; it fits, so there is one, or the task asks for none."""
+    """A fitting sample's label in the task's form; zeros where the task needs none."""
     if sample.label is None:
         return np.zeros((), np.int64)
     found = growing.wanted.label(sample.label.class_number, sample.label.data)
@@ -205,8 +205,8 @@ def stream_devices(
     folder: Path,
     backend: Backend | None,
 ) -> StreamDevices | None:
-    """The devices of a run with [data.arrivals]; None: it has none."""
+    """The devices of a run with [data.arrivals]; None: the run has no such section."""
     if settings.data.arrivals is None:
         return None
-    deliveries = ArrivalSchedule(settings, shares)
-    return StreamDevices(deliveries, enrolment, folder, backend, settings.data.partition.test_fraction)
+    schedule = ArrivalSchedule(settings, shares)
+    return StreamDevices(schedule, enrolment, folder, backend, settings.data.partition.test_fraction)

@@ -9,7 +9,7 @@ from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
-from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers import device_trainer
 
 METHODS = ["fedspu", "moon", "fjord", "kapc-bls", "ditto", "pfedsd"]
 
@@ -70,14 +70,14 @@ def test_on_cards(tmp_path):
 
 
 def test_a_fault_of_one_device_is_told_as_its_own(tmp_path, monkeypatch):
-    reply = worker.WorkerState.train
+    reply = device_trainer.DeviceTrainer.train
 
     def one_fails(stage, job):
         if job.index == 1:
             raise ModelError("of device 1")
         return reply(stage, job)
 
-    monkeypatch.setattr(worker.WorkerState, "train", one_fails)
+    monkeypatch.setattr(device_trainer.DeviceTrainer, "train", one_fails)
     with pytest.raises(ModelError, match="of device 1"):
         play(tmp_path, at_once(6))
 

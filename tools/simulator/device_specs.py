@@ -1,10 +1,8 @@
-"""The fleet of a run.toml as a simulation has it: names, boards, links, and each device's samples."""
+"""The devices that [fleet] describes: their names, boards and links."""
 
 import logging
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Self
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,44 +11,32 @@ from fleetune import firmware_profiles
 from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.edge_agent.training.device_data import (
-    DeviceData,
-    all_fit,
-    check_fits,
-    num_stratified,
-    scaled,
-    take,
-)
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
-from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
-from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
-from fleetune.tools.simulator.marked_samples import Splits, splits_of
-from fleetune.tools.simulator.partition import Rows
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device of the fleet.
+    """One device of a simulated fleet, as the settings describe it.
 
     Attributes:
         name: in the fleet.
-        index: from 0; also of its share of the data.
+        index: from 0; also of its part of the data.
         board: its profile.
         link: its link.
-        ratio: what it runs at whatever that takes; None: what it chooses.
+        ratio: that it always runs at; None: it chooses.
         speed: of its board, relative to the profile.
         charge: of its battery when the run begins; None: it is on the mains.
-        jitter: of its training from round to round, see [fleet].
-        key: of its own draws.
+        jitter: of its training time from round to round, see [fleet].
+        key: of its random draws.
     """
 
     name: str
@@ -64,19 +50,20 @@ class DeviceSpec:
     key: Key | None = None
 
     def slowness(self, turn: tuple[int, int]) -> float:
-        """How many times as long as usual training takes in this attempt at this round."""
+        """Factor on the training time of this attempt at this round."""
         if not self.jitter or self.key is None:
             return 1.0
         return math.exp(self.jitter * self.key.child("jitter", *turn).generator().standard_normal())
 
 
 def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) -> RunSettings:
-    """The settings with one device for each group of the data where they leave `fleet.devices` out. Where
-    devices are fewer than groups, the log says so.
+    """The settings with one device for each group of the data where `fleet.devices` is missing.
+
+    A warning in the log says when several groups share a device.
 
     Args:
         settings: of a run.
-        dataset: its samples; None: they are loaded, if they have to be.
+        dataset: its samples; None: they are loaded where necessary.
 
     Raises:
         DataError: see `edge_agent.datasets.sources.load`.
@@ -98,13 +85,16 @@ def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) ->
     return settings if devices else replace(settings, fleet=replace(settings.fleet, devices=count))
 
 
-def device_specs(settings: RunSettings) -> list[DeviceSpec]:
-    """The devices of [fleet], boards in the order they are listed.
+def device_specs(fleet: FleetSection, seed: int) -> list[DeviceSpec]:
+    """All devices, with boards in the order in which they are listed.
+
+    Args:
+        fleet: [fleet].
+        seed: of the run.
 
     Raises:
         SettingError: an unknown board or link, or more boards or links than devices.
     """
-    fleet, seed = settings.fleet, settings.run.seed
     if (listed := sum(fleet.boards.values())) > fleet.devices:
         raise SettingError(f"fleet.boards lists {listed} boards for fleet.devices = {fleet.devices}")
     names = [name for name, count in fleet.boards.items() for _ in range(count)]
@@ -116,21 +106,21 @@ def device_specs(settings: RunSettings) -> list[DeviceSpec]:
     ]
 
 
-def check_counts(settings: RunSettings) -> None:
-    """Raises SettingError: a simulated round waits for more devices than there are."""
+def check_counts(rounds: RoundSection, num_devices: int) -> None:
+    """Raises SettingError: a round waits for more devices than the fleet has."""
     for key in ("start_with", "quorum"):
-        wanted, there = getattr(settings.round, key), settings.fleet.devices
+        wanted, there = getattr(rounds, key), num_devices
         if wanted is not None and wanted > there:
             raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
 
 
 def with_start(settings: RunSettings) -> RunSettings:
-    """The settings with the simulator's default of `round.start_with`: round 1 waits for one device."""
+    """The settings with the simulator's default for `round.start_with`, which is 1."""
     return replace(settings, round=replace(settings.round, start_with=settings.round.start_with or 1))
 
 
 def check_ends(settings: RunSettings) -> None:
-    """Raises SettingError: a virtual clock would go on for ever, or wait for what never comes."""
+    """Raises SettingError: the run has no end, or waits for events that never come."""
     if settings.run.is_open and settings.fleet.days is None:
         raise SettingError('run.rounds = "open": a simulation ends; say fleet.days, e.g. 30, or a number')
     if settings.data.arrivals is not None:
@@ -156,68 +146,3 @@ def _device(
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
     ratio, jitter = fleet.dealt(name), fleet.jitter
     return DeviceSpec(name, index, board, link or own, ratio, speed, charge, jitter, key)
-
-
-@dataclass(frozen=True)
-class SampleCounts:
-    """How many samples a device has."""
-
-    train: int
-    validation: int
-    test: int
-
-    @classmethod
-    def of(cls, data: DeviceData) -> Self:
-        """Of these."""
-        return cls(data.size("train"), data.size("validation"), data.size("test"))
-
-
-class PartitionedData:
-    """Each device's part of the run's data set, assigned by [data] partition, or as the caller gives it."""
-
-    def __init__(self, settings: RunSettings, caller_samples: CallerSamples = NO_CALLER_SAMPLES) -> None:
-        self.dataset = caller_samples.samples(settings)
-        caller_samples.check(settings)
-        self._settings, self._assigned = settings, caller_samples.assigned
-        self._held_out = settings.adoption.validation_fraction(settings.data.validation_fraction)
-
-    @cached_property
-    def _rows(self) -> Splits:
-        settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
-        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key, self._assigned)
-
-    def rows(self, index: int) -> Rows:
-        """Which samples of the data set are those of device `index`, ascending."""
-        return np.sort(np.concatenate(self._rows[index]))
-
-    def of(self, index: int, spec: ModelSpec) -> DeviceData:
-        """The samples of device `index`, in the model's shape."""
-        train, test = self._rows[index]
-        settings = self._settings
-        key = run_key(settings.run.seed).child("validation", index)
-        data = take(self.dataset, train, test, self._held_out, key)
-        fitting = check_fits(data, spec, task_of(settings.task))
-        return scaled(fitting, settings.data.mean, settings.data.std, spec)
-
-    def group(self, index: int) -> str:
-        """Names of the groups of data that device `index` has; "": the data are not split by group."""
-        if self.dataset.group is None or self._settings.data.partition.kind != "group":
-            return ""
-        return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))
-
-    def sizes(self, spec: ModelSpec) -> list[SampleCounts]:
-        """How many samples each device has; none is looked for where that can be told without.
-
-        Raises:
-            DataError, SettingError: as `of`, of any device.
-        """
-        devices = range(self._settings.fleet.devices)
-        dataset, marked = self.dataset, self.dataset.validation is not None and not self.dataset.benchmark
-        if marked or dataset.block is not None or not all_fit(dataset, spec, task_of(self._settings.task)):
-            return [SampleCounts.of(self.of(index, spec)) for index in devices]
-        self.of(0, spec)  # what is wrong with all of them
-        found = []
-        for num_train, num_test in map(self._rows.sizes, devices):
-            held_out = num_stratified(num_train, self._held_out)
-            found.append(SampleCounts(num_train - held_out, held_out, num_test))
-        return found

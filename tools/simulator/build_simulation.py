@@ -1,0 +1,78 @@
+"""Connects the parts of a simulation: each gets what it needs through its constructor."""
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+from fleetune.coordinator.rounds.policies.civil_time import instant
+from fleetune.coordinator.run.observers import Observers
+from fleetune.coordinator.run.run_clock import schedule_of
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
+from fleetune.tools.simulator.availability import Availability
+from fleetune.tools.simulator.checkpoint.checkpoints import Checkpoints
+from fleetune.tools.simulator.coordinator_side import CoordinatorSide
+from fleetune.tools.simulator.device_side import DeviceSide
+from fleetune.tools.simulator.event_queue import EventQueue
+from fleetune.tools.simulator.fleet_streams import FleetStreams
+from fleetune.tools.simulator.pending_work import PendingWork
+from fleetune.tools.simulator.progress_guard import ProgressGuard
+from fleetune.tools.simulator.simulated_device import Fleet, SimulatedDevice
+from fleetune.tools.simulator.simulation import OnRound, Simulation, SimulationState
+from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
+from fleetune.tools.simulator.streams.daily_scores import DailyScores
+from fleetune.tools.simulator.transfers import Transfers
+
+FIRST_DAY = 20_454  # of the simulated calendar, days since 1970: 1 January 2026
+
+
+def build_simulation(
+    run: Run,
+    devices: Iterable[SimulatedDevice],
+    work: PendingWork,
+    executor: Executor,
+    arrivals: tuple[ArrivalSchedule, DailyScores] | None,
+    *,
+    observers: Observers,
+    on_round: OnRound | None,
+    num_enrolment_bytes: int,
+) -> Simulation:
+    """Connect the parts of a simulation.
+
+    Args:
+        run: new or resumed.
+        devices: each with its first ratio chosen.
+        work: hands their training to workers.
+        executor: of those workers.
+        arrivals: samples that come to the devices, and the scores of each day; None: the data do not grow.
+        observers: see `Simulation`.
+        on_round: see `Simulation`.
+        num_enrolment_bytes: see `Simulation`.
+    """
+    section, enrolment, controller = run.settings.fleet, run.enrolment, run.controller
+    controller.keeps_steps = False  # a checkpoint at the end of each round stores them
+    zone = schedule_of(run.settings.schedule).zone
+    queue = EventQueue(instant(FIRST_DAY, seconds_of_day(section.starts_at, "starts_at"), zone))
+    fleet = Fleet(devices)
+    availability = Availability(section.availability, run.settings.round.quorum, enrolment.seed)
+    streams = None if arrivals is None else FleetStreams(*arrivals, executor, fleet)
+    guard = ProgressGuard(len(fleet), always_connected=availability.is_whole)
+    checkpoints = Checkpoints(run)
+    transfers = Transfers(controller, enrolment, queue, fleet, work, guard, checkpoints)
+    overlapping = run.settings.round.mode != "synchronous"
+    coordinator = CoordinatorSide(
+        controller, transfers, queue, guard, availability, streams, overlapping=overlapping
+    )
+    device_side = DeviceSide(
+        coordinator, transfers, queue, fleet, work, availability, streams, guard, checkpoints, enrolment
+    )
+    return Simulation(
+        SimulationState(queue, fleet, work, availability, streams),
+        coordinator,
+        device_side,
+        checkpoints,
+        guard,
+        observers=observers,
+        on_round=on_round,
+        ends_s=None if section.days is None else section.days * DAY_S,
+        num_enrolment_bytes=num_enrolment_bytes,
+    )

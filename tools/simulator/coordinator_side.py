@@ -1,0 +1,148 @@
+"""The coordinator of a simulated run: its decisions are carried out on the virtual clock."""
+
+from fleetune.coordinator.rounds.events import Event, Paused, Tick
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_execution import Outcome
+from fleetune.coordinator.run.run_controller import RunController
+from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
+from fleetune.coordinator.tasks.assignment import OutgoingTask
+from fleetune.protocols.errors import PacketNotFinite
+from fleetune.tools.simulator.availability import Availability
+from fleetune.tools.simulator.event_queue import EngineWakes, EventQueue
+from fleetune.tools.simulator.fleet_streams import FleetStreams
+from fleetune.tools.simulator.progress_guard import ProgressGuard
+from fleetune.tools.simulator.transfers import Transfers
+
+
+class CoordinatorSide:
+    """Drives a `RunController`: sends its tasks, wakes it, and collects what happened.
+
+    Args:
+        controller: of the run.
+        transfers: sends tasks.
+        queue: of the simulation.
+        guard: counts attempts at a round.
+        availability: is reset by every closed round.
+        streams: of samples; None: the devices' data do not grow.
+        overlapping: whether rounds overlap, so that no round is held back.
+
+    Attributes:
+        events: of the run, since the latest checkpoint.
+        closed: whether a round has closed since the latest checkpoint.
+        finished: whether the run is over.
+        next_wake: when the engine is called next; None: it did not ask.
+    """
+
+    def __init__(
+        self,
+        controller: RunController,
+        transfers: Transfers,
+        queue: EventQueue,
+        guard: ProgressGuard,
+        availability: Availability,
+        streams: FleetStreams | None,
+        *,
+        overlapping: bool,
+    ) -> None:
+        self.controller = controller
+        self._transfers = transfers
+        self._queue = queue
+        self._guard = guard
+        self._availability = availability
+        self._streams = streams
+        self._overlapping = overlapping
+        self.events: list[Happening] = []
+        self.closed = self.finished = False
+        self.next_wake: float | None = None
+
+    @property
+    def can_be_stored(self) -> bool:
+        """Whether a checkpoint can be taken: a round has closed, and no task in flight is in memory only.
+
+        With overlapping rounds the final evaluation opens when the last round closes, and its tasks are in no
+        store.
+        """
+        state = self.controller.engine_state
+        return self.closed and not (self._overlapping and state.stage == "rehearsing")
+
+    def handle(self, event: Event) -> None:
+        """Tell the engine what happened; nothing once the run is over."""
+        if not self.finished:  # samples still come to devices whose run has no rounds left
+            self.carry_out(self.controller.handle(event, self._queue.now))
+
+    def carry_out(self, outcomes: list[Outcome]) -> None:
+        """Send the tasks among `outcomes` and collect the rest."""
+        unsent = []
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask():
+                    try:
+                        self._transfers.send_task(outcome)
+                    except PacketNotFinite as problem:
+                        unsent.append(outcome.declined(problem))
+                case _:
+                    self._note(outcome)
+        for declined in unsent:
+            self.handle(declined)
+        self._hold_next_round()
+        self._guard.check_attempts(self.controller.turn)
+        wake_at = self.controller.wake_at
+        if wake_at is not None and wake_at != self.next_wake:
+            self.next_wake = wake_at
+            self._queue.add(max(wake_at, self._queue.now), EngineWakes(wake_at))
+
+    def wake(self, due: float) -> None:
+        """Call the engine, if it still asks for that time."""
+        if due == self.controller.wake_at:
+            self.next_wake = None
+            self.handle(Tick())
+
+    def release_next_round(self) -> None:
+        """Let the next round open: the closed one is stored, and the caller has seen it."""
+        if self.controller.engine_state.paused:
+            self.handle(Paused(False))
+
+    def take_events(self) -> list[Happening]:
+        """Events since the latest call."""
+        self.closed = False
+        events, self.events = self.events, []
+        return events
+
+    def restore(self, next_wake: float | None, tasks_made: list[tuple[str, int, int, float]]) -> None:
+        """Go on with a controller that was put back to a checkpoint.
+
+        Args:
+            next_wake: when the engine is called next.
+            tasks_made: see `RunController.tasks_made`.
+        """
+        self.next_wake = next_wake
+        self.controller.tasks_made = tasks_made
+        self.finished = self.controller.finished is not None
+        if self.controller.engine_state.stage == "training":
+            self.controller.replan()
+
+    def _hold_next_round(self) -> None:
+        """Pause the engine while a round is open, so that the next one waits for `release_next_round`.
+
+        A further attempt at the open round may follow at once.
+        """
+        if self.finished or self._overlapping or self.closed:
+            return
+        state = self.controller.engine_state
+        if (trains := state.stage == "training") != state.paused:
+            self.handle(Paused(trains))
+
+    def _note(self, event: Happening) -> None:
+        self.events.append(event)
+        self._guard.note_outcome(event)
+        if isinstance(event, RoundClosed):
+            self._note_closed(event.record)
+        elif isinstance(event, RunFinished):
+            self.finished = True
+
+    def _note_closed(self, record: RoundRecord) -> None:
+        self.closed = True
+        self._availability.note_closed_round()
+        self._transfers.forget_round()
+        if self._streams is not None:
+            self._streams.note_round(record)

@@ -1,1 +1,0 @@
-"""What simulated boards draw, and what becomes of their batteries."""

@@ -1,0 +1,137 @@
+"""A simulated run's progress on a terminal: a bar over rounds, or a line a round."""
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.diagnostics import diagnostics_line
+from fleetune.coordinator.metrics.registry import AFTER
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
+from fleetune.protocols.method.diagnostics import Diagnostic
+from fleetune.protocols.tasks.scores import ACCURACY, Score
+
+PLAIN_WIDTH = 100  # of a file or pipe
+PLAINLY: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # a line for people, as it is
+console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+class RoundsProgress(Progress):
+    """Bars over rounds, and under them a line: what the method told of its inner workings last."""
+
+    inside = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.inside:
+            line = f"diagnostics: {readable.printable(self.inside)}"
+            yield Text(line, "dim", overflow="ellipsis", no_wrap=True)
+
+
+@dataclass(eq=False)
+class RoundBar:
+    """Observes a run as a task of a progress bar, and prints lines for people above it.
+
+    Attributes:
+        under_way: the round that is played, in words; None: the run has not begun.
+        closed: whether a round has ended.
+    """
+
+    bar: RoundsProgress
+    task: TaskID
+    method: str
+    diagnostics: Sequence[Diagnostic] = ()
+    score: Score = ACCURACY
+    under_way: str | None = None
+    closed: bool = False
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        match event:
+            case Notice(line):
+                self.bar.console.print(line, **PLAINLY)
+            case RunBegan():
+                self.under_way = "round 1"
+                for record in event.closed:
+                    self.observe(RoundClosed(record))
+            case RoundClosed(record) if record.final_evaluation:
+                self.bar.update(self.task, description=f"{self.method}, final evaluation")
+            case RoundClosed(record):
+                self.closed = True
+                after = AFTER.for_score(self.score)
+                told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
+                self.bar.inside = diagnostics_line(record, self.diagnostics)
+                self.bar.update(self.task, completed=record.number, score=told)
+                self.under_way = f"round {record.number + 1}"
+                if record.number == self.bar.tasks[self.task].total:
+                    self.under_way = "the final evaluation"
+
+
+@dataclass(eq=False)
+class RoundLines:
+    """Observes a run and prints a line a round, at once.
+
+    Attributes:
+        console: to print on.
+        last_round: of the run; None: it has no end.
+        score: of the run's task.
+    """
+
+    console: Console
+    last_round: int | None
+    score: Score
+    _began: float = field(default_factory=time.monotonic)
+    _closed: int = 0
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, RoundClosed):
+            self._closed += 1
+            line = self._of_evaluation if event.record.final_evaluation else self._of_round
+            self.console.print(line(event.record), **PLAINLY)
+            self.console.file.flush()
+
+    def _of_round(self, record: RoundRecord) -> str:
+        after = AFTER.for_score(self.score)
+        told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
+        up = readable.size(sum(device.bytes_up for device in record.devices.values()))
+        took = readable.duration(record.closed_s - record.opened_s)
+        number, left = f"round {record.number}", ""
+        if self.last_round is not None:
+            a_round = (time.monotonic() - self._began) / self._closed
+            left = f", {readable.duration(a_round * (self.last_round - record.number))} left here"
+            number += f" of {self.last_round}"
+        return f"{number}: {told} of {len(record.devices)} devices, {up} up in {took}{left}"
+
+    def _of_evaluation(self, record: RoundRecord) -> str:
+        return f"final evaluation: {len(record.devices)} devices"
+
+
+def progress_bar(console: Console, *, shown: bool = True) -> RoundsProgress:
+    """A bar over rounds, with the time left; its tasks have a field `score`."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TextColumn("{task.fields[score]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    return RoundsProgress(*columns, console=console, speed_estimate_period=600, disable=not shown)

@@ -1,0 +1,52 @@
+"""Where devices train: in this process, in worker processes, or on a Ray cluster, all as an executor."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any
+
+from fleetune.coordinator.run.stored_run import BUNDLE, Run
+from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.tools.simulator.caller_samples import CallerSamples
+from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers.job_batches import BatchingExecutor
+from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
+
+
+class Inline(Executor):
+    """Does each job at once in this process, for runs that are too small for worker processes."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+@contextmanager
+def open_executor(
+    run: Run, workers: int, caller_samples: CallerSamples, cluster: str | None, tell: Callable[[str], None]
+) -> Iterator[Executor]:
+    """An executor for functions of `workers.worker`.
+
+    Args:
+        run: whose devices train.
+        workers: number of processes; 0: this process trains.
+        caller_samples: that the caller passed.
+        cluster: address of a Ray cluster; None: this machine.
+        tell: gets a line about each worker that died on the cluster.
+    """
+    bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
+    arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle
+    at_once = run.settings.fleet.at_once
+    if cluster is not None:
+        from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
+        from fleetune.tools.simulator.ray_engine.run_package import pack_run
+
+        with RayWorkers(cluster, max(1, workers), pack_run(*arguments), arguments[2], tell) as nodes:
+            yield nodes
+    elif workers:
+        with WorkerProcesses(workers, worker.set_up, arguments) as pool:
+            yield BatchingExecutor(pool, at_once) if at_once > 1 else pool
+    else:
+        worker.set_up(*arguments)
+        yield BatchingExecutor(Inline(), at_once) if at_once > 1 else Inline()

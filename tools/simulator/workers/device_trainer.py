@@ -1,0 +1,121 @@
+"""Trains one simulated device after another, with the agent's own session."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleetune.edge_agent.extensions.adoption.serving import serving_of
+from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
+from fleetune.edge_agent.training.backend import Backend, Upper
+from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
+from fleetune.edge_agent.training.feature_data import FeatureData, features_of
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.protocols.errors import BaseUnknown, TrainingStopped
+from fleetune.protocols.method.method import Method
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
+from fleetune.tools.simulator.partitioned_data import PartitionedData
+from fleetune.tools.simulator.streams.stream_devices import StreamDevices
+from fleetune.tools.simulator.workers.device_files import keep_before
+
+_MOST_FEATURE_BYTES = 2**28  # in each worker
+
+
+@dataclass(frozen=True)
+class DeviceTrainer:
+    """What a worker shares among devices: one model, one data set; the devices' states are files.
+
+    Attributes:
+        enrolment: of the run.
+        method: of the run.
+        backend: trains.
+        data: of all devices.
+        folder: of the devices' files.
+        cache: of the latest tasks.
+        upper: the part above a frozen backbone; None: the whole model trains.
+        streams: devices whose data grow; None: the data do not grow.
+        features: of the latest devices, where a backbone is frozen.
+    """
+
+    enrolment: Enrolment
+    method: Method[Any, Any, Any, Any]
+    backend: Backend
+    data: PartitionedData
+    folder: Path
+    cache: SharedSessionCache
+    upper: Upper | None = None
+    streams: StreamDevices | None = None
+    features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
+
+    def train(self, job: TrainingJob) -> TrainingResult:
+        """Do one device's work on one task."""
+        if job.num_closed is not None:
+            keep_before(self.folder, job.name, job.num_closed)
+        if self.streams is not None:
+            return self._train_on_stream(job, self.streams)
+        data = for_vocabulary(self.data.device_data(job.index, self.enrolment.spec), self.backend.vocabulary)
+        session = self._session(job.name, self._with_features(job.name, data))
+        self.cache.tasks.told = job.told
+        reply = _reply(session, job)
+        sent = session.sent if job.near else None
+        return TrainingResult(reply, base=session.base, left_out=session.left_out, sent=sent)
+
+    def _train_on_stream(self, job: TrainingJob, streams: StreamDevices) -> TrainingResult:
+        """Train on the samples that the round pins."""
+        with streams.opened(job.name, job.wall_s) as growing:
+            try:
+                data = streams.as_trained(growing.of_round(job.key))
+            except TrainingStopped as problem:
+                return TrainingResult(None, growing.figures(), declined=str(problem))
+            growing.note_round(LocalTrainer(self.backend, data, self.enrolment.training))
+            session = self._session(job.name, data if self.upper is None else features_of(self.upper, data))
+            reply = _reply(session, job)
+            if reply is not None:
+                growing.trained(job.key)
+            figures, left_out = growing.figures(), session.left_out
+            return TrainingResult(reply, figures, session.num_samples, base=session.base, left_out=left_out)
+
+    def _session(self, name: str, data: DeviceData) -> Session:
+        backend = self.backend if self.upper is None else self.upper.backend
+        trainer = LocalTrainer(backend, data, self.enrolment.training)
+        files = starting_models.served_files(self.folder, name)
+        keeps_newest = self.streams is None  # with streams the deployed model is tested between rounds
+        adoption = serving_of(files, self.enrolment, trainer, session_keeps_newest=keeps_newest)
+        return Session(
+            self.enrolment,
+            name,
+            self.method,
+            trainer,
+            starting_models.state(self.folder, name),
+            adoption=adoption,
+            own=partial(starting_models.own_model, self.folder, name),
+            keep_replies=False,
+            beside=self.cache,
+        )
+
+    def _with_features(self, name: str, data: DeviceData) -> DeviceData:
+        """The device's features, computed once while memory allows; an agent with room keeps its own."""
+        if self.upper is None:
+            return data
+        if name not in self.features:
+            self.features[name] = features_of(self.upper, data)
+        self.features.move_to_end(name)
+        while len(self.features) > 1 and sum(map(_num_bytes, self.features.values())) > _MOST_FEATURE_BYTES:
+            self.features.popitem(last=False)
+        return self.features[name]
+
+
+def _reply(session: Session, job: TrainingJob) -> bytes | None:
+    """The encoded reply; None: the task is a difference to a model that the device does not hold."""
+    try:
+        return session.reply(job.payload, job.budget, mask_time=job.mask_time)
+    except BaseUnknown:
+        return None
+
+
+def _num_bytes(data: FeatureData) -> int:
+    return sum(array.nbytes for array in data.features.values())
