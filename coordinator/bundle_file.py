@@ -105,7 +105,7 @@ def bundle_table(written: Written) -> Table:
     return table
 
 
-def bundle_words(written: Written) -> str:
+def bundle_summary(written: Written) -> str:
     """What else there is to know of it."""
     bundle, spec = written.bundle, written.bundle.spec
     shape = "x".join(map(str, spec.input_shape))

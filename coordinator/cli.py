@@ -85,8 +85,8 @@ def serve(
     Stopped at any moment, the same command goes on where it was.
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
+    from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
     from fleetune.coordinator.serving.owner import SUPERVISED, take_up
-    from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
     from fleetune.coordinator.trackers.follow import Following
     from fleetune.coordinator.trackers.tracker import makers_of
@@ -99,25 +99,25 @@ def serve(
         check_unclaimed(folder)
         makers = makers_of(tracker)
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
-        with closing(Lookout(fleet, settings.run.name)) as lookout:
+        with closing(ConflictDetector(fleet, settings.run.name)) as detector:
             if given is not None:
-                lookout.ask(partial(_lookout_transport, given, lookout))
+                detector.ask(partial(_detector_transport, given, detector))
             from fleetune.coordinator.run.child_process import find_model_in_child
             from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
 
-            lookout.wait()
+            detector.wait()
             run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
             if SUPERVISED not in os.environ:  # else whoever begins it has looked at its orders
                 take_up(folder)
             with (
                 closing(run.store),
                 broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
-                closing(lookout),  # before its broker
+                closing(detector),  # before its broker
             ):
                 if given is None:
-                    lookout.take(partial(_lookout_transport, where, lookout))
+                    detector.take(partial(_detector_transport, where, detector))
                 with Following(makers, folder, folder.name) as following:
-                    _serve(run, where, fleet, lookout, following)
+                    _serve(run, where, fleet, detector, following)
 
 
 def _sources(context: typer.Context) -> dict[str, str]:
@@ -126,19 +126,19 @@ def _sources(context: typer.Context) -> dict[str, str]:
     return {name: "DEFAULT" if source is None else source.name for name, source in found.items()}
 
 
-def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
+def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
     from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
-    subscriptions = [topics.coordinators(lookout.fleet)]
-    return MqttTransport(broker, lookout.client_id, subscriptions=subscriptions, events=events)
+    subscriptions = [topics.coordinators(detector.fleet)]
+    return MqttTransport(broker, detector.client_id, subscriptions=subscriptions, events=events)
 
 
-def _serve(run: Any, broker: Any, fleet: str, lookout: Any, following: Any) -> None:
+def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> None:
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
+    from fleetune.coordinator.serving.console_output import finish, print_start
     from fleetune.coordinator.serving.event_queue import Stop
-    from fleetune.coordinator.serving.presenter import finish, say_what_begins
     from fleetune.coordinator.serving.run_observers import observers_of
     from fleetune.coordinator.serving.server import Server
     from fleetune.protocols.wire.transport import EventSink
@@ -155,14 +155,14 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any, following: Any) -> N
     )
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))
-    say_what_begins(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
-    lookout.on_rival(lambda: server.events.put(Stop()))
+    print_start(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
+    detector.on_rival(lambda: server.events.put(Stop()))
     reason = server.serve()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.default_int_handler)  # nobody reads the server's events any more
     finish(run, reason, console, following)
     if reason is None:
-        lookout.check()
+        detector.check()
 
 
 @app.command()
@@ -212,7 +212,7 @@ def service(
 ) -> None:
     """Serve all runs of FOLDER, each in a process of its own that is looked after; files may come and go."""
     from fleetune.coordinator.broker.broker_options import origin_of
-    from fleetune.coordinator.service.begin import serve_folder
+    from fleetune.coordinator.service.start import serve_folder
 
     logging.getLogger("fleetune.coordinator.service").setLevel(logging.INFO)
     with one_line_errors("edge-coordinator"):
@@ -224,7 +224,7 @@ def service(
 def report(folder: RunFolder) -> None:
     """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
     from fleetune.coordinator.run.stored_run import look_at
-    from fleetune.coordinator.serving.presenter import report_run
+    from fleetune.coordinator.serving.console_output import report_run
     from fleetune.coordinator.store.folder_lock import is_claimed
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
@@ -240,14 +240,14 @@ def devices(
     import msgspec
 
     from fleetune.coordinator.queries import queries
-    from fleetune.coordinator.serving.presenter import list_devices
+    from fleetune.coordinator.serving.console_output import print_devices
 
     with one_line_errors("edge-coordinator"):
         found = queries.devices(folder)
         if as_json:
             print(msgspec.json.encode(found).decode())
         else:
-            list_devices(found)
+            print_devices(found)
 
 
 @app.command()
@@ -284,9 +284,9 @@ def status(
             print(msgspec.json.encode(queries.status(folder)).decode())
             return
         if is_service(folder) and not follow:
-            from fleetune.coordinator.service.overview import show_overview
+            from fleetune.coordinator.service.status_table import print_service_status
 
-            show_overview(folder)
+            print_service_status(folder)
             return
         if not follow:
             run_status.show_status(folder)
@@ -378,13 +378,13 @@ def export(
     """
     import rich
 
-    from fleetune.coordinator.bundle_file import bundle_table, bundle_words, settings_for, write_bundle
+    from fleetune.coordinator.bundle_file import bundle_summary, bundle_table, settings_for, write_bundle
 
     with one_line_errors("edge-coordinator"):
         settings = settings_for(model, input_shape, classes, seed, changes)
         written = write_bundle(settings, out, onnx)
         rich.print(bundle_table(written))
-        print(bundle_words(written))
+        print(bundle_summary(written))
 
 
 if __name__ == "__main__":

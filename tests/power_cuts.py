@@ -25,7 +25,7 @@ from tests.conftest import PullToTarget
 from tests.helpers.power import ForgetfulDisk, PowerCut
 from tests.helpers.talk import SPEC, Coordinating, run_settings
 
-from fleetune.coordinator.serving.event_queue import Ring
+from fleetune.coordinator.serving.event_queue import TimerDue
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -188,7 +188,7 @@ class World:
 
     def _tick_coordinator(self):
         with self.powers["coordinator"].in_place():
-            self.coordinator.server._handle_all([Ring()])
+            self.coordinator.server._handle_all([TimerDue()])
             self._collect()
 
     def _collect(self):

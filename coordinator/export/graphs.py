@@ -6,8 +6,8 @@ from typing import Literal
 from torch import nn
 
 from fleetune.coordinator.export import steps
-from fleetune.coordinator.export.check import check
 from fleetune.coordinator.export.onnx_lowering import lower
+from fleetune.coordinator.export.torch_comparison import check
 from fleetune.coordinator.export.torch_trace import trace
 from fleetune.protocols.bundle.bundle import (
     ANSWER,

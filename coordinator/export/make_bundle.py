@@ -5,12 +5,12 @@ import logging
 from msgspec import UNSET, UnsetType, structs
 from torch import nn
 
-from fleetune.coordinator.export.figures import activation_bytes
+from fleetune.coordinator.export.activation_bytes import activation_bytes
 from fleetune.coordinator.export.graphs import export
 from fleetune.coordinator.export.ort_training import can_differentiate, training_part
 from fleetune.coordinator.export.recipe import recipe_of
+from fleetune.coordinator.spec.partial_training import described
 from fleetune.coordinator.spec.spec_from_torch import weights_of
-from fleetune.coordinator.spec.trained_part import described
 from fleetune.protocols.bundle.bundle import MAX_BYTES, Bundle, read_bundle
 from fleetune.protocols.errors import ModelError, PacketError
 from fleetune.protocols.model.architectures import training_flops

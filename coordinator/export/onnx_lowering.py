@@ -9,13 +9,13 @@ import torch
 from fleetune.coordinator.export.builder import Builder, NoForm, type_of
 from fleetune.coordinator.export.operators import (
     convolution,
+    data_movement,
     elementwise,
     image_maps,
     indexing,
+    matrix_products,
     max_pooling,
-    moving,
-    products,
-    reducing,
+    reductions,
 )
 from fleetune.coordinator.export.torch_trace import Operation, Ref, Trace
 from fleetune.protocols.bundle.graph import Graph
@@ -24,9 +24,9 @@ from fleetune.protocols.user_code import as_line
 
 RULES: dict[str, Callable[..., Any]] = (
     elementwise.RULES
-    | moving.RULES
-    | reducing.RULES
-    | products.RULES
+    | data_movement.RULES
+    | reductions.RULES
+    | matrix_products.RULES
     | convolution.RULES
     | max_pooling.RULES
     | image_maps.RULES

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fleetune.coordinator.export.check import Arrays, Run, compare
 from fleetune.coordinator.export.graphs import forward_graph
 from fleetune.coordinator.export.steps import prepare
+from fleetune.coordinator.export.torch_comparison import Arrays, Run, compare
 from fleetune.protocols.bundle import ort_training
 from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.bundle.graph import Graph, Port

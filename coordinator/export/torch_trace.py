@@ -1,7 +1,7 @@
 """The torch operations of a step, with the batch size left open: traced at two sizes and compared.
 
 A whole number that differs between the traces is times * n + plus, n being the number of samples; that two
-points say so is no proof, which is why `coordinator.export.check` runs every graph at further sizes.
+points say so is no proof, which is why `coordinator.export.torch_comparison` runs every graph at more sizes.
 """
 
 import re
@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fleetune.coordinator.export.paths import Paths
+from fleetune.coordinator.export.module_paths import Paths
 from fleetune.protocols.errors import ModelError
 
 _SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")

@@ -1,8 +1,8 @@
 """Whether a reply counts: the one place that says so, and why not.
 
 It is asked once of every reply, by `RunController` as it comes in whole, and before that of every offer of
-one (`coordinator.serving.readiness.why_refused`), so that what would not count does not travel. A round that
-a device declines is asked about as well: the engine does that itself.
+one (`coordinator.serving.message_checks.offer_rejection`), so that what would not count does not travel.
+A round that a device declines is asked about as well: the engine does that itself.
 """
 
 from typing import Literal

@@ -206,9 +206,9 @@ def _by_torch(settings: RunSettings) -> Model:
     name, input_shape, num_classes = _shape(settings)
     _check_names(settings.data.class_names, num_classes)
     try:
-        from fleetune.coordinator.export.figures import activation_bytes
+        from fleetune.coordinator.export.activation_bytes import activation_bytes
+        from fleetune.coordinator.spec.partial_training import described
         from fleetune.coordinator.spec.spec_from_torch import weights_of
-        from fleetune.coordinator.spec.trained_part import described
         from fleetune.protocols.model.architectures import training_flops
         from fleetune.protocols.model.token_ids import samples_of
         from fleetune.protocols.model.torch_backbone import frozen_values

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from fleetune.coordinator.service.service import RUNS, is_service, notes_of
+from fleetune.coordinator.service.service import RUNS, is_service, read_statuses
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import SettingError
 
@@ -25,7 +25,7 @@ def folder_of(run: str, service: Path) -> Path:
         raise SettingError(
             f"{run} holds no run: name the folder of one, e.g. runs/demo, or a service's run with --service"
         )
-    known = [note.name for note in notes_of(service)]
+    known = [note.name for note in read_statuses(service)]
     if run not in known:
         near = difflib.get_close_matches(run, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"

@@ -30,12 +30,12 @@ OWN, RUNS, NOTES = ".service", "runs", "runs.json"
 LOOK_EVERY_S = 0.25
 
 
-class RunNote(Struct, frozen=True):
+class ServiceRunStatus(Struct, frozen=True):
     """How a service sees a run.
 
     Attributes:
         name, fleet, file: of it.
-        state, words: see `supervisor.Watched`.
+        state, words: see `supervisor.SupervisedRun`.
         pid: of its process; None: there is none.
     """
 
@@ -80,7 +80,7 @@ class Service:
     def _note(self) -> None:
         watched = self.supervisor.watched.values()
         notes = [
-            RunNote(
+            ServiceRunStatus(
                 one.file.name,
                 one.file.fleet,
                 one.file.path.name,
@@ -116,7 +116,7 @@ def held(folder: Path) -> Iterator[Path]:
         yield own
 
 
-def notes_of(folder: Path) -> list[RunNote]:
+def read_statuses(folder: Path) -> list[ServiceRunStatus]:
     """How a service sees, or saw, the runs in its folder; () where none ever was.
 
     Raises:
@@ -124,7 +124,7 @@ def notes_of(folder: Path) -> list[RunNote]:
     """
     path = folder / OWN / NOTES
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[RunNote])
+        return msgspec.json.decode(path.read_bytes(), type=list[ServiceRunStatus])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError) as problem:

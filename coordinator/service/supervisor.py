@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fleetune.coordinator.service.run_files import RunFile
-from fleetune.coordinator.service.standing import check_fits, is_finished
+from fleetune.coordinator.service.stored_run_checks import check_fits, is_finished
 from fleetune.coordinator.store.orders import Orders, read_orders
 from fleetune.protocols.errors import FleetuneError
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
 STEADY_S = 600.0  # a run that was up for so long has not crashed in a row
 END_S = 30.0  # to end by itself
 
@@ -46,7 +46,7 @@ Launch = Callable[[RunFile], Process]
 
 
 @dataclass
-class Watched:
+class SupervisedRun:
     """One run.
 
     Attributes:
@@ -94,13 +94,13 @@ class Supervisor:
 
     runs: Path
     launch: Launch
-    watched: dict[Path, Watched] = field(default_factory=dict)
+    watched: dict[Path, SupervisedRun] = field(default_factory=dict)
 
     def look(self, files: Iterable[RunFile], now: float) -> None:
         """Do what is to be done at `now` (seconds that never jump) with the files as they are."""
         there = {one.path: one for one in files}
         for path, file in there.items():
-            self.watched.setdefault(path, Watched(file)).file = file
+            self.watched.setdefault(path, SupervisedRun(file)).file = file
         for path, one in list(self.watched.items()):
             self._tend(one, now, removed=path not in there)
             if path not in there and one.process is None:
@@ -113,7 +113,7 @@ class Supervisor:
                 self._ask_to_end(one, now, "the service ends")
         return all(one.process is None for one in self.watched.values())
 
-    def _tend(self, one: Watched, now: float, *, removed: bool) -> None:
+    def _tend(self, one: SupervisedRun, now: float, *, removed: bool) -> None:
         if one.process is not None and not self._is_over(one, now):
             if removed:
                 self._ask_to_end(one, now, f"{one.file.path} is gone")
@@ -125,7 +125,7 @@ class Supervisor:
         if not removed:
             self._begin_if_due(one, now)
 
-    def _may_change(self, one: Watched) -> bool:
+    def _may_change(self, one: SupervisedRun) -> bool:
         """Whether the run could go on with its file as it is; if not, it goes on with the one from before."""
         if one.refused == one.file:
             return False
@@ -138,7 +138,7 @@ class Supervisor:
             return False
         return True
 
-    def _is_over(self, one: Watched, now: float) -> bool:
+    def _is_over(self, one: SupervisedRun, now: float) -> bool:
         """Whether its process has ended; then it is noted how."""
         assert one.process is not None, "asked of a process"
         code = one.process.poll()
@@ -149,19 +149,19 @@ class Supervisor:
         said, asked = one.process.last_words(), one.end_by is not None
         one.process, one.end_by = None, None
         if code == 0 or asked:
-            one.failures, one.again_at = 0, now if asked else now + FIRST_PAUSE_S
+            one.failures, one.again_at = 0, now if asked else now + FIRST_RETRY_S
             one.note("waiting", "to be begun again")
             return True
         one.failures = 1 if now - one.began_at > STEADY_S else one.failures + 1
         self._put_off(one, now, f"exit code {code}: {said}")
         return True
 
-    def _put_off(self, one: Watched, now: float, why: str) -> None:
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (one.failures - 1))
+    def _put_off(self, one: SupervisedRun, now: float, why: str) -> None:
+        pause_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (one.failures - 1))
         one.again_at = now + pause_s
         one.note("failed", f"{why}; once more after {pause_s:g} s")
 
-    def _begin_if_due(self, one: Watched, now: float) -> None:
+    def _begin_if_due(self, one: SupervisedRun, now: float) -> None:
         if one.file.settings is None:
             one.note("wrong", one.file.problem)
             return
@@ -179,7 +179,7 @@ class Supervisor:
         except FleetuneError as problem:
             one.note("wrong", str(problem))
 
-    def _begin_if_possible(self, one: Watched, now: float) -> None:
+    def _begin_if_possible(self, one: SupervisedRun, now: float) -> None:
         assert one.file.settings is not None, "a wrong file begins nothing"
         if is_finished(self._folder(one), one.file.settings):
             one.begun, one.again_at = one.file, float("inf")
@@ -189,7 +189,7 @@ class Supervisor:
         else:
             self._begin(one, now)
 
-    def _begin(self, one: Watched, now: float) -> None:
+    def _begin(self, one: SupervisedRun, now: float) -> None:
         try:
             one.process = self.launch(one.file)
         except (FleetuneError, OSError) as problem:
@@ -199,16 +199,16 @@ class Supervisor:
         one.begun, one.began_at, one.refused = one.file, now, None
         one.note("running")
 
-    def _holder(self, one: Watched) -> Watched | None:
+    def _holder(self, one: SupervisedRun) -> SupervisedRun | None:
         """The other run of its fleet that a process is at."""
         others = (other for other in self.watched.values() if other is not one and other.process is not None)
         return next((other for other in others if (other.begun or other.file).fleet == one.file.fleet), None)
 
-    def _ask_to_end(self, one: Watched, now: float, why: str) -> None:
+    def _ask_to_end(self, one: SupervisedRun, now: float, why: str) -> None:
         if one.end_by is None and one.process is not None:
             one.end_by = now + END_S
             one.process.send_signal(signal.SIGTERM)
             one.note("ending", why)
 
-    def _folder(self, one: Watched) -> Path:
+    def _folder(self, one: SupervisedRun) -> Path:
         return self.runs / one.file.name

@@ -15,8 +15,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from fleetune.coordinator.run.run_controller import RunController
-from fleetune.coordinator.serving.peers import Peers
-from fleetune.coordinator.serving.quotas import Bucket, Buckets
+from fleetune.coordinator.serving.device_sessions import DeviceSessions
+from fleetune.coordinator.serving.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.wire.messages import readable
 from fleetune.protocols.wire.topics import Address
 
@@ -32,7 +32,7 @@ _BUCKETS = 50_000
 
 
 @dataclass
-class Gate:
+class Admission:
     """Of one coordinator's life.
 
     Attributes:
@@ -44,17 +44,21 @@ class Gate:
     """
 
     controller: RunController
-    peers: Peers
+    peers: DeviceSessions
     timer: Callable[[], float]
     on_muted: Callable[[str, bool], None]
     forget: Callable[[str], None]
-    _words: Buckets = field(default_factory=lambda: Buckets(WORDS, WORDS_A_SECOND, _BUCKETS))
-    _presences: Buckets = field(default_factory=lambda: Buckets(PRESENCES, PRESENCES_A_SECOND, _BUCKETS))
-    _patience: Buckets = field(default_factory=lambda: Buckets(PATIENCE, PATIENCE_A_SECOND, _BUCKETS))
+    _words: TokenBuckets = field(default_factory=lambda: TokenBuckets(WORDS, WORDS_A_SECOND, _BUCKETS))
+    _presences: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(PRESENCES, PRESENCES_A_SECOND, _BUCKETS)
+    )
+    _patience: TokenBuckets = field(
+        default_factory=lambda: TokenBuckets(PATIENCE, PATIENCE_A_SECOND, _BUCKETS)
+    )
     _muted: OrderedDict[str, float] = field(default_factory=OrderedDict)  # until when, ascending
     _strangers: OrderedDict[str, float] = field(default_factory=OrderedDict)  # last heard, ascending
-    _crowd: Bucket = field(default_factory=lambda: Bucket(1, 1 / MUTED_S))
-    _overflow: Bucket = field(default_factory=lambda: Bucket(1, 1 / MUTED_S))
+    _crowd: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / MUTED_S))
+    _overflow: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / MUTED_S))
 
     def lets_in(self, address: Address, data: bytes) -> bool:
         """Whether a message is read; what is not is counted."""

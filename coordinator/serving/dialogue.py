@@ -26,16 +26,16 @@ from fleetune.coordinator.run.run_events import (
     RunFinished,
 )
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.serving.admission import Gate
-from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
-from fleetune.coordinator.serving.burst import Burst
+from fleetune.coordinator.serving.admission import Admission
+from fleetune.coordinator.serving.bundle_server import BundleMade, BundleServer
+from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
+from fleetune.coordinator.serving.duplicate_names import DuplicateNames
+from fleetune.coordinator.serving.event_batch import EventBatch
 from fleetune.coordinator.serving.event_queue import Timers
-from fleetune.coordinator.serving.name_claims import NameClaims
-from fleetune.coordinator.serving.outgoing_spool import spooled
-from fleetune.coordinator.serving.peers import Peer, Peers
-from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
-from fleetune.coordinator.serving.refusals import Refusals
-from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.serving.message_checks import check_decline, check_ready, meet
+from fleetune.coordinator.serving.received_replies import take_in
+from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.send_queue import memory_mapped
 from fleetune.coordinator.store.broker_outage import Outage, write_outage
 from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.coordinator.store.troubles import forget_troubles, note_trouble
@@ -51,7 +51,7 @@ from fleetune.protocols.wire.transport import Connected, Disconnected, Received
 
 log = logging.getLogger(__name__)
 
-MOST_ASKED = 5  # times that one thing is answered until its device comes again
+MAX_REQUESTS = 5  # times that one thing is answered until its device comes again
 NO_TRAINER_S = 60.0  # for a device with torch to come
 _EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
 
@@ -83,17 +83,17 @@ class Dialogue:
     clock: Callable[[], float]
     timer: Callable[[], float]
     timers: Timers
-    peers: Peers = field(default_factory=Peers)
-    burst: Burst = field(default_factory=Burst)
+    peers: DeviceSessions = field(default_factory=DeviceSessions)
+    burst: EventBatch = field(default_factory=EventBatch)
     outage: Outage | None = None
     finished: str | None = None
 
     def __post_init__(self) -> None:
         self.run_id = self.run.enrolment.run
-        self.refusals = Refusals(self.run.controller.count_refused, self.timer)
-        self.gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
-        self._bundles = BundleDesk(self.run, self.put, self._notice)
-        self._names, self._shared = NameClaims(), set[str]()  # names that several devices use
+        self.refusals = RejectedMessages(self.run.controller.count_refused, self.timer)
+        self.gate = Admission(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
+        self._bundles = BundleServer(self.run, self.put, self._notice)
+        self._names, self._shared = DuplicateNames(), set[str]()  # names that several devices use
         self._hopeless_at: float | None = None  # when a run that no device can train ends
         self._resumed: Turn | None = None  # whose tasks the last process may have sent
 
@@ -202,7 +202,7 @@ class Dialogue:
         peer = self.peers[device]
         self._pass(peer, peer.link.take_chunk(data, self.timer()))
 
-    def _hear(self, peer: Peer, message: wire.FromDevice) -> None:
+    def _hear(self, peer: DeviceSession, message: wire.FromDevice) -> None:
         match message:
             case wire.Presence(online, instance, agent):
                 peer.agent = wire.readable(agent)
@@ -218,10 +218,10 @@ class Dialogue:
             case wire.Working() | wire.Measured() if message.run == self.run_id:
                 self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
-                check_declines_run(number, peer, self.run)
+                check_decline(number, peer, self.run)
                 self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
 
-    def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
+    def _hear_of_work(self, peer: DeviceSession, message: wire.Working | wire.Measured) -> None:
         if isinstance(message, wire.Working):
             peer.stage, peer.progress = message.stage, min(max(message.progress, 0.0), 1.0)
             self._keep_track(peer)
@@ -232,7 +232,7 @@ class Dialogue:
         else:
             self.run.controller.note_measured(peer.device, turn, message.actual)
 
-    def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
+    def _note_presence(self, peer: DeviceSession, online: bool, instance: str) -> None:
         if not online and instance != peer.instance:
             return  # the broker says so for an agent that had lost the name already
         wait_s = self._names.connected(peer.device, instance, self.timer()) if online else 0.0
@@ -282,7 +282,7 @@ class Dialogue:
         log.warning("%s", line if shared else f"only one device uses the name {device} now")
         note_trouble(self.run.store, f"name {device}", line if shared else None)
 
-    def _lose(self, peer: Peer) -> None:
+    def _lose(self, peer: DeviceSession) -> None:
         peer.enrolled = False
         self._pass(peer, peer.link.drop(lambda _: True, self.timer()))
         self.tell(DeviceGone(peer.device))
@@ -299,13 +299,13 @@ class Dialogue:
         self._names.forget(device)
         self.timers.set(device, None)
 
-    def _enrol(self, peer: Peer) -> None:
+    def _enrol(self, peer: DeviceSession) -> None:
         key, ratio = TransferKey("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
         self._pass(peer, peer.link.post(key, self.run.payload, self.timer(), ratio=ratio))
 
-    def _note_left(self, peer: Peer, run: str) -> None:
+    def _note_left(self, peer: DeviceSession, run: str) -> None:
         """It was told that a run is over, by a coordinator before this one or by a stranger: remove a message
-        that the broker still keeps for it (`RunEnd`), and ask it back if the run goes on.
+        that the broker still keeps for it (`FinishAnnouncement`), and ask it back if the run goes on.
         """
         self.publish(topics.topic(self.fleet, peer.device, "down"), b"", True)
         if run != self.run_id or self._asks_too_often(peer, "to be told that the run goes on"):
@@ -314,20 +314,20 @@ class Dialogue:
         self._lose(peer)
         self._enrol(peer)
 
-    def _asks_too_often(self, peer: Peer, what: str, turn: Turn = NEVER) -> bool:
-        """Whether a device asked for the same more than `MOST_ASKED` times; it is answered again when it has
-        come again, or in another turn.
+    def _asks_too_often(self, peer: DeviceSession, what: str, turn: Turn = NEVER) -> bool:
+        """True if a device asked for the same more than `MAX_REQUESTS` times. It is answered again when it
+        connects again, or in another turn.
         """
         times = peer.note_asked(what, turn)
-        if times <= MOST_ASKED:
+        if times <= MAX_REQUESTS:
             return False
         self.run.controller.count_refused("asked-too-often", device=peer.device)
-        if times == MOST_ASKED + 1:
-            line = f"{peer.device} asked {MOST_ASKED} times {what}: it is not answered until it comes again"
+        if times == MAX_REQUESTS + 1:
+            line = f"{peer.device} asked {MAX_REQUESTS} times {what}: it is not answered until it comes again"
             self.refusals.say(logging.WARNING, peer.device, line)
         return True
 
-    def _take_fetch(self, peer: Peer, what: str) -> None:
+    def _take_fetch(self, peer: DeviceSession, what: str) -> None:
         if self._asks_too_often(peer, f"for the {what}"):
             return
         if what == "bundle":
@@ -335,7 +335,7 @@ class Dialogue:
         else:
             self._give_backbone(peer)
 
-    def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
+    def _give_bundle(self, peer: DeviceSession, made: BundleMade | None) -> None:
         if made is None:
             return  # it is being made
         if made.payload is None:
@@ -345,14 +345,14 @@ class Dialogue:
         key = TransferKey("bundle", self.run_id)
         self._pass(peer, peer.link.post(key, made.payload, self.timer()))
 
-    def _give_backbone(self, peer: Peer) -> None:
+    def _give_backbone(self, peer: DeviceSession) -> None:
         spec = self.run.enrolment.spec
         if spec.backbone is UNSET:
             raise PacketForeign("asks for a backbone; nothing is frozen in the run's model")
         payload = backbone_payload(self.run.folder, spec)
         self._pass(peer, peer.link.post(TransferKey("backbone", self.run_id), payload, self.timer()))
 
-    def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
+    def _take_ready(self, peer: DeviceSession, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
         check_ready(ready, peer, self.run)
@@ -360,7 +360,7 @@ class Dialogue:
         base = None if ready.base is UNSET else ready.base
         self.tell(DeviceReady(ready.report, base, peer.agent))
 
-    def _limit_asking(self, peer: Peer) -> None:
+    def _limit_asking(self, peer: DeviceSession) -> None:
         """Leave a device out of the round that reports ready again and again although it has its task.
 
         It may report so before its reply: with news, or because it cannot read the task.
@@ -369,21 +369,21 @@ class Dialogue:
         if turn is None or turn != peer.tasked or peer.download_s is None:
             return
         if self._asks_too_often(peer, "for its task", turn):
-            self.tell(Declined(peer.device, *turn, f"it asked for its task {MOST_ASKED} times"))
+            self.tell(Declined(peer.device, *turn, f"it asked for its task {MAX_REQUESTS} times"))
 
-    def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
+    def _note_declined(self, peer: DeviceSession, turn: Turn, reason: str, *, diverged: bool = False) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"
         self.refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
         self.tell(Declined(peer.device, *turn, reason, diverged))
 
-    def _note_answered(self, peer: Peer, answered: Answered) -> None:
+    def _note_answered(self, peer: DeviceSession, answered: Answered) -> None:
         match answered.receipt:
             case Resume():
                 peer.offered_at = peer.offered_at or self.timer()
             case Refuse(_, reason):
                 self._note_refused_offer(peer, answered.offer.transfer_key, reason)
 
-    def _note_refused_offer(self, peer: Peer, key: TransferKey, reason: str) -> None:
+    def _note_refused_offer(self, peer: DeviceSession, key: TransferKey, reason: str) -> None:
         outcomes = self.run.controller.note_refused_offer(peer.device, key, reason, self.clock())
         expected = any(isinstance(one, ReplyDropped) and one.objection in _EXPECTED for one in outcomes)
         level = logging.INFO if expected else logging.WARNING
@@ -421,7 +421,7 @@ class Dialogue:
         peer, turn = self.peers[task.device], Turn.of(task.transfer_key)
         peer.forget_times()
         self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
-        payload = spooled(task.make(), self.run.folder)
+        payload = memory_mapped(task.make(), self.run.folder)
         again = turn in (peer.tasked, self._resumed)
         peer.tasked = turn
         self._pass(peer, peer.link.post(task.transfer_key, payload, self.timer(), perhaps_there=again))
@@ -436,10 +436,10 @@ class Dialogue:
             self._forget_tasks(peer, lambda key, awaited=awaited: Turn.of(key) != awaited)  # type: ignore[misc]
             self._pass(peer, peer.link.refuse_unwanted())
 
-    def _forget_tasks(self, peer: Peer, unwanted: Callable[[TransferKey], bool]) -> None:
+    def _forget_tasks(self, peer: DeviceSession, unwanted: Callable[[TransferKey], bool]) -> None:
         self._pass(peer, peer.link.drop(lambda key: key.kind == "task" and unwanted(key), self.timer()))
 
-    def _pass(self, peer: Peer, items: Iterable[Item]) -> None:
+    def _pass(self, peer: DeviceSession, items: Iterable[Item]) -> None:
         for item in items:
             match item:
                 case Packet():
@@ -452,12 +452,12 @@ class Dialogue:
                     self._note_answered(peer, item)
         self._keep_track(peer)
 
-    def _keep_track(self, peer: Peer) -> None:
+    def _keep_track(self, peer: DeviceSession) -> None:
         """Note when it wants to be woken, and whether anything of it is open."""
         self.timers.set(peer.device, peer.link.wake_at)
         self.peers.note(peer)
 
-    def _take_in(self, peer: Peer, arrived: Arrived) -> None:
+    def _take_in(self, peer: DeviceSession, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
         refusal, outcomes = take_in(
             peer, arrived, self.run.controller, self.refusals, timer=self.timer, clock=self.clock
@@ -467,7 +467,7 @@ class Dialogue:
         self._publish(peer, link.accept(arrived) if refusal is None else link.refuse(arrived, refusal))
         self.follow(outcomes)
 
-    def _note_sent(self, peer: Peer, sent: Sent) -> None:
+    def _note_sent(self, peer: DeviceSession, sent: Sent) -> None:
         key = sent.transfer_key
         if sent.refused is not None:
             log.warning("%s does not take its %s", peer.device, key.kind)
@@ -479,7 +479,7 @@ class Dialogue:
         if key.kind == "task" or sent.sent_bytes:  # an enrolment, bundle or backbone may be there
             self.run.controller.note_delivered(peer.device, key, sent.num_bytes)
 
-    def _publish(self, peer: Peer, packet: Packet) -> None:
+    def _publish(self, peer: DeviceSession, packet: Packet) -> None:
         topic = topics.topic(self.fleet, peer.device, packet.channel)
         if packet.is_chunk:
             self.gate.grant(peer.device)  # it acknowledges each

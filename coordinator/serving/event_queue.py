@@ -16,7 +16,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Ring:
+class TimerDue:
     """A timer is due; what stands before this in the queue may be the answer it waits for."""
 
 
@@ -96,7 +96,7 @@ class EventQueue:
             wait_s = min(wait_s, next_at - self._timer())
             if next_at <= self._timer():
                 self._ringing = True
-                self._events.put(Ring())
+                self._events.put(TimerDue())
         taken: list[Any] = []
         with suppress(queue.Empty):
             while len(taken) < MAX_EVENTS and not self.stopped:
@@ -106,6 +106,6 @@ class EventQueue:
         return taken
 
     def due(self) -> Iterator[str]:
-        """Whose time has come, once `Ring` is handled."""
+        """Whose time has come, once `TimerDue` is handled."""
         self._ringing = False
         return self.timers.due(self._timer())

@@ -14,7 +14,7 @@ from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import ReplyDropped, RunEvent
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.serving.presenter import LiveScreen, LogLines
+from fleetune.coordinator.serving.console_output import LiveScreen, LogLines
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from fleetune.coordinator.run.run_events import (
 )
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.dialogue import Dialogue
-from fleetune.coordinator.serving.disk_room import LEFT_FOR_S, remove_left
-from fleetune.coordinator.serving.event_queue import EventQueue, Ring, Stop
+from fleetune.coordinator.serving.disk_space import KEEP_PARTS_S, remove_old_parts
+from fleetune.coordinator.serving.event_queue import EventQueue, Stop, TimerDue
+from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
 from fleetune.coordinator.serving.owner import Owner
-from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -89,7 +89,7 @@ class Server:
 
     def _serve(self) -> str | None:
         self._transport = self.make_transport(self.events)
-        remove_left(self.run.folder, but=set(), older_than_s=LEFT_FOR_S)
+        remove_old_parts(self.run.folder, but=set(), older_than_s=KEEP_PARTS_S)
         try:
             self.dialogue.resume()
             self._transport.connect()
@@ -103,7 +103,7 @@ class Server:
     def _announce_end(self, reason: str) -> None:
         finish = wire.Finish(self.run.enrolment.run, reason)
         dialogue = self.dialogue
-        run_end = RunEnd(self._transport, self.fleet, finish, dialogue.present, dialogue.absent)
+        run_end = FinishAnnouncement(self._transport, self.fleet, finish, dialogue.present, dialogue.absent)
         run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
@@ -136,7 +136,7 @@ class Server:
             self.dialogue.tell(Tick())
 
     def _handle(self, event: Any) -> None:
-        if isinstance(event, Ring):
+        if isinstance(event, TimerDue):
             self.dialogue.wake(self._queue.due())
         elif isinstance(event, Stop):
             self.events.put(event)

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.fleet_processes import Fleet, run_toml
 from tests.protocols.wire.test_transport import KINDS
 
-from fleetune.coordinator.serving.second_coordinator import Here, Lookout
+from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector, CoordinatorPresence
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.messages import MAX_CONTROL_BYTES, encode
@@ -30,7 +30,7 @@ def begin(broker):
     """A coordinator that asks; its transport, to be dropped and connected again, as `line`."""
 
     def made(run, since, *, silence_s=0.0):
-        lookout = Lookout("f", run, since, silence_s, timer=lambda: 0.0)
+        lookout = ConflictDetector("f", run, since, silence_s, timer=lambda: 0.0)
 
         def make_transport(events):
             lookout.line = broker.client([TOPIC], events)
@@ -52,7 +52,7 @@ def test_the_second_hears_of_the_first_and_the_first_goes_on(begin):
 
 
 def test_on_a_broker_of_its_own_the_first_serves_without_asking(begin, broker):
-    first = Lookout("f", "one", 100.0, timer=lambda: 0.0)
+    first = ConflictDetector("f", "one", 100.0, timer=lambda: 0.0)
     first.take(lambda events: broker.client([TOPIC], events))
     with pytest.raises(SettingError, match=WORDS.format("one")):
         begin("two", 50.0, silence_s=1.0).wait()
@@ -103,7 +103,7 @@ def test_while_the_broker_is_out_of_reach_nothing_is_known(begin):
 
 def test_what_is_no_coordinators_word_stops_nobody(begin, broker):
     lookout = begin("one", 100.0)
-    good = encode(Here("n", "two", "h", 1, 1.0, True))
+    good = encode(CoordinatorPresence("n", "two", "h", 1, 1.0, True))
     for bad in (
         b"",
         b"null",

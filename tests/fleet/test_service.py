@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.cli import app
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.service.run_process import PORTS
-from fleetune.coordinator.service.service import OWN, RUNS, notes_of
+from fleetune.coordinator.service.service import OWN, RUNS, read_statuses
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_toml import read_run
@@ -65,7 +65,7 @@ class Served:
         return self.command(command, name, "--service", str(self.folder))
 
     def note(self, name):
-        return next((one for one in notes_of(self.folder) if one.name == name), None)
+        return next((one for one in read_statuses(self.folder) if one.name == name), None)
 
     def state(self, name):
         """Of its engine; None: it has none yet."""
@@ -138,4 +138,4 @@ def test_two_fleets_are_served_side_by_side_and_orders_are_obeyed(served):
     served.order("start", "one")
     served.wait_for_rounds("one")
     assert served.service.stop() == 0
-    assert all(note.pid is None for note in notes_of(served.folder))
+    assert all(note.pid is None for note in read_statuses(served.folder))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fleetune.coordinator.serving.presenter import say_what_begins
+from fleetune.coordinator.serving.console_output import print_start
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.settings.run_settings import simulated_keys
@@ -89,5 +89,5 @@ def test_serve_names_what_it_does_not_heed():
         resumed=False,
         folder=Path("runs/r"),
     )
-    say_what_begins(run, "r", "b", console)
+    print_start(run, "r", "b", console)
     assert "for simulations only, not heeded here: fleet.uplink_mbps\n" in console.file.getvalue()

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
-from fleetune.coordinator.export.operators.moving import concat, cut, pad
-from fleetune.coordinator.export.operators.products import matrix_product
-from fleetune.coordinator.export.operators.reducing import total
+from fleetune.coordinator.export.operators.data_movement import concat, cut, pad
+from fleetune.coordinator.export.operators.matrix_products import matrix_product
+from fleetune.coordinator.export.operators.reductions import total
 from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 _MIN_CHANNELS = 16  # for patches in a matrix: below, its short runs cost more than the products gain

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
+from fleetune.coordinator.export.operators.data_movement import concat, cut, pad
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
-from fleetune.coordinator.export.operators.moving import concat, cut, pad
 from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
 Sizes = Sequence[int]

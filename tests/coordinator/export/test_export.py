@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from fleetune.coordinator.export import graphs, onnx_lowering, steps
-from fleetune.coordinator.export.check import check
 from fleetune.coordinator.export.graphs import export, forward_graph
+from fleetune.coordinator.export.torch_comparison import check
 from fleetune.coordinator.spec.spec_from_torch import describe
 from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.torch_backend import TorchBackend

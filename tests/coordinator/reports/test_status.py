@@ -30,7 +30,7 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundAbandoned, RoundClosed
 from fleetune.coordinator.run.stored_run import FINISHED, look_at
-from fleetune.coordinator.serving.presenter import finish, report_run
+from fleetune.coordinator.serving.console_output import finish, report_run
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection

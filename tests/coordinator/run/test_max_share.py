@@ -12,7 +12,7 @@ from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.reports.tables import refused
 from fleetune.coordinator.run.stored_run import look_at
-from fleetune.coordinator.serving.presenter import list_devices
+from fleetune.coordinator.serving.console_output import print_devices
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.methods import from_section
 
@@ -82,7 +82,7 @@ def test_a_cut_is_logged_once_counted_and_shown(weights, tmp_path, caplog, capsy
         4,
         "update that counted as fewer samples than it claimed (round.max_share)",
     ) in refused(summary)
-    list_devices(
+    print_devices(
         StatusReader(world.run.settings, 1).devices(
             world.run.controller.engine_state, world.run.controller.ledger
         )

@@ -19,8 +19,8 @@ from fleetune.coordinator.service import run_files
 from fleetune.coordinator.service.ordering import folder_of
 from fleetune.coordinator.service.run_files import RunFiles
 from fleetune.coordinator.service.run_process import Launcher
-from fleetune.coordinator.service.service import OWN, RUNS, Service, held, notes_of
-from fleetune.coordinator.service.supervisor import LONGEST_PAUSE_S, STEADY_S, Supervisor
+from fleetune.coordinator.service.service import OWN, RUNS, Service, held, read_statuses
+from fleetune.coordinator.service.supervisor import LONGEST_RETRY_S, STEADY_S, Supervisor
 from fleetune.coordinator.serving.owner import order
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.coordinator.store.run_store import RunStore
@@ -173,7 +173,7 @@ def test_what_crashes_is_begun_again_ever_later_and_at_once_when_its_file_change
             world.look(0.5)
         pauses.append(world.now - at)
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[-1] == LONGEST_RETRY_S
     assert world.process("two").signals == []
     world.process("one").code = 2
     world.look()
@@ -303,7 +303,7 @@ def test_who_is_where_is_kept_and_named(world):
         service._note()
         with pytest.raises(SettingError, match="another service is at work"), held(world.folder):
             pass
-    assert [(one.name, one.state, one.pid) for one in notes_of(world.folder)] == [
+    assert [(one.name, one.state, one.pid) for one in read_statuses(world.folder)] == [
         ("one", "running", 4711),
         ("two", "running", 4711),
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
-from fleetune.coordinator.spec.trained_part import described
+from fleetune.coordinator.spec.partial_training import described
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.randomness import Key

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.helpers.world import CAPABILITY, CHOICES, Device, World
 
 from fleetune import firmware_profiles
-from fleetune.coordinator.export.figures import activation_bytes
+from fleetune.coordinator.export.activation_bytes import activation_bytes
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.budget.cost_forecast import (
     EVALUATIONS,

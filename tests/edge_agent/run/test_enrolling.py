@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
+from fleetune.coordinator.serving.bundle_server import BundleMade, BundleServer
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.run import enrolling
 from fleetune.edge_agent.run.device import Device, DeviceSettings
@@ -295,7 +295,9 @@ def desk(tmp_path):
         "method": {"name": "fedavg"},
     }
     run, events, said = open_run(parse_run(content), tmp_path / "r"), [], []
-    yield SimpleNamespace(run=run, events=events, said=said, desk=BundleDesk(run, events.append, said.append))
+    yield SimpleNamespace(
+        run=run, events=events, said=said, desk=BundleServer(run, events.append, said.append)
+    )
     run.store.close()
 
 
@@ -313,18 +315,18 @@ def test_the_bundle_is_made_once_and_kept(desk):
     event = wait_for_the_bundle(desk)
     assert desk.desk.made(event) == {"a", "b"}
     assert desk.desk.ask("c") == BundleMade(event.payload)
-    assert BundleDesk(desk.run, desk.events.append, desk.said.append).ask("c") == BundleMade(event.payload)
+    assert BundleServer(desk.run, desk.events.append, desk.said.append).ask("c") == BundleMade(event.payload)
     assert "is made for devices without torch" in desk.said[0]
     assert f"{len(event.payload):,} bytes" in desk.said[1]
 
 
 def test_why_there_is_none_is_told_to_all(desk, monkeypatch):
-    from fleetune.coordinator.serving import bundle_desk
+    from fleetune.coordinator.serving import bundle_server
 
     def fail(*_):
         raise ModelError("block uses aten.sort")
 
-    monkeypatch.setattr(bundle_desk, "in_child_process", fail)
+    monkeypatch.setattr(bundle_server, "in_child_process", fail)
     desk.desk.ask("a")
     event = wait_for_the_bundle(desk)
     assert event == BundleMade(None, "block uses aten.sort")

@@ -13,7 +13,7 @@ from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.run.enrolment import begin
-from fleetune.coordinator.spec.trained_part import described
+from fleetune.coordinator.spec.partial_training import described
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.feature_data import features_of, fits
 from fleetune.edge_agent.training.local_training import LocalTrainer

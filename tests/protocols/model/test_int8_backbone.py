@@ -23,7 +23,7 @@ from tests.protocols.model.test_backbone import (
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.run.enrolment import begin
-from fleetune.coordinator.spec.trained_part import described
+from fleetune.coordinator.spec.partial_training import described
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, SettingError
 from fleetune.protocols.model.backbone_file import (

@@ -36,8 +36,8 @@ _FORKS = sys.platform == "linux"
 _IMPORTED = (  # before workers are forked
     "fleetune.tools.simulator.workers.worker",
     "fleetune.edge_agent.training.torch_backend",
-    "fleetune.coordinator.export.figures",
-    "fleetune.coordinator.spec.trained_part",
+    "fleetune.coordinator.export.activation_bytes",
+    "fleetune.coordinator.spec.partial_training",
 )
 _STOPPING = {signal.SIGINT, signal.SIGTERM}
 _NEWS, _DONE, _FAILED = "news", "done", "failed"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from fleetune.coordinator.store.run_store import RunStore
 
 
-class Burst:
+class EventBatch:
     """Words that are held back until what they tell of is durable."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from fleetune.coordinator.serving.outgoing_spool import SMALL_BYTES, spooled
+from fleetune.coordinator.serving.send_queue import SMALL_BYTES, memory_mapped
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.messages import Offer, TransferKey
 from fleetune.protocols.wire.outbox import Outbox
@@ -12,7 +12,7 @@ from fleetune.protocols.wire.outbox import Outbox
 
 def test_a_large_payload_is_mapped_from_a_file_without_a_name(tmp_path):
     payload = bytes(range(256)) * 1024
-    waiting = spooled(payload, tmp_path)
+    waiting = memory_mapped(payload, tmp_path)
     assert isinstance(waiting, mmap.mmap)
     assert waiting[:] == payload
     assert list(tmp_path.iterdir()) == []
@@ -20,13 +20,13 @@ def test_a_large_payload_is_mapped_from_a_file_without_a_name(tmp_path):
 
 def test_a_small_one_stays_as_it_is(tmp_path):
     payload = b"x" * (SMALL_BYTES - 1)
-    assert spooled(payload, tmp_path) is payload
+    assert memory_mapped(payload, tmp_path) is payload
 
 
 def test_an_outbox_sends_it_like_any_other(tmp_path):
     payload = bytes(range(256)) * 1024
     outbox = Outbox("d")
-    offer, *chunks = outbox.post(TransferKey("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
+    offer, *chunks = outbox.post(TransferKey("task", "r", 1, 1), memory_mapped(payload, tmp_path), 0.0)
     assert isinstance(offer, Offer)
     assert b"".join(bytes(chunk.data) for chunk in chunks) == payload[: sum(len(c.data) for c in chunks)]
     assert chunks
@@ -34,4 +34,4 @@ def test_an_outbox_sends_it_like_any_other(tmp_path):
 
 def test_no_room_is_one_line(tmp_path):
     with pytest.raises(StoreError, match="cannot write to"):
-        spooled(b"x" * SMALL_BYTES, tmp_path / "nowhere")
+        memory_mapped(b"x" * SMALL_BYTES, tmp_path / "nowhere")

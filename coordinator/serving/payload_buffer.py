@@ -11,20 +11,20 @@ from fleetune.protocols.wire.incoming_parts import Part, PartFile, PartMemory
 from fleetune.protocols.wire.messages import Offer
 
 SMALL_BYTES = 64 * 1024
-ROOM_BYTES = 64 * 1024 * 1024
+BUDGET_BYTES = 64 * 1024 * 1024
 
 
-class Room:
+class MemoryBudget:
     """Memory for all small parts of a fleet together."""
 
-    def __init__(self, num_bytes: int = ROOM_BYTES) -> None:
+    def __init__(self, num_bytes: int = BUDGET_BYTES) -> None:
         self.left_bytes = num_bytes
 
 
-class SmallPart:
+class PayloadBuffer:
     """A `Part` in memory, and in `file` from when there is no room any more."""
 
-    def __init__(self, file: PartFile, room: Room) -> None:
+    def __init__(self, file: PartFile, room: MemoryBudget) -> None:
         self._file = file
         self._room = room
         self._memory = PartMemory()
@@ -67,8 +67,8 @@ class SmallPart:
         return self._held.payload()
 
 
-def small_parts(files: Callable[[Offer], PartFile], room: Room) -> Callable[[Offer], Part]:
+def buffered_parts(files: Callable[[Offer], PartFile], room: MemoryBudget) -> Callable[[Offer], Part]:
     """Parts like those of `files`, in memory where the payload is small: over a thin uplink a long one takes
     minutes, of which a restart shall take nothing.
     """
-    return lambda offer: SmallPart(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)
+    return lambda offer: PayloadBuffer(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)

@@ -9,7 +9,7 @@ from fleetune.protocols.errors import StoreError
 SMALL_BYTES = 65_536
 
 
-def spooled(payload: bytes, folder: Path) -> bytes | mmap.mmap:
+def memory_mapped(payload: bytes, folder: Path) -> bytes | mmap.mmap:
     """The same bytes as pages of a nameless file, which the kernel takes back while they wait.
 
     Args:

@@ -14,7 +14,7 @@ from fleetune.coordinator.bundle_file import write_bundle
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.coordinator.run.models import find_model
-from fleetune.coordinator.spec.trained_part import described
+from fleetune.coordinator.spec.partial_training import described
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend

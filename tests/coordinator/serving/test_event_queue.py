@@ -6,8 +6,8 @@ import pytest
 from tests.helpers.talk import FLEET, Coordinating, run_settings
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Ring, Stop, Timers
-from fleetune.coordinator.serving.small_parts import SMALL_BYTES, Room, small_parts
+from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Stop, TimerDue, Timers
+from fleetune.coordinator.serving.payload_buffer import SMALL_BYTES, MemoryBudget, buffered_parts
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.wire import topics
@@ -104,7 +104,7 @@ def test_what_a_message_touches_does_not_grow_with_the_fleet(tmp_path, monkeypat
         for name in ("tick", "drop", "handle", "post"):
             monkeypatch.setattr(kind, name, counting(getattr(kind, name), seen))
         talk.task("d001")
-        talk.server._handle_all([Ring()])
+        talk.server._handle_all([TimerDue()])
         talk.hear("d002", wire.Presence(False, "x"), "state")
         touched[size] = len({id(box) for box in seen})
         monkeypatch.undo()
@@ -121,11 +121,11 @@ def test_a_timer_waits_for_what_was_there_before_it():
         line.put(number)
     now[0] = 5.0
     assert events.take(1.0) == list(range(MAX_EVENTS))
-    assert events.take(1.0) == [MAX_EVENTS, MAX_EVENTS + 1, MAX_EVENTS + 2, Ring()]
+    assert events.take(1.0) == [MAX_EVENTS, MAX_EVENTS + 1, MAX_EVENTS + 2, TimerDue()]
     events.timers.set("a", 9.0)  # one of these was the answer
     assert list(events.due()) == []
     now[0] = 10.0
-    assert events.take(1.0) == [Ring()]
+    assert events.take(1.0) == [TimerDue()]
     assert list(events.due()) == ["a"]
     assert events.take(0.0) == []
 
@@ -162,8 +162,8 @@ SIZES = {"one": SMALL_BYTES, "two": 60, "long": SMALL_BYTES + 1}
 
 
 def test_small_payloads_leave_no_file_and_larger_ones_do(tmp_path):
-    room = Room(100)
-    parts = small_parts(part_folder(tmp_path), room)
+    room = MemoryBudget(100)
+    parts = buffered_parts(part_folder(tmp_path), room)
     offers = [Offer(name, "0" * 32, size, TransferKey("update", "r", 1, 1)) for name, size in SIZES.items()]
     part, other, long = map(parts, offers)
     long.append(b"!")

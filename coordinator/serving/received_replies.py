@@ -8,18 +8,18 @@ from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import ReplyRefused
-from fleetune.coordinator.serving.peers import Peer
-from fleetune.coordinator.serving.refusals import Refusals
+from fleetune.coordinator.serving.device_sessions import DeviceSession
+from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import readable
 
 
 def take_in(
-    peer: Peer,
+    peer: DeviceSession,
     arrived: Arrived,
     controller: RunController,
-    refusals: Refusals,
+    refusals: RejectedMessages,
     *,
     timer: Callable[[], float],
     clock: Callable[[], float],

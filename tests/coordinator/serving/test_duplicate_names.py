@@ -6,8 +6,13 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
 from fleetune.coordinator.queries import queries
-from fleetune.coordinator.serving import name_claims
-from fleetune.coordinator.serving.name_claims import FIRST_WAIT_S, LONGEST_WAIT_S, RETURN_S, NameClaims
+from fleetune.coordinator.serving import duplicate_names
+from fleetune.coordinator.serving.duplicate_names import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    RETURN_S,
+    DuplicateNames,
+)
 from fleetune.protocols.wire import messages as wire
 
 
@@ -15,7 +20,7 @@ class Script:
     """Agents of one name that connect, on a clock that the test moves."""
 
     def __init__(self):
-        self.names, self.now = NameClaims(), 0.0
+        self.names, self.now = DuplicateNames(), 0.0
 
     def connect(self, *instances, every_s=1.0):
         """What each is told."""
@@ -84,7 +89,7 @@ def test_a_name_that_only_one_agent_uses_any_more_is_told_once():
     script = Script()
     script.connect("a", "b", "a", "b", "a")
     assert script.names.look(script.now + LONGEST_WAIT_S) == []
-    later = script.now + name_claims.FORGET_S + 1
+    later = script.now + duplicate_names.FORGET_S + 1
     assert script.names.look(later) == ["d"]
     assert script.names.look(later) == []
 
@@ -92,7 +97,7 @@ def test_a_name_that_only_one_agent_uses_any_more_is_told_once():
 def test_what_is_remembered_of_a_name_is_bounded():
     script = Script()
     script.connect(*map(str, range(10_000)), every_s=0.001)
-    assert len(script.names._names["d"].claims) <= name_claims.MAX_CLAIMS + 1
+    assert len(script.names._names["d"].claims) <= duplicate_names.MAX_CLAIMS + 1
     script.names.forget("d")
     assert script.names._names == {}
 

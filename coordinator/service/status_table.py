@@ -9,7 +9,7 @@ from rich.text import Text
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.adoption import adoption_texts
 from fleetune.coordinator.queries import queries
-from fleetune.coordinator.service.service import OWN, RUNS, RunNote, notes_of
+from fleetune.coordinator.service.service import OWN, RUNS, ServiceRunStatus, read_statuses
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.orders import read_orders
 from fleetune.coordinator.store.run_folder import STATE
@@ -20,7 +20,7 @@ _COLUMNS = ("run", "fleet", "state", "round", "devices", "adopted", "version", "
 _OF_ADOPTION = ("adopted", "version")  # left out where no run has anything there
 
 
-def show_overview(folder: Path, console: Console | None = None) -> None:
+def print_service_status(folder: Path, console: Console | None = None) -> None:
     """Print how the service and its runs stand.
 
     Raises:
@@ -30,7 +30,7 @@ def show_overview(folder: Path, console: Console | None = None) -> None:
     if not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH, file=console.file)
     at_work = is_claimed(folder / OWN)
-    notes = notes_of(folder)
+    notes = read_statuses(folder)
     rows = [_row(folder, note, at_work=at_work) for note in notes]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name, *words in zip(_COLUMNS, *rows, strict=True):
@@ -44,7 +44,7 @@ def show_overview(folder: Path, console: Console | None = None) -> None:
         console.print("no service is at work here: edge-coordinator service FOLDER begins it")
 
 
-def _row(folder: Path, note: RunNote, *, at_work: bool) -> tuple[str, ...]:
+def _row(folder: Path, note: ServiceRunStatus, *, at_work: bool) -> tuple[str, ...]:
     state = note.state if at_work or note.state in ("finished", "wrong", "stopped") else "no service"
     number, devices, adopted, version, words = "", "", "", "", note.words
     run = folder / RUNS / note.name

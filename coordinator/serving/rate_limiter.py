@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Holds at most `size` tokens and gains `rate` a second; full at first.
 
     Attributes:
@@ -37,17 +37,17 @@ class Bucket:
             self._level = min(self.size, self._level + 1)
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket a name; of `most` names, those heard of last."""
 
     def __init__(self, size: float, rate: float, most: int = 10_000) -> None:
         self._size, self._rate, self._most = size, rate, most
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def of(self, name: str) -> Bucket:
+    def of(self, name: str) -> TokenBucket:
         bucket = self._buckets.get(name)
         if bucket is None:
-            bucket = self._buckets[name] = Bucket(self._size, self._rate)
+            bucket = self._buckets[name] = TokenBucket(self._size, self._rate)
             if len(self._buckets) > self._most:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(name)

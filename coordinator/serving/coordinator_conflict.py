@@ -33,7 +33,7 @@ REPEAT_S = 0.25
 MakeTransport = Callable[[EventSink], Transport]
 
 
-class Here(Message, frozen=True):
+class CoordinatorPresence(Message, frozen=True, tag="Here"):
     """Coordinator to coordinators: I am there.
 
     Attributes:
@@ -51,13 +51,13 @@ class Here(Message, frozen=True):
     since: Annotated[float, Meta(ge=0, le=2**35)]
     serves: bool
 
-    def goes_before(self, other: "Here") -> bool:
+    def has_priority_over(self, other: "CoordinatorPresence") -> bool:
         """Whether the other has to leave."""
         return (not self.serves, self.since, self.nonce) < (not other.serves, other.since, other.nonce)
 
 
 @dataclass
-class Lookout:
+class ConflictDetector:
     """Looks out for another coordinator of a fleet until it is closed.
 
     It has a connection of its own, whose thread does the work: so it also answers while the coordinator is
@@ -83,7 +83,7 @@ class Lookout:
         self._transport: Transport | None = None
         self._serves, self._heard_ourselves_at = False, float("inf")
         self._out_of_reach = False
-        self._rival: Here | None = None
+        self._rival: CoordinatorPresence | None = None
         self._tell: Callable[[], None] = lambda: None
         self._news = threading.Event()
 
@@ -151,13 +151,13 @@ class Lookout:
         if len(data) > MAX_CONTROL_BYTES or self._rival:
             return
         try:
-            other = msgspec.json.decode(data, type=Here)
+            other = msgspec.json.decode(data, type=CoordinatorPresence)
         except (msgspec.DecodeError, ValueError, RecursionError):
             log.debug("no coordinator's word: %r", data[:100])
             return
         if other.nonce == self._nonce:
             self._heard_ourselves_at = min(self._heard_ourselves_at, self.timer())
-        elif other.goes_before(self._here):
+        elif other.has_priority_over(self._here):
             self._rival = other
             self._tell()
         else:
@@ -168,9 +168,9 @@ class Lookout:
         return self._serves or self.timer() >= self._heard_ourselves_at + self.silence_s
 
     @property
-    def _here(self) -> Here:
+    def _here(self) -> CoordinatorPresence:
         host = socket.gethostname()[:100]
-        return Here(self._nonce, self.run, host, os.getpid(), self.since, self._serving)
+        return CoordinatorPresence(self._nonce, self.run, host, os.getpid(), self.since, self._serving)
 
     def _say(self) -> None:
         if self._transport:

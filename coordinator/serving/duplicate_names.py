@@ -42,7 +42,7 @@ class _Name:
     second: set[str] = field(default_factory=set)  # run beside the holder
 
 
-class NameClaims:
+class DuplicateNames:
     """The names of one coordinator's devices."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from fleetune.protocols.wire.transport import Connected, Received, Transport
 
 
 @dataclass
-class RunEnd:
+class FinishAnnouncement:
     """The last message to every device of a run.
 
     Attributes:

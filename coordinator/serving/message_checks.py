@@ -6,8 +6,8 @@ from msgspec import UNSET
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.serving.disk_room import why_no_room
-from fleetune.coordinator.serving.peers import Peer, Peers
+from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
+from fleetune.coordinator.serving.disk_space import no_space_reason
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
 from fleetune.protocols.method import steps
@@ -15,15 +15,18 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ready, TransferKey
 
 
-def meet(run: Run, device: str, peers: Peers) -> Peer:
+def meet(run: Run, device: str, peers: DeviceSessions) -> DeviceSession:
     """A device that was just heard of, now one of `peers`."""
     limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
-    objects, lacks = partial(why_refused, run, device), partial(why_no_room, peers=peers, folder=run.folder)
-    peers[device] = Peer.met(device, folder, limit, objects, peers.room, lacks)
+    objects, lacks = (
+        partial(offer_rejection, run, device),
+        partial(no_space_reason, peers=peers, folder=run.folder),
+    )
+    peers[device] = DeviceSession.met(device, folder, limit, objects, peers.room, lacks)
     return peers[device]
 
 
-def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
+def check_ready(ready: Ready, peer: DeviceSession, run: Run) -> None:
     """Look at what it says of itself.
 
     A name alone is easily made up: it counts once its presence stands at the broker and it has answered the
@@ -51,7 +54,7 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
         raise PacketForeign("ready before it was enrolled")
 
 
-def check_declines_run(number: int, peer: Peer, run: Run) -> None:
+def check_decline(number: int, peer: DeviceSession, run: Run) -> None:
     """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
 
     Raises:
@@ -62,7 +65,7 @@ def check_declines_run(number: int, peer: Peer, run: Run) -> None:
         raise PacketForeign("declines a run before it was enrolled")
 
 
-def why_refused(run: Run, device: str, key: TransferKey) -> str | None:
+def offer_rejection(run: Run, device: str, key: TransferKey) -> str | None:
     """Why an offer is refused: asked before any of it is sent."""
     if key.kind != "update":
         return f"a coordinator takes no {key.kind}"

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from fleetune.coordinator.spec.seed_dependence import drawn_buffers
 from fleetune.coordinator.spec.spec_from_torch import describe, drawn
-from fleetune.coordinator.spec.two_builds import drawn_buffers
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import Adapters, ModelSpec
 from fleetune.protocols.model.torch_backbone import add_adapters, freeze, takes_adapter

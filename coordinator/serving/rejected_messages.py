@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleetune.coordinator.serving.quotas import Bucket, Buckets
+from fleetune.coordinator.serving.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.messages import readable
@@ -21,7 +21,7 @@ LINES_A_SECOND = 0.1
 
 
 @dataclass
-class Refusals:
+class RejectedMessages:
     """Of one coordinator's life.
 
     Attributes:
@@ -31,8 +31,8 @@ class Refusals:
 
     count: Callable[[str], None]
     timer: Callable[[], float]
-    _devices: Buckets = field(default_factory=lambda: Buckets(LINES, LINES_A_SECOND))
-    _all: Bucket = field(default_factory=lambda: Bucket(10 * LINES, 10 * LINES_A_SECOND))
+    _devices: TokenBuckets = field(default_factory=lambda: TokenBuckets(LINES, LINES_A_SECOND))
+    _all: TokenBucket = field(default_factory=lambda: TokenBucket(10 * LINES, 10 * LINES_A_SECOND))
 
     def note(self, problem: PacketError, device: str = "") -> None:
         """A message; `device` is "" where not even that is known."""

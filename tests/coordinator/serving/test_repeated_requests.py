@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.run.stored_run import BUNDLE
-from fleetune.coordinator.serving.dialogue import MOST_ASKED
+from fleetune.coordinator.serving.dialogue import MAX_REQUESTS
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
 from fleetune.protocols.update.base import Base
@@ -62,7 +62,7 @@ def test_a_device_that_asks_for_its_task_for_ever_takes_no_part_in_the_round(tal
     talk.task("a")
     with caplog.at_level(logging.WARNING):
         sent = [len(ready(talk, first_weights(talk))) for _ in range(50)]
-    assert sent == [1] * MOST_ASKED + [0] * (50 - MOST_ASKED)
+    assert sent == [1] * MAX_REQUESTS + [0] * (50 - MAX_REQUESTS)
     assert talk.run.controller.engine_state.members["a"].answer == "declined"
     assert [record.getMessage() for record in caplog.records] == [
         "a asked 5 times for its task: it is not answered until it comes again"
@@ -75,7 +75,7 @@ def test_a_device_that_asks_for_its_task_for_ever_takes_no_part_in_the_round(tal
 
 def test_a_device_that_comes_again_may_ask_again(talk):
     talk.task("a")
-    for _ in range(3 * MOST_ASKED):
+    for _ in range(3 * MAX_REQUESTS):
         talk.greet("a", talk.sessions["a"].base, num_samples=10)
         talk.task("a")
     assert refused(talk) == 0
@@ -98,7 +98,7 @@ def test_what_is_asked_for_without_end_is_not_answered_without_end(talk, caplog,
         for _ in range(40):
             talk.hear("a", message(talk.id))
             answers += offers(talk, "a")
-    assert len(answers) == MOST_ASKED
-    assert refused(talk) == 40 - MOST_ASKED
+    assert len(answers) == MAX_REQUESTS
+    assert refused(talk) == 40 - MAX_REQUESTS
     lines = [record.getMessage() for record in caplog.records if "asked" in record.getMessage()]
     assert lines == [f"{line}: it is not answered until it comes again"]

@@ -8,8 +8,8 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, run_settings
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.serving import disk_room
-from fleetune.coordinator.serving.disk_room import RESERVE_BYTES, remove_left
+from fleetune.coordinator.serving import disk_space
+from fleetune.coordinator.serving.disk_space import RESERVE_BYTES, remove_old_parts
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols.wire.messages import Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
@@ -27,7 +27,7 @@ def talk(tmp_path, monkeypatch):
     talk = Coordinating.of(tmp_path, run_settings(start_with=2))
     talk.free = 10 * RESERVE_BYTES
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100 * RESERVE_BYTES, 0, talk.free))
-    monkeypatch.setattr(disk_room, "SMALL_BYTES", 0)
+    monkeypatch.setattr(disk_space, "SMALL_BYTES", 0)
     for device in ("a", "b"):
         talk.greet(device, num_samples=10)
     talk.tasks = {device: talk.task(device) for device in ("a", "b")}
@@ -102,5 +102,5 @@ def test_only_parts_are_removed_and_only_old_ones(tmp_path):
         (folder / name).write_bytes(b"1")
         written = (folder / name).stat().st_mtime - age_s
         os.utime(folder / name, (written, written))
-    remove_left(tmp_path, but={"wanted"}, older_than_s=1000)
+    remove_old_parts(tmp_path, but={"wanted"}, older_than_s=1000)
     assert {path.name for path in folder.iterdir()} == {"new.part", "wanted.part", "other"}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.rounds.engine_state import NEVER, Turn
 from fleetune.coordinator.run.run_events import Activity
-from fleetune.coordinator.serving.small_parts import Room, small_parts
+from fleetune.coordinator.serving.payload_buffer import MemoryBudget, buffered_parts
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
@@ -18,7 +18,7 @@ from fleetune.protocols.wire.peer_link import PeerLink
 
 
 @dataclass
-class Peer:
+class DeviceSession:
     """One device.
 
     Attributes:
@@ -59,7 +59,7 @@ class Peer:
         folder: Path,
         max_bytes: int,
         objects: Callable[[TransferKey], str | None],
-        room: Room,
+        room: MemoryBudget,
         lacks: Callable[[Offer], str | None],
     ) -> Self:
         """A device that was just heard of.
@@ -72,7 +72,7 @@ class Peer:
             room: for what is small, of all devices.
             lacks: why there is no room for an offer; None if there is.
         """
-        parts = small_parts(part_folder(folder), room)
+        parts = buffered_parts(part_folder(folder), room)
         inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
         return cls(device, PeerLink(device, "coordinator", inbox))
 
@@ -116,7 +116,7 @@ class Peer:
         return self.measured.predicted if self.measured else RoundCost()
 
 
-class Peers(dict[str, Peer]):
+class DeviceSessions(dict[str, DeviceSession]):
     """Devices heard of since the start, by name, and those among them that something is open with.
 
     Attributes:
@@ -126,12 +126,12 @@ class Peers(dict[str, Peer]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room()
+        self.room = MemoryBudget()
         self._busy: set[str] = set()
         self.incoming_bytes = 0
         self._missing: dict[str, int] = {}
 
-    def note(self, peer: Peer) -> None:
+    def note(self, peer: DeviceSession) -> None:
         """It said something, or was told something."""
         (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
         self._expect(peer.device, peer.link.inbox.missing_bytes)
@@ -149,7 +149,7 @@ class Peers(dict[str, Peer]):
         if num_bytes:
             self._missing[device] = num_bytes
 
-    def busy(self) -> list[Peer]:
+    def busy(self) -> list[DeviceSession]:
         """Those with a payload on its way to or from them, or at work, ascending."""
         return [self[device] for device in sorted(self._busy)]
 

@@ -23,7 +23,7 @@ class BundleMade:
     problem: str = ""
 
 
-class BundleDesk:
+class BundleServer:
     """Answers those who ask for the bundle.
 
     Args:

@@ -8,18 +8,18 @@ import shutil
 import time
 from pathlib import Path
 
-from fleetune.coordinator.serving.peers import Peers
-from fleetune.coordinator.serving.small_parts import SMALL_BYTES
+from fleetune.coordinator.serving.device_sessions import DeviceSessions
+from fleetune.coordinator.serving.payload_buffer import SMALL_BYTES
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols import files
 from fleetune.protocols.wire.messages import Offer
 
 RESERVE_BYTES = 256 * 2**20
-LEFT_FOR_S = 86_400.0
+KEEP_PARTS_S = 86_400.0
 _LEAST_SHARE = 50  # of a small disk only this part is kept free
 
 
-def why_no_room(offer: Offer, peers: Peers, folder: Path) -> str | None:
+def no_space_reason(offer: Offer, peers: DeviceSessions, folder: Path) -> str | None:
     """Why an offered payload cannot be taken; None if it can.
 
     Parts that nobody goes on with make room first.
@@ -32,7 +32,7 @@ def why_no_room(offer: Offer, peers: Peers, folder: Path) -> str | None:
     wanted_bytes = 2 * (offer.num_bytes + peers.incoming_bytes)
     if offer.num_bytes <= SMALL_BYTES or _fits(wanted_bytes, folder):
         return None
-    remove_left(folder, but={name for peer in peers.busy() for name in peer.link.inbox.transfers})
+    remove_old_parts(folder, but={name for peer in peers.busy() for name in peer.link.inbox.transfers})
     if _fits(wanted_bytes, folder):
         return None
     return (
@@ -40,7 +40,7 @@ def why_no_room(offer: Offer, peers: Peers, folder: Path) -> str | None:
     )
 
 
-def remove_left(folder: Path, *, but: set[str], older_than_s: float = 0.0) -> None:
+def remove_old_parts(folder: Path, *, but: set[str], older_than_s: float = 0.0) -> None:
     """Remove parts of payloads, but for these transfers and those written in the last `older_than_s`."""
     for path in (folder / INCOMING).glob("*/*.part"):
         if path.stem not in but and time.time() - path.stat().st_mtime >= older_than_s:

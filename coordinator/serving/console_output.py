@@ -122,7 +122,7 @@ def say(line: str, console: Console) -> None:
     console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def say_what_begins(run: Run, fleet: str, broker: str, console: Console) -> None:
+def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
     """Say which run is served, where, and what of its settings means nothing here."""
     again = "goes on" if run.resumed else "begins"
     say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
@@ -181,7 +181,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     return summary, files
 
 
-def list_devices(devices: Iterable[DeviceStatus]) -> None:
+def print_devices(devices: Iterable[DeviceStatus]) -> None:
     """Show the devices of a run, and those whose updates were cut."""
     shown = list(devices)
     Console().print(fleet_table(shown))

@@ -6,9 +6,9 @@ import pytest
 from tests.helpers.talk import FLEET, AgentTalk, Coordinating, run_settings
 
 from fleetune.coordinator.queries import queries
-from fleetune.coordinator.serving.bundle_desk import BundleMade
+from fleetune.coordinator.serving.bundle_server import BundleMade
 from fleetune.coordinator.serving.dialogue import NO_TRAINER_S
-from fleetune.coordinator.serving.run_end import RunEnd
+from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import Connected, Received
@@ -56,7 +56,7 @@ class Wire:
 
 def ended(*events, waiting=(), absent=(), until=10.0):
     line, clock = Wire(), Events(*events)
-    RunEnd(line, FLEET, FINISH, set(waiting), absent).say(clock, until, lambda: clock.now)
+    FinishAnnouncement(line, FLEET, FINISH, set(waiting), absent).say(clock, until, lambda: clock.now)
     return line.said, clock.now
 
 
