@@ -178,7 +178,7 @@ def doctor(
     from rich.console import Console
 
     from fleetune.edge_agent.budget.owner_policy import Policy
-    from fleetune.edge_agent.doctor.examination import Patient, examine
+    from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
     from fleetune.edge_agent.doctor.show import as_json as encoded
     from fleetune.edge_agent.doctor.show import is_well, show
     from fleetune.protocols.wire.transport.mqtt import parse_broker
@@ -189,7 +189,7 @@ def doctor(
             broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
     except FleetuneError as found:
         problem = found
-    patient = Patient(
+    agent = AgentUnderDiagnosis(
         **{name: options[name] for name in ("device", "fleet", "data", "state", "board", "policy")},
         **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
         broker=broker,
@@ -197,10 +197,10 @@ def doctor(
         problem=problem,
     )
     if as_json:
-        seen = list(examine(patient))
+        seen = list(examine(agent))
         print(encoded(seen).decode())
     else:
-        seen = show(examine(patient), Console())
+        seen = show(examine(agent), Console())
     if not is_well(seen):
         raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -18,22 +17,13 @@ from fleetune.edge_agent.probes.channel_rights import find_channel_rights
 from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.edge_agent.probes.memory import attainable_bytes
 from fleetune.edge_agent.run.activity import Activity
-from fleetune.edge_agent.run.device import DeviceSettings
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run.stream_maker import stream_maker
 from fleetune.edge_agent.run_options import RunOptions
-from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.stream.retention import Bounds
-from fleetune.edge_agent.stream.sample_stream import (
-    SampleStream,
-    StreamSettings,
-    check_stream,
-    is_stream,
-    open_stream,
-)
 from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.input_files import input_limits
-from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import EventSink, Will
 from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
@@ -56,7 +46,7 @@ def ready_agent(
     where = parse_broker(options.broker, options.ca, options.cert, options.key)
     settings = _settings(options)
     memory_bytes = most_memory_bytes(settings.policy, options.root)
-    make_stream = _make_stream(options, settings.state, memory_bytes)
+    make_stream = stream_maker(options, settings.state, memory_bytes)
     if make_stream is None:
         with input_limits(memory_bytes=memory_bytes):
             check_source(options.data, options.test_fraction)
@@ -73,15 +63,18 @@ def ready_agent(
             will=Will(topics.topic(fleet, device, "state"), farewell),
         )
 
-    return Agent(
+    opened = Device.opened(
         settings,
-        make_transport,
-        measure_link=lambda: measure_link(where, fleet, device),
-        find_rights=lambda: find_channel_rights(where, fleet, device),
         meter=BoardMeter(options.root),
+        measure_link=lambda: measure_link(where, fleet, device),
         make_stream=make_stream,
-        leave_after_run=options.leave_after_run,
         lock=lock,
+    )
+    return Agent(
+        opened,
+        make_transport,
+        find_rights=lambda: find_channel_rights(where, fleet, device),
+        leave_after_run=options.leave_after_run,
         tell=tell,
     )
 
@@ -90,30 +83,6 @@ def most_memory_bytes(policy: Policy, root: Path) -> int | None:
     """What this process may take altogether: by the board, and by its owner; None: not known."""
     owned = None if policy.max_memory_mb is None else int(policy.max_memory_mb * 1e6)
     return min((one for one in (attainable_bytes(root), owned) if one is not None), default=None)
-
-
-def _make_stream(
-    options: RunOptions, state: Path, memory_bytes: int | None
-) -> Callable[[], SampleStream] | None:
-    """Opens the device's samples, where its data grow; None: they do not.
-
-    Raises:
-        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
-    """
-    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if not is_stream(options.data):
-        alone = [*asked, *(["intake"] if options.intake is not None else [])]
-        if alone:
-            option = alone[0].replace("_", "-")
-            raise SettingError(
-                f"--{option} goes with data that grow: --data watch:FOLDER, mqtt://, intake: or a generator"
-            )
-        return None
-    check_stream(options.data)
-    labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
-    settings = StreamSettings(convert(asked, Bounds), labels, options.intake, memory_bytes)
-    return partial(open_stream, AgentStore(state).samples, options.data, settings)
 
 
 def _mode(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""edge-agent models, rollback, pin and unpin: the models that a device has served, and which one it does."""
+"""edge-agent models, rollback, pin and unpin: the versions of the deployed model, and which one is in use."""
 
 import json
 from datetime import datetime
@@ -37,7 +37,7 @@ def models(
             print(json.dumps({"versions": rows, "decisions": decided}, indent=2))
             return
         rich.print(_version_table(rows))
-        for line in _served_because(rows):
+        for line in _deployed_because(rows):
             print(line)
         if decided:
             rich.print(_decision_table(decided[-_DECISIONS:]))
@@ -45,7 +45,9 @@ def models(
 
 def rollback(
     fleet: Fleet,
-    version: Annotated[int | None, typer.Argument(help="number; else the one before the served one")] = None,
+    version: Annotated[
+        int | None, typer.Argument(help="number; else the one before the deployed one")
+    ] = None,
     device: DeviceName = HOST,
     state: StateFolder = STATE,
 ) -> None:
@@ -54,7 +56,7 @@ def rollback(
         store, files = _of_device(state, fleet, device)
         number = _earlier(files) if version is None else version
         found = _serve(store, files, number, device)
-        print(f"served from now on: version {number}, {found.words}")
+        print(f"deployed from now on: version {number}, {found.words}")
         print(f"a later model takes its place once it is no worse; edge-agent pin {number} holds on to it")
 
 
@@ -70,7 +72,7 @@ def pin(
         _check_there(files, version)
         files.hold(version)
         found = _serve(store, files, version, device)
-        print(f"served until edge-agent unpin: version {version}, {found.words}")
+        print(f"deployed until edge-agent unpin: version {version}, {found.words}")
 
 
 def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -> None:
@@ -78,32 +80,32 @@ def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -
     with one_line_errors("edge-agent"):
         _, files = _of_device(state, fleet, device)
         files.hold(None)
-        print("no version is pinned; the next round decides what is served")
+        print("no version is pinned; the next round decides what is deployed")
 
 
 def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, DeployedFiles]":
-    """Raises StoreError: nothing is served there."""
+    """Raises StoreError: nothing is deployed there."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles
     from fleetune.protocols.errors import StoreError
 
     store = AgentStore(state / fleet / device)
-    files = DeployedFiles.beside(store.served)
-    if store.served.read() is None and not files.numbers:
+    files = DeployedFiles.next_to(store.deployed)
+    if store.deployed.read() is None and not files.numbers:
         raise StoreError(f"{store.folder}: this device serves no model yet; see edge-agent run")
     return store, files
 
 
 def _earlier(files: "DeployedFiles") -> int:
-    """The version before the served one. Raises StoreError: there is none."""
+    """The version before the deployed one. Raises StoreError: there is none."""
     from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import StoreError
 
-    found = read_deployed(files.served.read())
-    served = 0 if found is None else found.record.version
-    earlier = [number for number in files.numbers if number < served]
+    found = read_deployed(files.deployed.read())
+    deployed = 0 if found is None else found.record.version
+    earlier = [number for number in files.numbers if number < deployed]
     if not earlier:
-        raise StoreError(f"{files.versions}: there is no version before version {served}")
+        raise StoreError(f"{files.versions}: there is no version before version {deployed}")
     return earlier[-1]
 
 
@@ -129,15 +131,15 @@ def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str
 
 
 def _versions(files: "DeployedFiles") -> list[dict[str, Any]]:
-    """A row a version, the latest last; one that is served and no version is there too."""
+    """A row a version, the latest last; one that is deployed and no version is there too."""
     from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import PacketError
 
-    served, pinned = read_deployed(files.served.read()), files.pinned
-    now = None if served is None else served.record.version
+    deployed, pinned = read_deployed(files.deployed.read()), files.pinned
+    now = None if deployed is None else deployed.record.version
     rows = []
-    if served is not None and now not in files.numbers:
-        rows.append(_row(served.record, files.served.path, served=True, pinned=False))
+    if deployed is not None and now not in files.numbers:
+        rows.append(_row(deployed.record, files.deployed.path, deployed=True, pinned=False))
     for number in files.numbers:
         path = files.version(number).path
         try:
@@ -146,28 +148,28 @@ def _versions(files: "DeployedFiles") -> list[dict[str, Any]]:
             rows.append({"version": number, "damaged": str(problem)})
             continue
         if found is not None:
-            record = served.record if served is not None and number == now else found.record
-            rows.append(_row(record, path, served=number == now, pinned=number == pinned))
+            record = deployed.record if deployed is not None and number == now else found.record
+            rows.append(_row(record, path, deployed=number == now, pinned=number == pinned))
     return rows
 
 
-def _row(record: "ModelRecord", path: Path, *, served: bool, pinned: bool) -> dict[str, Any]:
+def _row(record: "ModelRecord", path: Path, *, deployed: bool, pinned: bool) -> dict[str, Any]:
     when = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
     return {
         "version": record.version or None,
         "run": record.run,
         "round": record.round,
-        "final_evaluation": record.closing,
-        "trained_alone": record.alone,
+        "final_evaluation": record.final_evaluation,
+        "local_only": record.local_only,
         "when": when.isoformat(timespec="seconds"),
         "validation_loss": record.validation_loss,
         "validation_loss_error": record.loss_error,
-        "below_alone": record.lead,
-        "below_alone_error": record.lead_error,
+        "below_local_only": record.lead,
+        "below_local_only_error": record.lead_error,
         "score": record.score or "accuracy",
         "score_on_own_test_samples": record.accuracy,
         "scored": record.scored,
-        "served": served,
+        "deployed": deployed,
         "pinned": pinned,
         "why": record.why or None,
     }
@@ -186,29 +188,29 @@ def _version_table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in ("version", "from", "when", "validation loss", "below alone by", "own test samples", ""):
+    for head in ("version", "from", "when", "validation loss", "below local-only by", "own test samples", ""):
         table.add_column(head, overflow="fold")
     for row in rows:
         if "damaged" in row:
             table.add_row(str(row["version"]), f"damaged: {row['damaged']}")
             continue
-        marks = [name for name in ("served", "pinned") if row[name]]
+        marks = [name for name in ("deployed", "pinned") if row[name]]
         table.add_row(
             str(row["version"] or "–"),  # noqa: RUF001 - as in every table
-            _origin(row["run"], row["round"], closing=row["final_evaluation"], alone=row["trained_alone"]),
+            _origin(row),
             str(row["when"]).replace("T", " ")[5:16],
             _with_error(row["validation_loss"], row["validation_loss_error"]),
-            _with_error(row["below_alone"], row["below_alone_error"]),
+            _with_error(row["below_local_only"], row["below_local_only_error"]),
             row["scored"] or "–",  # noqa: RUF001
             ", ".join(marks),
         )
     return table
 
 
-def _served_because(rows: list[dict[str, Any]]) -> list[str]:
-    """One line on the version that is served."""
-    served = [row for row in rows if row.get("served") and row["why"]]
-    return [f"version {row['version']} is served: {row['why']}" for row in served]
+def _deployed_because(rows: list[dict[str, Any]]) -> list[str]:
+    """One line on the version that is deployed."""
+    deployed = [row for row in rows if row.get("deployed") and row["why"]]
+    return [f"version {row['version']} is deployed: {row['why']}" for row in deployed]
 
 
 def _decision_table(decided: list[dict[str, Any]]) -> Any:
@@ -216,11 +218,11 @@ def _decision_table(decided: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in ("decided in", "the fleet's loss", "below alone by", "served then", "why"):
+    for head in ("decided in", "the fleet's loss", "below local-only by", "deployed then", "why"):
         table.add_column(head, overflow="fold")
     for one in decided:
         table.add_row(
-            "final evaluation" if one["closing"] else f"round {one['round']}",
+            "final evaluation" if one["final_evaluation"] else f"round {one['round']}",
             _with_error(one["loss"], one["error"]),
             _with_error(one["lead"], one["lead_error"]),
             str(one["version"]),
@@ -229,9 +231,10 @@ def _decision_table(decided: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _origin(run: str, number: int, *, closing: bool, alone: bool) -> str:
-    where = f"{run}, {'final evaluation' if closing else f'round {number}'}"
-    return f"{where}, alone" if alone else where
+def _origin(row: dict[str, Any]) -> str:
+    when = "final evaluation" if row["final_evaluation"] else f"round {row['round']}"
+    where = f"{row['run']}, {when}"
+    return f"{where}, local-only" if row["local_only"] else where
 
 
 def _with_error(value: float | None, error: float | None) -> str:

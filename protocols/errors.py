@@ -7,6 +7,7 @@
     │   └── TrainingDiverged    local training ended in numbers that are not finite
     ├── MethodError         a method's step failed, or returned what cannot be kept or sent
     ├── StoreError          state on disk is missing, damaged, or the disk is full
+    │   ├── StoreInUse          another process holds the state on disk
     │   └── StoreVersion        state on disk has a format that this program does not read
     ├── AgentClosed         an Agent of yours was asked for something after it was closed
     ├── TransportError      the broker cannot be reached or refuses us
@@ -26,11 +27,33 @@ The message of each is one line: what is wrong, where, and what to do. A command
 with 2; a running coordinator or agent logs it, counts it by class name and goes on.
 """
 
-from typing import Self
+from typing import Literal, Self
+
+RefusalReason = Literal["login", "client-id", "protocol", "unavailable", "name-taken"]
+"""Why a broker refuses a connection. `name-taken`: another client with the same name has connected."""
 
 
 class FleetuneError(Exception):
-    """Base of all exceptions raised on purpose; `str()` is the line that a user reads."""
+    """Base of all exceptions raised on purpose; `str()` is the line that a user reads.
+
+    The line says what is wrong and, after a semicolon, what to do.
+    """
+
+    @property
+    def found(self) -> str:
+        """What is wrong."""
+        return said_and_remedy(str(self))[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do; "": the line does not say."""
+        return said_and_remedy(str(self))[1]
+
+
+def said_and_remedy(line: str) -> tuple[str, str]:
+    """The two parts of a line: what is wrong, and what to do ("" if it does not say)."""
+    found, _, remedy = line.partition("; ")
+    return found, remedy
 
 
 class SettingError(FleetuneError):
@@ -66,12 +89,24 @@ class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is 
         return cls(other_format(what, found, reads, remedy))
 
 
+class StoreInUse(StoreError):  # noqa: N818 - reads as the state it is in
+    """Another process holds the state on disk."""
+
+
 class AgentClosed(FleetuneError):  # noqa: N818 - reads as the state it is in
     """An Agent was used after it was closed, or in another process than its own."""
 
 
 class TransportError(FleetuneError):
-    """The broker is unreachable or refuses the connection."""
+    """The broker is unreachable or refuses the connection.
+
+    Attributes:
+        reason: why it refuses the connection; None: another reason, or not known.
+    """
+
+    def __init__(self, line: str, reason: "RefusalReason | None" = None) -> None:
+        super().__init__(line)
+        self.reason = reason
 
 
 class TrainingStopped(FleetuneError):  # noqa: N818 - it reports a wish that was granted, not a fault

@@ -102,7 +102,7 @@ class ClientState:
             self.session = Session(enrolment, self.name, method, trainer, self.store.session(run))
             report = DeviceReport(self.name, num_samples=10)
             self.report = dataclasses.replace(report, ratio=method.choices(report)[-1].ratio)
-            kept = self.session._kept
+            kept = self.session._state
             assert (kept.round, kept.attempt) >= self.world.acknowledged[self.name], (
                 "an acknowledged round is lost"
             )

@@ -5,15 +5,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from fleetune.edge_agent.doctor.finding import Finding
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.doctor.check_result import CheckResult
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.protocols.errors import FleetuneError, PacketError, StoreError
+from fleetune.protocols.errors import FleetuneError, PacketError, StoreInUse
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
 COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
@@ -21,7 +19,7 @@ EXAMPLE, EXAMPLE_BYTES = "ResNet-18", 4 * 11_200_000
 _TRIAL = b"\0" * 4096
 
 
-def folder(store: AgentStore) -> Iterator[Finding]:
+def folder(store: AgentStore) -> Iterator[CheckResult]:
     """Check that the state folder, or the folder in which it would be made, can be written.
 
     Nothing is left behind: it might belong to another user.
@@ -34,33 +32,31 @@ def folder(store: AgentStore) -> Iterator[Finding]:
             trial.flush()
             os.fsync(trial.fileno())
     except OSError as problem:
-        mend = "give it to the agent's user (chown), free space, or choose another --state"
-        yield Finding("fail", what, f"{there} cannot be written: {problem.strerror}", mend)
+        remedy = "give it to the agent's user (chown), free space, or choose another --state"
+        yield CheckResult("fail", what, f"{there} cannot be written: {problem.strerror}", remedy)
         return
-    yield Finding("ok", what, f"{store.folder}" + ("" if there == store.folder else " (to be made)"))
+    yield CheckResult("ok", what, f"{store.folder}" + ("" if there == store.folder else " (to be made)"))
 
 
-def in_use(store: AgentStore) -> Iterator[Finding]:
+def in_use(store: AgentStore) -> Iterator[CheckResult]:
     """Check whether an agent runs with it. A lock that is not there is not made: it would belong to whoever
     asks.
     """
     if not (store.folder / state_folder.LOCK).exists():
-        yield Finding("ok", "other agent", "none has used this state folder yet")
+        yield CheckResult("ok", "other agent", "none has used this state folder yet")
         return
     try:
         state_folder.lock(store.folder).close()
-    except StoreError as problem:
-        if "another agent" not in str(problem):
-            raise
-        mend = (
+    except StoreInUse:
+        remedy = (
             "nothing, if it is the agent you mean: it goes on; else stop it (systemctl stop fleetune-agent)"
         )
-        yield Finding("warn", "other agent", "one is running with this state folder", mend)
+        yield CheckResult("warn", "other agent", "one is running with this state folder", remedy)
         return
-    yield Finding("ok", "other agent", "none uses this state folder now")
+    yield CheckResult("ok", "other agent", "none uses this state folder now")
 
 
-def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[Finding]:
+def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult]:
     """Compare the free bytes with what a run may come to."""
     free = shutil.disk_usage(_nearest(store.folder)).free
     if enrolment is None:
@@ -71,10 +67,10 @@ def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[Finding]:
         name, needed = f"run {enrolment.run}", max(2 * model_bytes, COPIES * model_bytes - held)
     found = f"{_size(free)} free; {name} takes up to {_size(needed)} more"
     if free >= needed:
-        yield Finding("ok", "disk", found)
+        yield CheckResult("ok", "disk", found)
         return
-    mend = "free some space, or put --state on a larger disk"
-    yield Finding("warn" if enrolment is None else "fail", "disk", found, mend)
+    remedy = "free some space, or put --state on a larger disk"
+    yield CheckResult("warn" if enrolment is None else "fail", "disk", found, remedy)
 
 
 def latest_enrolment(store: AgentStore) -> Enrolment | None:
@@ -86,18 +82,18 @@ def latest_enrolment(store: AgentStore) -> Enrolment | None:
         return None
 
 
-def runs(store: AgentStore, device: str) -> Iterator[Finding]:
+def runs(store: AgentStore, device: str) -> Iterator[CheckResult]:
     """Check each run by reading everything that is kept of it."""
     names = store.runs()
     if not names:
-        yield Finding("ok", "runs", "none joined yet")
+        yield CheckResult("ok", "runs", "none joined yet")
     for run in names:
         try:
-            yield Finding("ok", "runs", _kept(store, run, device))
+            yield CheckResult("ok", "runs", _kept(store, run, device))
         except PacketError as problem:
             path = store.folder / "runs" / run
-            mend = f"restore {path} from a copy, or remove it to start that run from the common model"
-            yield Finding("fail", "runs", f"{run} is damaged: {problem}", mend)
+            remedy = f"restore {path} from a copy, or remove it to start that run from the common model"
+            yield CheckResult("fail", "runs", f"{run} is damaged: {problem}", remedy)
 
 
 def _kept(store: AgentStore, run: str, device: str) -> str:
@@ -116,9 +112,7 @@ def _kept(store: AgentStore, run: str, device: str) -> str:
     if data is None or ":" in name:  # code of the user's is imported where its owner said --trust
         return f"{what}, {'no round done yet' if data is None else 'not looked into'}"
     method = from_section(enrolment.method, enrolment.spec)
-    kind = Kept[method.device_state_type]  # type: ignore[name-defined]
-    kept: Kept[Any] = codec.decode(data, kind, enrolment.spec, finite=False)
-    return f"{what}, round {kept.round} done by {device}"
+    return f"{what}, round {read_state(data, method).round} done by {device}"
 
 
 def _nearest(path: Path) -> Path:

@@ -15,10 +15,10 @@ from functools import partial
 from statistics import median
 
 from fleetune.edge_agent.doctor import tls
-from fleetune.edge_agent.doctor.finding import Check, Finding, fenced
+from fleetune.edge_agent.doctor.check_result import Check, CheckResult, run_check
 from fleetune.edge_agent.probes.channel_rights import ChannelRights, find_channel_rights
 from fleetune.edge_agent.probes.link_speed import ProbeConnection
-from fleetune.protocols.errors import TransportError
+from fleetune.protocols.errors import RefusalReason, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker
 
@@ -26,16 +26,13 @@ PATIENCE_S = 10.0
 _NUM_PINGS = 5
 _WRITES, _READS = ", ".join(topics.FROM_DEVICE), ", ".join(topics.TO_DEVICE)
 _ECHO_BYTES = 4096
-_MENDS = (  # by what stands in the reason
-    (
-        "check user and password",
-        f"check user and password in mqtt://user:password@host, and the broker's list; {ENCODE}",
-    ),
-    ("client identifier", "the broker allows other client ids only; allow <fleet>-<device> and ...-probe"),
-    ("protocol version", "the broker must speak MQTT 3.1.1"),
-    ("server unavailable", "the broker is there but does not serve now; look at its log"),
-    ("another client", "stop the other client of that name, or give this device a name of its own"),
-)
+REMEDIES: dict[RefusalReason, str] = {
+    "login": f"check user and password in mqtt://user:password@host, and the broker's list; {ENCODE}",
+    "client-id": "the broker allows other client ids only; allow <fleet>-<device> and ...-probe",
+    "protocol": "the broker must speak MQTT 3.1.1",
+    "unavailable": "the broker is there but does not serve now; look at its log",
+    "name-taken": "stop the other client of that name, or give this device a name of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class _Visit(ProbeConnection):
         return [filters[n] for n in answer.refused]
 
 
-def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[Finding]:
+def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[CheckResult]:
     """Take one step after another, until one fails."""
     steps: list[tuple[str, Check]] = [
         ("broker's name", partial(_resolves, broker)),
@@ -83,56 +80,56 @@ def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[Finding]
     else:
         steps.append(("TLS", partial(_without_tls, broker)))
     if fleet is None:
-        steps.append(("login", lambda: [Finding("skip", "login", "no --fleet given")]))
+        steps.append(("login", lambda: [CheckResult("skip", "login", "no --fleet given")]))
     else:
         steps.append(("login", partial(_logs_in, broker, fleet, device)))
     failed = False
     for what, check in steps:
         if failed:
-            yield Finding("skip", what, "for what failed before it")
+            yield CheckResult("skip", what, "for what failed before it")
             continue
-        for finding in fenced(what, check):
-            failed |= finding.verdict == "fail"
-            yield finding
+        for result in run_check(what, check):
+            failed |= result.verdict == "fail"
+            yield result
 
 
-def _resolves(broker: Broker) -> Iterator[Finding]:
+def _resolves(broker: Broker) -> Iterator[CheckResult]:
     try:
         found = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
     except OSError as problem:
         reason = f"{broker.host} is unknown ({problem.strerror})"
-        yield Finding("fail", "broker's name", reason, "check the name, the network and its DNS server")
+        yield CheckResult("fail", "broker's name", reason, "check the name, the network and its DNS server")
         return
     addresses = ", ".join(dict.fromkeys(str(one[4][0]) for one in found))
-    yield Finding("ok", "broker's name", f"{broker.host} is {addresses}")
+    yield CheckResult("ok", "broker's name", f"{broker.host} is {addresses}")
 
 
-def _connects(broker: Broker) -> Iterator[Finding]:
+def _connects(broker: Broker) -> Iterator[CheckResult]:
     began, what = time.monotonic(), "connection"
     try:
         socket.create_connection((broker.host, broker.port), PATIENCE_S).close()
     except ConnectionRefusedError:
-        mend = "start the broker; check its port, and that it listens on more than its own loopback"
-        yield Finding("fail", what, f"nobody listens at {broker.place}", mend)
+        remedy = "start the broker; check its port, and that it listens on more than its own loopback"
+        yield CheckResult("fail", what, f"nobody listens at {broker.place}", remedy)
     except TimeoutError:
-        mend = "check address, network and firewall"
-        yield Finding("fail", what, f"no answer from {broker.place}", mend)
+        remedy = "check address, network and firewall"
+        yield CheckResult("fail", what, f"no answer from {broker.place}", remedy)
     except OSError as problem:
         found = f"{broker.place}: {problem.strerror or problem}"
-        yield Finding("fail", what, found, "check address, network and firewall")
+        yield CheckResult("fail", what, found, "check address, network and firewall")
     else:
         milliseconds = 1000 * (time.monotonic() - began)
-        yield Finding("ok", what, f"{broker.place} answers within {milliseconds:.3g} ms")
+        yield CheckResult("ok", what, f"{broker.place} answers within {milliseconds:.3g} ms")
 
 
-def _without_tls(broker: Broker) -> Iterator[Finding]:
+def _without_tls(broker: Broker) -> Iterator[CheckResult]:
     if _is_loopback(broker.host):
-        yield Finding("ok", "TLS", "none, and the broker is on this machine")
+        yield CheckResult("ok", "TLS", "none, and the broker is on this machine")
         return
     found = "none: whoever is on the way can read and change everything"
     if broker.password:
         found += ", the password too"
-    yield Finding(
+    yield CheckResult(
         "warn", "TLS", found, "give the broker a certificate and use mqtts:// (with --ca for your own)"
     )
 
@@ -144,7 +141,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
+def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
     """Log in; then test what we may write and read, and send a message there and back."""
     what = "login"
     topics.check_name(fleet, "fleet")
@@ -153,7 +150,7 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
         with closing(_Visit(broker, fleet, device)) as visit:
             visit.open()
             who = f"as {broker.username}" if broker.username else "without user name"
-            yield Finding("ok", what, f"{broker} takes us, {who}")
+            yield CheckResult("ok", what, f"{broker} takes us, {who}")
             what = "subscriptions"
             if broker.username != topics.JOIN_USER:  # else they are for the agent's client id alone
                 yield _subscribed(visit, topics.device_subscriptions(fleet, device))
@@ -164,34 +161,32 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
             visit.open()
             yield _there_and_back(visit)
     except TransportError as problem:
-        found, _, advice = str(problem).partition("; ")
-        mend = next((mend for words, mend in _MENDS if words in str(problem).lower()), advice)
-        yield Finding("fail", what, found, mend or "look at the broker's log: it says why")
+        remedy = problem.remedy if problem.reason is None else REMEDIES[problem.reason]
+        yield CheckResult("fail", what, problem.found, remedy or "look at the broker's log: it says why")
 
 
-def _access(rights: ChannelRights) -> Finding:
+def _access(rights: ChannelRights) -> CheckResult:
     """Whether the device may write and read each of its channels."""
     what = "access rights"
     if rights.problem is not None:
-        found, _, mend = rights.problem.partition(": ")
-        return Finding("fail", what, found, mend)
+        return CheckResult("fail", what, rights.problem, rights.remedy)
     if rights.has_coordinator:
-        return Finding("ok", what, f"writes {_WRITES} and reads {_READS}: the coordinator answers")
+        return CheckResult("ok", what, f"writes {_WRITES} and reads {_READS}: the coordinator answers")
     known = f"may write {_WRITES}; " if all(rights.acknowledged.values()) else ""
     found = f"{known}no coordinator of fleet {rights.fleet} answers; with one that runs doctor tests the rest"
-    return Finding("skip", what, found)
+    return CheckResult("skip", what, found)
 
 
-def _subscribed(visit: _Visit, filters: list[str]) -> Finding:
+def _subscribed(visit: _Visit, filters: list[str]) -> CheckResult:
     refused = visit.refused(filters)
     if refused:
-        mend = "let this device's user read these topics (the broker's access rules)"
-        return Finding("fail", "subscriptions", f"refused: {', '.join(refused)}", mend)
+        remedy = "let this device's user read these topics (the broker's access rules)"
+        return CheckResult("fail", "subscriptions", f"refused: {', '.join(refused)}", remedy)
     # mosquitto's acl_file grants every subscription, and drops what it does not let us read
-    return Finding("ok", "subscriptions", f"{', '.join(filters)} granted")
+    return CheckResult("ok", "subscriptions", f"{', '.join(filters)} granted")
 
 
-def _there_and_back(visit: _Visit) -> Finding:
+def _there_and_back(visit: _Visit) -> CheckResult:
     """Send a retained message and have it sent back.
 
     MQTT 3.1.1 has no word for a publication that is not allowed: it just never arrives.
@@ -199,4 +194,4 @@ def _there_and_back(visit: _Visit) -> Finding:
     there_s = median(visit.deliver(b".") for _ in range(_NUM_PINGS))
     visit.deliver(os.urandom(_ECHO_BYTES), retain=True)
     visit.fetch(_ECHO_BYTES, 1)
-    return Finding("ok", "round trip", f"{1000 * there_s:.3g} ms; {_ECHO_BYTES} bytes came back whole")
+    return CheckResult("ok", "round trip", f"{1000 * there_s:.3g} ms; {_ECHO_BYTES} bytes came back whole")

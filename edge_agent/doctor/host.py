@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.check_result import CheckResult
 
 LEAST_PYTHON = (3, 11)
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # older than this program
@@ -23,17 +23,17 @@ def python(
     version: tuple[int, ...] = sys.version_info[:3],
     bits: int = sys.maxsize.bit_length() + 1,
     machine: str = platform.machine(),
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check that Python is new enough, and 64 bits wide: numpy, msgspec and the trainers have no 32-bit ARM
     packages.
     """
     found = f"{'.'.join(map(str, version))}, {bits} bit on {machine}"
     if version[:2] < LEAST_PYTHON:
-        yield Finding("fail", "python", found, "install Python 3.11 or newer, and this program in it")
+        yield CheckResult("fail", "python", found, "install Python 3.11 or newer, and this program in it")
     elif bits < 64:
-        yield Finding("fail", "python", found, "install the board's 64-bit system: its trainers need it")
+        yield CheckResult("fail", "python", found, "install the board's 64-bit system: its trainers need it")
     else:
-        yield Finding("ok", "python", found)
+        yield CheckResult("ok", "python", found)
 
 
 def kernel_clock() -> bool | None:
@@ -50,7 +50,7 @@ def clock(
     matters: bool,
     now: Callable[[], float] = time.time,
     kernel: KernelClock = kernel_clock,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check that the year is plausible, and that somebody keeps the clock right: MQTT carries no time to
     compare with.
 
@@ -64,15 +64,17 @@ def clock(
     found = f"{at:%Y-%m-%d %H:%M} UTC"
     why = "certificates are judged by it" if matters else "the log's times are wrong, training does not mind"
     if not EARLIEST <= at < LATEST:
-        mend = "turn on time synchronisation, or set it: sudo date -s '2026-01-31 12:00'"
-        yield Finding("fail" if matters else "warn", "clock", f"{found} cannot be; {why}", mend)
+        remedy = "turn on time synchronisation, or set it: sudo date -s '2026-01-31 12:00'"
+        yield CheckResult("fail" if matters else "warn", "clock", f"{found} cannot be; {why}", remedy)
         return
     keeper = _keeper(root, kernel)
     if keeper is not None:
-        yield Finding("ok", "clock", f"{found}, {keeper}")
+        yield CheckResult("ok", "clock", f"{found}, {keeper}")
         return
-    mend = "sudo timedatectl set-ntp true, or install chrony"
-    yield Finding("warn", "clock", f"{found}, not known to be synchronised; when it is off, {why}", mend)
+    remedy = "sudo timedatectl set-ntp true, or install chrony"
+    yield CheckResult(
+        "warn", "clock", f"{found}, not known to be synchronised; when it is off, {why}", remedy
+    )
 
 
 def _keeper(root: Path, kernel: KernelClock) -> str | None:

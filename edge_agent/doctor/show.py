@@ -1,4 +1,4 @@
-"""Findings as they are shown: to people one by one as they come, to scripts as JSON."""
+"""Shows check results: to people one by one as they come, to scripts as JSON."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,44 +6,44 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.check_result import CheckResult
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _INDENT = " " * 6
 
 
-def show(findings: Iterable[Finding], console: Console) -> list[Finding]:
-    """Print a line for each finding as it comes, and a line on how to mend it; return all of them."""
+def show(results: Iterable[CheckResult], console: Console) -> list[CheckResult]:
+    """Print a line for each result as it comes, and its remedy on another; return all of them."""
     seen = []
-    for finding in findings:
-        for line in _lines(finding):
+    for result in results:
+        for line in _lines(result):
             console.print(line, soft_wrap=True)
-        seen.append(finding)
+        seen.append(result)
     console.print(_summary(seen))
     return seen
 
 
-def as_json(findings: Iterable[Finding]) -> bytes:
-    """The findings as `{"ok": ..., "findings": [{"verdict", "what", "found", "mend"}, ...]}`."""
-    seen = list(findings)
-    return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "findings": seen}), indent=2)
+def as_json(results: Iterable[CheckResult]) -> bytes:
+    """The results as `{"ok": ..., "results": [{"verdict", "what", "found", "remedy"}, ...]}`."""
+    seen = list(results)
+    return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "results": seen}), indent=2)
 
 
-def is_well(findings: Iterable[Finding]) -> bool:
+def is_well(results: Iterable[CheckResult]) -> bool:
     """Whether nothing failed."""
-    return all(finding.verdict != "fail" for finding in findings)
+    return all(result.verdict != "fail" for result in results)
 
 
-def _lines(finding: Finding) -> Iterator[Text]:
+def _lines(result: CheckResult) -> Iterator[Text]:
     yield Text.assemble(
-        (f"{finding.verdict:<{len(_INDENT)}}", _STYLES[finding.verdict]), f"{finding.what}: {finding.found}"
+        (f"{result.verdict:<{len(_INDENT)}}", _STYLES[result.verdict]), f"{result.what}: {result.found}"
     )
-    if finding.mend:
-        yield Text(f"{_INDENT}-> {finding.mend}")
+    if result.remedy:
+        yield Text(f"{_INDENT}-> {result.remedy}")
 
 
-def _summary(findings: list[Finding]) -> Text:
-    verdicts = [finding.verdict for finding in findings]
+def _summary(results: list[CheckResult]) -> Text:
+    verdicts = [result.verdict for result in results]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     if failed:
         return Text(f"{failed} failed, {warned} to look at", "bold red")

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.check_result import CheckResult
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import check_stream, without_password
 from fleetune.edge_agent.stream.status import status
 
 
-def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Finding]:
+def data(source: str, path: Path | None, test_fraction: float) -> Iterator[CheckResult]:
     """Check a stream.
 
     Args:
@@ -24,7 +24,7 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Findi
     check_stream(source)
     source = without_password(source)
     if path is None or not path.exists():
-        yield Finding("ok", "data", f"{source}: samples are kept as they come; none yet")
+        yield CheckResult("ok", "data", f"{source}: samples are kept as they come; none yet")
         return
     store = SampleStore.open(path)
     try:
@@ -35,6 +35,8 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Findi
     text = f"{source}: {train} samples kept to train on, {test} to test on, {found.num_bytes / 1e6:.1f} MB"
     if found.refused:
         counts = ", ".join(f"{count} {kind}" for kind, (count, _) in found.refused.items())
-        yield Finding("warn", "data", f"{text}; not taken: {counts}", "edge-agent samples says what and why")
+        yield CheckResult(
+            "warn", "data", f"{text}; not taken: {counts}", "edge-agent samples says what and why"
+        )
         return
-    yield Finding("ok", "data", text)
+    yield CheckResult("ok", "data", text)

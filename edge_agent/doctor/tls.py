@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
-from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.check_result import CheckResult
 from fleetune.protocols.wire.transport.mqtt import Broker
 
 CONNECT_S = 10.0
@@ -18,32 +18,32 @@ _NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_* of openssl's x509_vfy.h
 _OTHER_NAME = (62, 64)  # host name, IP address
 
 
-def own_certificate(broker: Broker) -> Iterator[Finding]:
+def own_certificate(broker: Broker) -> Iterator[CheckResult]:
     """Check our certificate: it can be read, belongs to its key, and is valid."""
     what = "own certificate"
     if broker.cert is None:
         if broker.key is not None:
-            yield Finding("fail", what, "there is a --key but no --cert", "give both, or neither")
+            yield CheckResult("fail", what, "there is a --key but no --cert", "give both, or neither")
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(broker.cert, broker.key, password=_no_phrase)
     except ssl.SSLError as problem:
         key = broker.key or broker.cert
         if problem.reason == "KEY_VALUES_MISMATCH":
-            mend = "give the key that the certificate was made with"
-            yield Finding("fail", what, f"{broker.cert} does not belong to {key}", mend)
+            remedy = "give the key that the certificate was made with"
+            yield CheckResult("fail", what, f"{broker.cert} does not belong to {key}", remedy)
             return
         found = f"{broker.cert} with {key}: {problem.reason or 'not readable'}"
-        yield Finding("fail", what, found, "both must be PEM files, and the key without a pass phrase")
+        yield CheckResult("fail", what, found, "both must be PEM files, and the key without a pass phrase")
         return
     except OSError as problem:
-        mend = "check the path, and that the agent's user may read both files"
-        yield Finding("fail", what, f"{broker.cert}, {broker.key}: {problem.strerror}", mend)
+        remedy = "check the path, and that the agent's user may read both files"
+        yield CheckResult("fail", what, f"{broker.cert}, {broker.key}: {problem.strerror}", remedy)
         return
     yield _dated(what, broker.cert, *validity_of_file(Path(broker.cert)), "have it renewed")
 
 
-def authority(broker: Broker) -> Iterator[Finding]:
+def authority(broker: Broker) -> Iterator[CheckResult]:
     """Check the file of --ca: it can be read, and nothing in it has expired."""
     what = "authority"
     if broker.ca is None:
@@ -54,13 +54,13 @@ def authority(broker: Broker) -> Iterator[Finding]:
     except (OSError, ValueError) as problem:  # SSLError is an OSError
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
         reason = "no certificate in it" if isinstance(problem, ssl.SSLError) else reason
-        mend = "give the PEM file of the authority that signed the broker's certificate"
-        yield Finding("fail", what, f"{broker.ca}: {reason}", mend)
+        remedy = "give the PEM file of the authority that signed the broker's certificate"
+        yield CheckResult("fail", what, f"{broker.ca}: {reason}", remedy)
         return
     yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), "fetch the authority's new certificate")
 
 
-def broker_certificate(broker: Broker) -> Iterator[Finding]:
+def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
     """Shake hands: are chain, name and dates right, and does the broker want a certificate of ours?"""
     what = "broker's certificate"
     try:
@@ -68,14 +68,16 @@ def broker_certificate(broker: Broker) -> Iterator[Finding]:
             der = line.getpeercert(binary_form=True) or b""
             objection = _objection_after(line)
     except ssl.SSLCertVerificationError as problem:
-        yield Finding("fail", what, *_explained(broker, problem))
+        yield CheckResult("fail", what, *_explained(broker, problem))
         return
     except ssl.SSLError as problem:
         found = f"no TLS with {broker} ({problem.reason or problem})"
-        yield Finding("fail", what, found, "is this the broker's TLS port? Without TLS: mqtt:// or host:port")
+        yield CheckResult(
+            "fail", what, found, "is this the broker's TLS port? Without TLS: mqtt:// or host:port"
+        )
         return
     except OSError as problem:
-        yield Finding(
+        yield CheckResult(
             "fail", what, f"the handshake with {broker} ended: {problem}", "look at the broker's log"
         )
         return
@@ -84,16 +86,18 @@ def broker_certificate(broker: Broker) -> Iterator[Finding]:
         yield objection
 
 
-def _dated(what: str, name: str, first: datetime, last: datetime, mend: str) -> Finding:
+def _dated(what: str, name: str, first: datetime, last: datetime, remedy: str) -> CheckResult:
     now = datetime.now(UTC)
     days = (last - now).days
     if now < first:
         found = f"{name}: valid from {first:%Y-%m-%d}, and by our clock it is {now:%Y-%m-%d}"
-        return Finding("fail", what, found, "set the clock, if that is what is wrong")
+        return CheckResult("fail", what, found, "set the clock, if that is what is wrong")
     if now >= last:
-        return Finding("fail", what, f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})", mend)
+        return CheckResult(
+            "fail", what, f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})", remedy
+        )
     found = f"{name}: valid for {days} more days (until {last:%Y-%m-%d})"
-    return Finding("warn", what, found, mend) if days < SOON_DAYS else Finding("ok", what, found)
+    return CheckResult("warn", what, found, remedy) if days < SOON_DAYS else CheckResult("ok", what, found)
 
 
 def _context(broker: Broker) -> ssl.SSLContext:
@@ -122,18 +126,20 @@ def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
         raise
 
 
-def _objection_after(line: ssl.SSLSocket) -> Finding | None:
+def _objection_after(line: ssl.SSLSocket) -> CheckResult | None:
     """What the broker objects to who we are, if it does: otherwise it says nothing before it is spoken to."""
     line.settimeout(_LISTEN_S)
     try:
         line.recv(1)
     except ssl.SSLError as problem:
         if "CERTIFICATE_REQUIRED" in str(problem.reason) or "HANDSHAKE_FAILURE" in str(problem.reason):
-            return Finding(
+            return CheckResult(
                 "fail", "own certificate", "the broker asks for one", "give --cert and --key of this device"
             )
         found = f"the broker does not accept it ({problem.reason or problem})"
-        return Finding("fail", "own certificate", found, "have it signed by the authority the broker trusts")
+        return CheckResult(
+            "fail", "own certificate", found, "have it signed by the authority the broker trusts"
+        )
     except OSError:  # silence, mostly
         return None
     return None

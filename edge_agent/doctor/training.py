@@ -13,7 +13,7 @@ import numpy as np
 
 from fleetune.edge_agent.budget.owner_policy import Policy, limits_of
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
-from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.check_result import CheckResult
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.device_data import check_fits, check_source, split
@@ -60,7 +60,7 @@ class Tried:
     problem: str = ""
 
 
-def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[Finding]:
+def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[CheckResult]:
     """Check that the samples load, are enough, and fit the run joined last.
 
     Raises:
@@ -80,10 +80,10 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
         )
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
     if found.y.ndim == 1 and len(classes) < 2:
-        mend = "nothing, if this device sees one class only; a model trained on it learns to say that class"
-        yield Finding("warn", "data", text, mend)
+        remedy = "nothing, if this device sees one class only; a model trained on it learns to say that class"
+        yield CheckResult("warn", "data", text, remedy)
         return
-    yield Finding("ok", "data", text)
+    yield CheckResult("ok", "data", text)
 
 
 def trainers(
@@ -91,7 +91,7 @@ def trainers(
     usable_bytes: int | None,
     attempt: Callable[[str], Tried] | None = None,
     train_on: str = PROCESSOR,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check what trainers are installed, and that the one to be used can be imported in the memory there is.
 
     Args:
@@ -102,17 +102,17 @@ def trainers(
     """
     attempt = attempt or try_import
     if choice not in (AUTO, *KINDS):
-        yield Finding("fail", "trainer", f"there is no {choice}", f"choose {AUTO}, {', '.join(KINDS)}")
+        yield CheckResult("fail", "trainer", f"there is no {choice}", f"choose {AUTO}, {', '.join(KINDS)}")
         return
     there = [kind for kind in KINDS if kind in installed()]
     for kind in there:
         yield from _quarrel(kind)
     if not there:
-        mend = f"pip install {PIP['onnx']} (or {PIP['torch']}, for models of your own)"
-        yield Finding("fail", "trainer", "none is installed", mend)
+        remedy = f"pip install {PIP['onnx']} (or {PIP['torch']}, for models of your own)"
+        yield CheckResult("fail", "trainer", "none is installed", remedy)
         return
     if choice != AUTO and choice not in there:
-        yield Finding(
+        yield CheckResult(
             "fail",
             "trainer",
             f"{choice} is not installed, {', '.join(there)} is",
@@ -127,44 +127,46 @@ def trainers(
         yield _computes(choice, train_on)
 
 
-def _computes(choice: str, train_on: str) -> Finding:
+def _computes(choice: str, train_on: str) -> CheckResult:
     """Whether a trainer can compute where it shall; it can be imported."""
     try:
         kind = Trainers(choice, train_on=train_on).usable[0]
     except ModelError as problem:
-        return Finding("fail", "trainer", str(problem), "leave --train-on out: the processor always trains")
-    return Finding("ok", "trainer", f"{kind} computes on {train_on}")
+        return CheckResult(
+            "fail", "trainer", str(problem), "leave --train-on out: the processor always trains"
+        )
+    return CheckResult("ok", "trainer", f"{kind} computes on {train_on}")
 
 
 def _usable(
     kind: Kind, others: list[str], usable_bytes: int | None, attempt: Callable[[str], Tried]
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check a trainer's version and its memory.
 
     It is imported in a process of its own: a package for another processor dies on import.
     """
     held, needed = process_memory().resident or 0, IMPORT_BYTES[kind]
     if usable_bytes is not None and held + needed > usable_bytes:
-        yield Finding(
+        yield CheckResult(
             "ok", "trainer", f"{kind} {_version(kind)} is installed; not tried, memory is too small"
         )
         yield _too_small(kind, held, needed, usable_bytes)
         return
     tried = attempt("torch" if kind == "torch" else "onnxruntime")
     if not tried.version:
-        yield Finding("fail", "trainer", f"{kind} is installed, but {tried.problem}", _reinstall(kind))
+        yield CheckResult("fail", "trainer", f"{kind} is installed, but {tried.problem}", _reinstall(kind))
         return
     if kind != "torch" and _numbers(tried.version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         found = f"onnxruntime {tried.version} is too old, at least {oldest} is needed"
-        yield Finding("fail", "trainer", found, "pip install --upgrade onnxruntime")
+        yield CheckResult("fail", "trainer", found, "pip install --upgrade onnxruntime")
         return
     beside = f" (also here: {', '.join(others)})" if others else ""
-    yield Finding("ok", "trainer", f"{kind} {tried.version}{beside}")
+    yield CheckResult("ok", "trainer", f"{kind} {tried.version}{beside}")
     needed = needed if tried.num_bytes is None else tried.num_bytes
     if usable_bytes is None:
-        mend = "set a limit by --max-memory-mb: without one the agent cannot choose what fits"
-        yield Finding("warn", "memory", "what this process may take is unknown", mend)
+        remedy = "set a limit by --max-memory-mb: without one the agent cannot choose what fits"
+        yield CheckResult("warn", "memory", "what this process may take is unknown", remedy)
     elif held + needed > usable_bytes:
         yield _too_small(kind, held, needed, usable_bytes)
     else:
@@ -172,23 +174,27 @@ def _usable(
             f"{usable_bytes / 1e6:.0f} MB may be taken; the agent takes {held / 1e6:.0f} MB and {kind} "
             f"{needed / 1e6:.0f} MB, before any model"
         )
-        yield Finding("ok", "memory", found)
+        yield CheckResult("ok", "memory", found)
 
 
-def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> Finding:
+def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> CheckResult:
     found = (
         f"{kind} alone needs {needed / 1e6:.0f} MB beside the agent's {held / 1e6:.0f} MB, and this process "
         f"may take {usable_bytes / 1e6:.0f} MB"
     )
     lighter = f"use --trainer onnx (pip install {PIP['onnx']}), " if kind == "torch" else ""
-    return Finding("fail", "memory", found, f"{lighter}stop other programs, or raise the limit (MemoryMax)")
+    return CheckResult(
+        "fail", "memory", found, f"{lighter}stop other programs, or raise the limit (MemoryMax)"
+    )
 
 
-def _quarrel(kind: Kind) -> Iterator[Finding]:
+def _quarrel(kind: Kind) -> Iterator[CheckResult]:
     """Check that not both ONNX packages are installed: they share a folder, and one breaks the other."""
     if kind == "ort-training" and any(map(_installed_version, _PACKAGES["onnx"])):
-        mend = "pip uninstall onnxruntime onnxruntime-training-cpu, then install the one you want"
-        yield Finding("fail", "trainer", "onnxruntime and its training package lie over each other", mend)
+        remedy = "pip uninstall onnxruntime onnxruntime-training-cpu, then install the one you want"
+        yield CheckResult(
+            "fail", "trainer", "onnxruntime and its training package lie over each other", remedy
+        )
 
 
 def _reinstall(kind: Kind) -> str:
@@ -202,19 +208,19 @@ def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | N
     return limits_of(None, conditions, policy, board).memory_bytes
 
 
-def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
+def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[CheckResult]:
     """Check whether the run joined last still fits: its own forecast against the memory there is now."""
     known = ((run, read_ratio_controller(store.ratio_controller(run).read())) for run in store.runs())
     run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
     if ratio_controller is None:
-        yield Finding("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")
+        yield CheckResult("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")
         return
     decision = ratio_controller.decision(conditions)
-    mend = "edge-agent explain shows every ratio against its limits"
+    remedy = "edge-agent explain shows every ratio against its limits"
     if decision.choice is None:
-        yield Finding("fail", "forecast", f"run {run}: {decision.reason}", mend)
+        yield CheckResult("fail", "forecast", f"run {run}: {decision.reason}", remedy)
     else:
-        yield Finding("ok", "forecast", f"run {run}: {decision.reason}")
+        yield CheckResult("ok", "forecast", f"run {run}: {decision.reason}")
 
 
 def try_import(module: str) -> Tried:

@@ -1,49 +1,49 @@
-"""The model that a device would have by local training alone: kept beside the run's, with the same training.
+"""Trains the local-only baseline: the model that this device would have without a fleet.
 
-It starts where the run starts (with the device's own model, where it has one) and is trained as local-only
-trains: a round's epochs of plain local training, in the rounds that the device takes part in. It never leaves
-the device.
+It starts where the run starts (with the device's own model, where it has one). It gets one round's epochs of
+plain local training in the rounds that the device takes part in, as the method local-only does. It never
+leaves the device.
 
-The one that others are judged by must not have seen the held-out samples. What the device would have
-without a fleet has seen all of them: so a second one may be trained on all, which is served in its place. It
-is to the last bit what the method local-only leads to in the same rounds of a run that holds nothing out.
+The model that adoption compares with must not have seen the held-out samples. A device without a fleet would
+train on all of its samples. So a second model may be trained on all samples, which is deployed instead. It
+equals, to the last bit, what the method local-only leads to in a run that holds nothing out.
 """
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Self
 
 from msgspec import UNSET, UnsetType
 
+from fleetune.edge_agent.extensions.extension import (
+    EvaluatingTrainer,
+    Extension,
+    RoundAttempt,
+    RunStart,
+    TrainingResult,
+    TrainingRound,
+)
 from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory, States
 from fleetune.protocols.errors import TrainingDiverged
-from fleetune.protocols.method.trainer import FitPlan, Trainer
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.adoption import AdoptionSection
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RoundAttempt:
-    """A round's number and attempt, and whether it is the run's final evaluation."""
-
-    round: int
-    attempt: int
-    closing: bool = False
-
-
-@dataclass(frozen=True)
 class LocalOnlyModel:
-    """A model trained alone.
+    """A model trained on this device's samples only.
 
     Attributes:
         weights: shape (spec.size,), trained without the held-out samples.
-        on_all: likewise, trained on all; None: the run asks for none.
-        rounds: that the device has worked in since it began, whether the model was trained in them or not.
+        on_all: shape (spec.size,), trained on all samples; None: the run asks for none.
+        rounds: in which the device has worked since it started, trained or not.
         round, attempt: in which it was last trained; 0: not yet.
-        closing: in a final evaluation.
-        optimiser: what the optimiser remembers of the two trainings, where the run has that kept.
+        final_evaluation: whether that was in a final evaluation.
+        optimiser: what the optimiser remembers of the two trainings, where the run keeps that.
     """
 
     weights: FlatArray
@@ -51,56 +51,86 @@ class LocalOnlyModel:
     rounds: int = 0
     round: int = 0
     attempt: int = 0
-    closing: bool = False
+    final_evaluation: bool = False
     optimiser: States | UnsetType = UNSET
 
     @property
-    def to_serve(self) -> FlatArray:
-        """The one that the device serves, shape (spec.size,)."""
+    def to_deploy(self) -> FlatArray:
+        """The one that the device deploys, shape (spec.size,)."""
         return self.weights if self.on_all is None else self.on_all
 
 
-class LocalOnlyTrainer(Trainer, Protocol):
-    """A device's model and data."""
+class LocalOnly(Extension[LocalOnlyModel]):
+    """Trains the local-only model every `compare_alone` rounds.
 
-    def on_all(self) -> Trainer:
-        """The same with the validation samples among the training samples."""
-        ...
+    Args:
+        section: the run's [adoption].
+        initial: the run's initial weights, shape (spec.size,).
+        keeps_optimiser: whether the optimiser's state is kept between rounds.
+    """
+
+    name = "local_only"
+    state_type = LocalOnlyModel
+
+    def __init__(self, section: AdoptionSection, initial: FlatArray, *, keeps_optimiser: bool) -> None:
+        self._section, self._initial, self._keeps_optimiser = section, initial, keeps_optimiser
+
+    @classmethod
+    def for_run(cls, start: RunStart) -> Self | None:
+        section, enrolment = start.enrolment.adoption, start.enrolment
+        if start.files is None or section is UNSET or not section.enabled or not section.compare_alone:
+            return None
+        keeps_optimiser = enrolment.training.optimiser_state != "round"
+        return cls(section, enrolment.weights, keeps_optimiser=keeps_optimiser)
+
+    def first_state(self, weights: FlatArray) -> LocalOnlyModel:
+        return LocalOnlyModel(weights, weights if self._section.alone_on_all else None)
+
+    def after_training(
+        self,
+        round_: TrainingRound,
+        result: TrainingResult,  # noqa: ARG002 - it never sees the fleet's model
+        state: LocalOnlyModel | None,
+    ) -> LocalOnlyModel:
+        model = state or self.first_state(self._initial)
+        memory = None
+        if self._keeps_optimiser:
+            memory = OptimiserMemory(() if model.optimiser is UNSET else model.optimiser)
+        trainer = round_.trainer.in_round(round_.attempt.round, memory)
+        return trained(model, round_.attempt, self._section.compare_alone, trainer, round_.key, memory)
 
 
-def train_local_only(
-    alone: LocalOnlyModel,
-    turn: RoundAttempt,
+def trained(
+    model: LocalOnlyModel,
+    attempt: RoundAttempt,
     every: int,
-    trainer: LocalOnlyTrainer,
+    trainer: EvaluatingTrainer,
     key: Key,
-    states: OptimiserMemory | None = None,
+    memory: OptimiserMemory | None = None,
 ) -> LocalOnlyModel:
-    """The model after a round's work: trained in the first round, and in every `every`-th from there.
+    """The model after a round: trained in the first round and in every `every`-th from there.
 
-    In a final evaluation it is trained too, as the fleet's models are; the caller throws that state away. If
-    it diverges it stays as it was: that is no reason not to take part. `states` is where
-    `trainer` leaves what its optimiser remembers.
+    It is trained in a final evaluation too, as the fleet's models are. A model that diverges stays unchanged:
+    that is no reason not to take part in the run. `memory` is where `trainer` leaves the optimiser's state.
 
     Raises:
         TrainingStopped: the agent stops.
     """
-    due = turn.closing or alone.rounds % every == 0
-    worked = replace(alone, rounds=alone.rounds + 1)
-    if not due:
+    worked = replace(model, rounds=model.rounds + 1)
+    if not attempt.final_evaluation and model.rounds % every:
         return worked
     try:
-        fit = trainer.fit(alone.weights, FitPlan(), key)
-        more = None if alone.on_all is None else trainer.on_all().fit(alone.on_all, FitPlan(), key)
+        fit = trainer.fit(model.weights, FitPlan(), key)
+        more = None if model.on_all is None else trainer.on_all().fit(model.on_all, FitPlan(), key)
     except TrainingDiverged as problem:
-        log.warning("the model trained alone stays as it was: %s", problem)
+        log.warning("the local-only model stays unchanged: %s", problem)
         return worked
     return replace(
         worked,
         weights=fit.weights,
         on_all=None if more is None else more.weights,
-        round=turn.round,
-        attempt=turn.attempt,
-        closing=turn.closing,
-        optimiser=UNSET if states is None else states.after,
+        round=attempt.round,
+        attempt=attempt.attempt,
+        final_evaluation=attempt.final_evaluation,
+        optimiser=UNSET if memory is None else memory.after,
     )

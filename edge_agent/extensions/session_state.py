@@ -1,31 +1,41 @@
-"""What a device keeps of a run between its rounds: the method's state on it, and its last reply."""
+"""What a device keeps of a run between rounds: the method's state, the last reply, and a slot a feature."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, defstruct, structs
 
-from fleetune.edge_agent.extensions.adoption.deployed_model import Memory, ModelRecord
-from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
-from fleetune.edge_agent.extensions.releases import Releases
-from fleetune.edge_agent.training.optimisers.optimiser_memory import States
+from fleetune.edge_agent.extensions.extension import ExtensionChain, Slots
+from fleetune.edge_agent.extensions.order import ORDER
+from fleetune.edge_agent.state.agent_store import Memory
 from fleetune.protocols.method import steps
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
+RESIDUAL = "residual"
+"""Slot: what the encodings of earlier updates left out, shape (spec.size,); see error feedback."""
+HELD_MODEL = "held_model"
+"""Slot: the weights that tasks are differences to, shape (spec.size,), once a task changed the first ones."""
+
 D = TypeVar("D")
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
-class Kept(Generic[D]):
-    """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
-    known of the run's best model, what the optimiser remembers, where the run has that kept, the model that
-    the device trains alone, where the run asks for one, the shared model's versions that it was given, and
-    what its updates have left out so far, shape (spec.size,), where their encoding leaves something out, and
-    what tasks have brought over the first weights, same shape, where they are differences to that.
+class SessionState(Generic[D, L]):
+    """A session between two rounds, as it is stored.
+
+    Attributes:
+        run: id of the run.
+        state: the method's state on this device.
+        round, attempt: of the last work; 0: none yet.
+        reply: the encoded reply to it; b"": replies are not kept.
+        slots: the states of extensions, `RESIDUAL` and `HELD_MODEL`, by name. One that is missing is not
+        there.
     """
 
     run: str
@@ -33,42 +43,55 @@ class Kept(Generic[D]):
     round: int = 0
     attempt: int = 0
     reply: bytes = b""
-    best: ModelRecord | None = None
-    optimiser: States | UnsetType = UNSET
-    alone: LocalOnlyModel | UnsetType = UNSET
-    releases: Releases | UnsetType = UNSET
-    residual: FlatArray | UnsetType = UNSET
-    held: FlatArray | UnsetType = UNSET
+    slots: L = field(default_factory=dict)  # type: ignore[assignment]
+
+
+State = SessionState[Any, Slots]
+
+
+@cache
+def _stored_slots() -> type:
+    """The type that stored slots are read as: every slot may be missing."""
+    kinds = {one.name: one.state_type for one in ORDER} | {RESIDUAL: FlatArray, HELD_MODEL: FlatArray}
+    return defstruct("Slots", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()])
+
+
+def read_state(data: bytes, method: Method[Any, Any, Any, Any]) -> State:
+    """A stored state. Raises PacketError: it is damaged, or of another model."""
+    generic: Any = SessionState
+    kind = generic[method.device_state_type, _stored_slots()]
+    found: SessionState[Any, Any] = codec.decode(data, kind, method.spec, finite=False)
+    slots = {name: one for name, one in structs.asdict(found.slots).items() if one is not UNSET}
+    return replace(found, slots=slots)
 
 
 def recall(
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
     memory: Memory,
+    extensions: ExtensionChain = ExtensionChain(),  # noqa: B008 - frozen
     own: Callable[[], FlatArray | None] = lambda: None,
-) -> Kept[Any]:
-    """What a device remembers of a run, or what it begins with: the common model, or its `own` if it has one.
+) -> State:
+    """What a device remembers of a run; else the state to start with.
+
+    Args:
+        enrolment: of the run.
+        method: made from it.
+        memory: where the state is stored.
+        extensions: of the run.
+        own: the device's own model to start with, called when the run starts; None: the common model.
 
     Raises:
-        PacketError: it is damaged.
+        PacketError: what is stored is damaged.
         StoreError: it cannot be read.
     """
     data = memory.read()
     if data is not None:
-        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
-        kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
-        if kept.run == enrolment.run:
-            return kept
+        found = read_state(data, method)
+        if found.run == enrolment.run:
+            return found
     state, personal = steps.init_device(method, enrolment.weights), own()
-    began = state if personal is None else method.start_from(state, personal)
-    alone = first_local_only(enrolment, personal)
-    return Kept(enrolment.run, began, alone=UNSET if alone is None else alone)
-
-
-def first_local_only(enrolment: Enrolment, own: FlatArray | None = None) -> LocalOnlyModel | None:
-    """The model to be trained alone as a run begins; None: the run asks for none."""
-    section = enrolment.adoption
-    if section is UNSET or not section.enabled or not section.compare_alone:
-        return None
-    weights = enrolment.weights if own is None else own
-    return LocalOnlyModel(weights, weights if section.alone_on_all else None)
+    if personal is not None:
+        state = method.start_from(state, personal)
+    first = enrolment.weights if personal is None else personal
+    return SessionState(enrolment.run, state, slots=extensions.first_slots(first))

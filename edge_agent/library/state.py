@@ -163,7 +163,7 @@ class ServedReader:
     """
 
     def __init__(self, store: AgentStore) -> None:
-        self._store, self._files = store, DeployedFiles.beside(store.served)
+        self._store, self._files = store, DeployedFiles.next_to(store.deployed)
         self._known: tuple[object, ServedModel | None] | None = None
 
     def read(self) -> ServedModel | None:
@@ -172,10 +172,10 @@ class ServedReader:
         Raises:
             StoreError: a file cannot be read.
         """
-        identity = self._store.served.identity, self._files.pin.identity
+        identity = self._store.deployed.identity, self._files.pin.identity
         if self._known is None or self._known[0] != identity:
             try:
-                found = read_deployed(self._store.served.read())
+                found = read_deployed(self._store.deployed.read())
             except PacketError:
                 found = None
             made = None if found is None else _served_model(found.record, self._files.pinned)
@@ -188,7 +188,7 @@ def _served_model(record: ModelRecord, pinned: int | None) -> ServedModel:
         version=record.version,
         run=record.run,
         round=record.round,
-        adopted=not record.alone,
+        adopted=not record.local_only,
         pinned=pinned is not None and pinned == record.version,
         score=record.score or ACCURACY.name,
         value=record.accuracy,

@@ -65,11 +65,11 @@ class Follower:
         """It; None: nothing is served, or it cannot be opened. Any thread may call this: whoever is first
         after a change opens the new model, which takes some ms, and the others wait for that.
         """
-        identity = self._store.served.identity
+        identity = self._store.deployed.identity
         if self._is_up_to_date(identity):
             return self._served
         with self._lock:
-            identity = self._store.served.identity
+            identity = self._store.deployed.identity
             if not self._is_up_to_date(identity):
                 self._served, self._again_at = self._opened(identity), self._clock() + AGAIN_S
                 self._seen = identity

@@ -54,10 +54,10 @@ def personal_model(
         SettingError: the run's method is not known here, or is code that its owner does not trust.
     """
     try:
-        served = None if run else read_deployed(store.served.read())
+        served = None if run else read_deployed(store.deployed.read())
     except PacketError as problem:
         raise StoreError(
-            f"{store.served.path}, the model that this device serves, is damaged ({problem}); --run takes"
+            f"{store.deployed.path}, the model that this device serves, is damaged ({problem}); --run takes"
             " that of a run"
         ) from None
     named = served.record.run if served else run or _latest(store)
@@ -99,7 +99,7 @@ def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -
     record = ModelRecord(
         run=enrolment.run,
         round=kept.round,
-        closing=False,
+        final_evaluation=False,
         model=spec.hash,
         input_shape=spec.input_shape,
         num_classes=spec.num_classes,

@@ -72,7 +72,7 @@ class Publisher:
     def refresh(self) -> None:
         """Write the file if it is not what is served; what is in the way is said in one line."""
         try:
-            path, served = self.path, self.store.served.identity
+            path, served = self.path, self.store.deployed.identity
             if path is None or served is None or served == self._seen:
                 return
             found = personal_model(self.store, trusted=self.trusted)
@@ -120,9 +120,9 @@ def about_record(record: ModelRecord) -> dict[str, str]:
     known = {
         "run": record.run,
         "round": record.round,
-        "closing_rehearsal": record.closing,
+        "final_evaluation": record.final_evaluation,
         "version": record.version or None,
-        "trained_alone": record.alone or None,
+        "local_only": record.local_only or None,
         "validation_loss": record.validation_loss,
         f"{record.score or 'accuracy'}_on_own_test_samples": record.accuracy,
     }

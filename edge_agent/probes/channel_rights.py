@@ -83,7 +83,7 @@ class ChannelRights:
 
     @property
     def problem(self) -> str | None:
-        """What is forbidden and what to do, in one line; None: nothing is, as far as it shows."""
+        """What is forbidden, in one line; None: nothing is, as far as it shows."""
         who = "a client without user name" if self.user is None else f"user {self.user!r}"
         said = []
         if self.unwritable:
@@ -95,17 +95,18 @@ class ChannelRights:
             said.append(f"publish to its own topics, or may not read them ({below}...)")
         if not said:
             return None
-        other = self.user not in (None, topics.JOIN_USER, self.name)
-        return (
-            f"{who} may not {', and may not '.join(said)}: "
-            + (
-                f"give --device {self.user} if each user may reach the device of its name only, or "
-                if other
-                else ""
-            )
-            + "allow that in the broker's access rules, as "
-            f"`edge-coordinator broker-config --fleet {self.fleet}` writes them"
+        return f"{who} may not {', and may not '.join(said)}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about `problem`."""
+        allow = (
+            "allow that in the broker's access rules, as"
+            f" `edge-coordinator broker-config --fleet {self.fleet}` writes them"
         )
+        if self.user in (None, topics.JOIN_USER, self.name):
+            return allow
+        return f"give --device {self.user} if each user may reach the device of its name only, or {allow}"
 
     def _topic(self, channel: Channel) -> str:
         return topics.topic(self.fleet, self.name, channel)

@@ -138,7 +138,7 @@ class ProbeConnection(MqttTransport):
             if left_s < 0:  # others talk and talk here
                 raise TransportError(f"{failure} within {patience_s:g} s")
             if isinstance(event, Disconnected):
-                raise TransportError(event.reason)
+                raise TransportError(event.reason, event.refusal)
             if wanted(event):
                 return event
 

@@ -1,4 +1,4 @@
-"""What an agent is at just now, for whoever embeds it."""
+"""What an agent does just now, for the program that embeds it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ CONNECTED = "connected"
 
 @dataclass(frozen=True)
 class Activity:
-    """What an agent is at.
+    """What an agent does.
 
     Attributes:
         connection: "connected", "connecting", or why it is not connected.
-        run: that it has joined, by its id; None: none just now.
+        run: id of the run that it has joined; None: none just now.
         round: that it works on or, between rounds, worked on last; 0: none of this run yet.
         training: whether it works on a task.
-        resting: why it takes no part just now; None: nothing is in the way.
-        finished: the run that is over; None: none is, or another has begun.
+        resting: why it takes no part just now; None: it takes part.
+        finished: the run that is over; None: none is, or another has started.
     """
 
     connection: str = "connecting"
@@ -28,14 +28,14 @@ class Activity:
     finished: str | None = None
 
 
-class Noted:
-    """The latest, and who is told when it changes."""
+class ActivityNotifier:
+    """Holds the latest activity, and calls `tell` when it changes."""
 
     def __init__(self, tell: Callable[[Activity], None]) -> None:
         self._activity, self._tell = Activity(), tell
 
-    def note(self, **what: Any) -> None:
-        """These attributes are so from now on."""
-        before, self._activity = self._activity, replace(self._activity, **what)
+    def note(self, **changes: Any) -> None:
+        """Replace these attributes of the activity."""
+        before, self._activity = self._activity, replace(self._activity, **changes)
         if self._activity != before:
             self._tell(self._activity)

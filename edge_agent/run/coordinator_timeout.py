@@ -1,7 +1,10 @@
-"""Notices that an agent waits too long for its coordinator, so that it finds out why: no socket, no clock."""
+"""Notices that an agent waits too long for its coordinator, and finds out why: no socket, no clock."""
 
-from collections.abc import Hashable, Iterable
+import logging
+from collections.abc import Callable, Hashable, Iterable
 
+from fleetune.edge_agent.probes.channel_rights import ChannelRights
+from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire.peer_link import Answered, Item, PeerLink
 
 COORDINATOR_TIMEOUT_S = 10.0
@@ -9,16 +12,24 @@ AGAIN_S = 300.0  # between two examinations: each is a second connection to the 
 
 NOTHING_HEARD, NOT_HEARD = "nothing heard", "not heard"
 
+log = logging.getLogger(__name__)
+
 
 class CoordinatorTimeout:
     """What an agent waits for, and since when.
+
+    Args:
+        fleet: name of the agent's fleet.
+        find_rights: finds out, by a second connection, what the device may write and read; None: nothing is
+            examined.
 
     Attributes:
         wake_at: when `look` has something to do; None: nothing is awaited.
         nothing_heard: nothing came from a coordinator since the connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: str = "", find_rights: Callable[[], ChannelRights] | None = None) -> None:
+        self._fleet, self._find_rights, self._said = fleet, find_rights, ""
         self.wake_at: float | None = None
         self.nothing_heard = True
         self._connected = False
@@ -33,9 +44,9 @@ class CoordinatorTimeout:
         self._connected = False
 
     def heard(self, items: Iterable[Item]) -> None:
-        """The coordinator sent something, which came to these items.
+        """Take note of what the coordinator sent, which led to these items.
 
-        It offers the enrolment again and again where it does not hear our answer.
+        It offers the enrolment again and again where it does not receive our answer.
         """
         offered = any(
             isinstance(item, Answered) and item.offer.transfer_key.kind == "enrolment" for item in items
@@ -54,8 +65,30 @@ class CoordinatorTimeout:
         self.wake_at, self._not_before = None, now + AGAIN_S
         return True
 
+    def explain(self) -> None:
+        """Log in one line why the coordinator is silent. It takes seconds: call it in the jobs' thread."""
+        if self._find_rights is None:
+            return
+        said = self._explanation(self._find_rights)
+        if said and said != self._said:
+            log.warning("%s", said)
+        self._said = said
+
+    def _explanation(self, find_rights: Callable[[], ChannelRights]) -> str:
+        """Why the coordinator is silent; "": nothing is wrong on this side."""
+        waited = f"no answer from a coordinator of fleet {self._fleet} for {COORDINATOR_TIMEOUT_S:g} s"
+        try:
+            rights = find_rights()
+        except TransportError as problem:
+            return f"{waited}, and a second connection fails: {problem}"
+        if rights.problem is not None:
+            return f"{waited}: {rights.problem}; {rights.remedy}"
+        if rights.has_coordinator or not self.nothing_heard:
+            return ""
+        return f"{waited}; this device joins when one comes. Is the fleet's name right?"
+
     def _awaits(self, link: PeerLink) -> Hashable:
-        """What changes whenever it goes on; None: nothing is awaited."""
+        """A value that changes with every progress; None: nothing is awaited."""
         if not self._connected:
             return None
         if self.nothing_heard:

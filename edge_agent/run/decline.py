@@ -1,4 +1,4 @@
-"""What a device says when it will not do a round or a run: to the coordinator, and in its own log."""
+"""Declines a round or a run: a message for the coordinator, and a line in the log."""
 
 import logging
 
@@ -9,12 +9,12 @@ log = logging.getLogger(__name__)
 
 
 def declined(key: TransferKey, what: str, problem: BaseException) -> Decline:
-    """Log `problem`, and put it into words for the coordinator.
+    """Log `problem`, and return the message for the coordinator.
 
     Args:
         key: the task, or the enrolment of a run.
-        what: that is declined, for the log.
-        problem: why; one that nobody foresaw is logged with its traceback.
+        what: is declined, for the log.
+        problem: why; an unexpected one is logged with its traceback.
     """
     if isinstance(problem, FleetuneError):
         reason = readable(str(problem))

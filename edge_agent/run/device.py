@@ -1,12 +1,15 @@
-"""The device that takes part: what its owner decides, what it keeps, and how its board is."""
+"""The device that takes part: its owner's settings, its stored state, and its board."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import PolicyGuard
+from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
@@ -29,8 +32,8 @@ class DeviceSettings:
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
         train_on: what it computes on, see `edge_agent.training.trainers.make_backend`.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
-        publish: file that the served model is written to, for an app; None: as before, or nowhere.
-        publish_mode: permissions of that file; None: as before, or as the umask says.
+        publish: file that the deployed model is written to, for an app; None: unchanged, or nowhere.
+        publish_mode: permissions of that file; None: unchanged, or as the umask says.
     """
 
     fleet: str
@@ -58,7 +61,8 @@ class Device:
         meter: of its board.
         guard: knows what its owner allows just now.
         measure_link: the way to the broker, asked once a run, when nothing else is under way.
-        stream: its samples, where they come by and by; None: `settings.data` has all of them.
+        stream: its samples, where its data grow; None: `settings.data` has all of them.
+        lock: its state folder, held while the agent runs.
     """
 
     settings: DeviceSettings
@@ -67,8 +71,47 @@ class Device:
     guard: PolicyGuard
     measure_link: Callable[[], LinkSpeed] = LinkSpeed
     stream: SampleStream | None = None
+    lock: IO[bytes] | None = None
+
+    @classmethod
+    def opened(
+        cls,
+        settings: DeviceSettings,
+        *,
+        meter: BoardMeter | None = None,
+        measure_link: Callable[[], LinkSpeed] = LinkSpeed,
+        make_stream: Callable[[], SampleStream] | None = None,
+        lock: IO[bytes] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "Device":
+        """The device with its state folder claimed.
+
+        Args:
+            settings: its owner's.
+            meter: of its board; None: of this machine.
+            measure_link: called once a run, when nothing else is under way.
+            make_stream: opens its samples, where its data grow, once the folder is held.
+            lock: the state folder, held already; None: it is claimed here.
+            clock: seconds that never jump.
+
+        Raises:
+            SettingError: there is no such board.
+            StoreError: the state folder cannot be used, or another agent uses it.
+        """
+        meter, store = meter or BoardMeter(), AgentStore(settings.state)
+        guard = PolicyGuard(settings.policy, board_named(settings.board), meter, clock=clock)
+        held = store.claim() if lock is None else lock
+        stream = None if make_stream is None else make_stream()
+        return cls(settings, store, meter, guard, measure_link, stream, held)
+
+    def close(self) -> None:
+        """Release the samples and the state folder."""
+        if self.stream is not None:
+            self.stream.close()
+        if self.lock is not None:
+            self.lock.close()
 
     def at_most(self, ratio: float | None) -> "Device":
-        """As if its owner allowed no larger ratio; None: as it is."""
+        """The device as if its owner allowed no larger ratio; None: unchanged."""
         settings = replace(self.settings, policy=self.settings.policy.at_most(ratio))
         return replace(self, settings=settings)

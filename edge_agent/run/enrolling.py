@@ -1,6 +1,6 @@
-"""From an enrolment on disk to taking part: what joining waits for, one run at a time.
+"""Prepares joining a run, one at a time: what has to be fetched or awaited before, and what follows.
 
-What there is to say to the coordinator is returned.
+Messages for the coordinator are returned.
 """
 
 import logging
@@ -28,14 +28,14 @@ SAMPLES_AGAIN_S = 2.0  # looking whether there are samples by now costs little
 
 
 class Enrolling:
-    """Joins runs in the jobs' thread, when the owner lets it and what a run needs is here.
+    """Joins runs in the jobs' thread, once the owner's policy allows it and all that a run needs is here.
 
     Args:
         device: that joins.
         jobs: `Joined` follows there.
 
     Attributes:
-        finished: the run that was over last, unless it went on; its training ends.
+        finished: the run that was over last, unless it went on.
         wake_at: when `tick` has something to do; None: never.
 
     Raises:
@@ -46,7 +46,7 @@ class Enrolling:
     def __init__(self, device: Device, jobs: Jobs) -> None:
         self._device, self._jobs = device, jobs
         self._trainers = Trainers(device.settings.trainer, train_on=device.settings.train_on)
-        self._dealt: dict[str, float | None] = {}
+        self._assigned: dict[str, float | None] = {}
         self._arrivals = Counter[tuple[str, str]]()  # by run and kind
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
@@ -55,36 +55,36 @@ class Enrolling:
         self.wake_at: float | None = None
 
     def enrol(self, run: str, now: float) -> wire.Message | None:
-        """A run's enrolment, or bundle, is on disk: join it, or see to what that takes first."""
+        """Join a run whose enrolment is on disk, or fetch what that takes first."""
         if self.finished == run:
-            log.warning("run %s goes on, though we were told that it is finished", run)
-            self.finished = None  # its rounds were raised, or somebody lied
+            log.warning("run %s goes on, although it was reported as finished", run)
+            self.finished = None  # its number of rounds was raised
         return self._begin(run, now)
 
-    def note_dealt(self, run: str, ratio: float | None) -> None:
-        """The run deals this device no larger ratio; None: it leaves the choice to the device."""
-        self._dealt[run] = ratio
+    def note_assigned(self, run: str, ratio: float | None) -> None:
+        """The run assigns this device a ratio, its largest; None: it leaves the choice to the device."""
+        self._assigned[run] = ratio
 
     def note_arrived(self, key: TransferKey) -> None:
-        """A run's bundle or backbone was stored."""
+        """Take note that a run's bundle or backbone was stored."""
         self._arrivals[key.run, key.kind] += 1
 
     def do_without_bundle(self, run: str, reason: str, now: float) -> wire.Message | None:
-        """The coordinator has no bundle of this run."""
+        """Join with another trainer: the coordinator has no bundle of this run."""
         if self._device.store.enrolment(run).read() is None:
             return None
         self._trainers.lacking[run] = wire.readable(reason)
         return self._begin(run, now)
 
     def tick(self, now: float) -> wire.Message | None:
-        """Has the board's state changed so that a postponed run can be joined?"""
+        """Join a postponed run if the board's state allows it by now."""
         if self.wake_at is None or now < self.wake_at:
             return None
         self.wake_at = None
         return None if self._postponed is None else self._begin(self._postponed[0], now)
 
     def joined(self, event: Joined, now: float) -> JoinedRun | wire.Message | None:
-        """What joining has come to; None: nothing, and nobody need know."""
+        """The run that was joined, or a message for the coordinator; None: neither."""
         if event.run != self._joining:
             return None
         self._joining = None
@@ -102,13 +102,13 @@ class Enrolling:
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:
-        """It is over."""
+        """Take note that a run is over."""
         self.finished = run
         if self._postponed is not None and self._postponed[0] == run:
             self._postponed = None
         if self._joining == run:
             self._joining = None
-        self._dealt.pop(run, None)
+        self._assigned.pop(run, None)
 
     def _begin(self, run: str, now: float) -> wire.Message | None:
         if (reason := self._device.guard.objection()) is not None:
@@ -116,7 +116,7 @@ class Enrolling:
         return None if self._joining == run else self._prepare(run)
 
     def _prepare(self, run: str) -> wire.Message | None:
-        """Join, or ask for the bundle; this comes again when it is here."""
+        """Join, or ask for the bundle; this is called again when that is here."""
         store = self._device.store
         try:
             kind = self._trainers.kind(run)
@@ -127,7 +127,7 @@ class Enrolling:
         self._joining, self._postponed = run, None
         joining = partial(
             join,
-            self._device.at_most(self._dealt.get(run)),
+            self._device.at_most(self._assigned.get(run)),
             run,
             store.enrolment(run).read() or b"",
             kind=kind,
@@ -138,7 +138,7 @@ class Enrolling:
         return None
 
     def _fetch(self, run: str, what: Literal["bundle", "backbone"]) -> wire.Message:
-        """Ask for it, unless it came several times and is not here: then this disk does not keep it."""
+        """Ask for a payload, unless it came several times and is not here: then the disk does not keep it."""
         if self._arrivals[run, what] < MOST_ARRIVALS:
             return wire.Fetch(run, what)
         self._arrivals.pop((run, what))
@@ -146,13 +146,13 @@ class Enrolling:
         return _declined(run, f"cannot join run {run}", problem)
 
     def _why_stop(self, run: str) -> str | None:
-        """Asked by local training before every batch, in the jobs' thread."""
+        """Why training has to stop; None: it goes on. Called before every batch, in the jobs' thread."""
         if self._jobs.closing:
             return "the agent stops"
         return "the run is finished" if self.finished == run else self._device.guard.objection()
 
     def _postpone(self, run: str, reason: str, now: float, again_s: float = AGAIN_S) -> wire.Message | None:
-        """Joining measures how fast this board trains; that too is for when the owner lets it."""
+        """Join later: joining measures how fast this board trains, which the owner's policy has to allow."""
         self._postponed, self.wake_at = (run, reason), now + again_s
         if self._said == self._postponed:
             return None

@@ -1,7 +1,4 @@
-"""Memory that work has freed goes back to the board.
-
-The C library keeps freed blocks for later; a device that waits for its next round has better uses for them.
-"""
+"""Returns freed memory to the board: the C library would keep freed blocks for later."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""A device's data that grow, in one run: the samples of a round, and what is told of them between rounds."""
+"""The samples of a device whose data grow: those of a round, and their figures between rounds."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def wanted(enrolment: Enrolment, test_fraction: float) -> Wanted:
-    """What the run's model takes of a store of samples. Raises SettingError: see `Enrolment.learns`."""
+    """Which samples of a store the run's model takes. Raises SettingError: see `Enrolment.learns`."""
     task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
 
     def accepts(label: NDArray[Any]) -> bool:
@@ -52,7 +52,7 @@ def wanted(enrolment: Enrolment, test_fraction: float) -> Wanted:
 
 @dataclass
 class GrowingData:
-    """A stream as one run sees it.
+    """A stream as one run sees it; see `edge_agent.run.samples.Samples`.
 
     Attributes:
         stream: of the device.
@@ -67,21 +67,30 @@ class GrowingData:
     _watch: tuple[LocalTrainer, Callable[[], FlatArray | None]] | None = None
     _round: LocalTrainer | None = None
 
-    def watch_loss(self, trainer: LocalTrainer, served: Callable[[], FlatArray | None]) -> None:
-        """From now on the loss of the served model is tested between rounds.
+    @property
+    def grow(self) -> bool:
+        """Whether the samples change between rounds."""
+        return True
+
+    def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
+        """Token ids as the model takes them; samples with ids that it does not have are left out."""
+        return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
+
+    def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
+        """Test the loss of the deployed model between rounds from now on.
 
         Args:
             trainer: without samples.
-            served: the weights of the model that the device serves; None: none of this run's model.
+            deployed: the weights of the deployed model; None: it is not of this run's kind.
         """
-        self._watch = trainer, served
+        self._watch = trainer, deployed
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """A round is worked on with this trainer, and its samples."""
+        """Take note of the trainer of a round, which has its samples."""
         self._round = trainer
 
     def newest(self) -> DeviceData:
-        """All samples as they are just now; from now on those that do not fit are refused.
+        """All samples there are now. From now on samples that do not fit are refused.
 
         Raises:
             TooFewSamples: none to train on, or none to test on.
@@ -103,36 +112,36 @@ class GrowingData:
         """
         parts = self.stream.of_round(self.wanted, _turn(key))
         if not self._trains(parts):
-            raise TrainingStopped(f"{self.stream.source}: no samples just now that this task trains on")
+            raise TrainingStopped(f"{self.stream.source}: no samples at present that this task trains on")
         return self.fitted(parts)
 
     def trained(self, key: TransferKey) -> None:
-        """The reply to a round's task is kept: its samples are new no longer. Raises StoreError."""
+        """Mark the samples of a round as trained on: the reply is stored. Raises StoreError."""
         if key.final_evaluation:  # it trained a copy
             self._round = None
             return
         self.stream.store.trained(_turn(key), self._held_out_losses())
 
     def figures(self) -> Figures:
-        """What there is just now; asked again it costs nothing where nothing came. Raises StoreError."""
+        """Counts and drift, cached until samples change. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
             self._known = change, self.stream.figures(self.wanted)
         return self._known[1]
 
     def _held_out_losses(self) -> NDArray[np.float64]:
-        """Of the served model, on the newest test samples of the round."""
+        """Losses of the deployed model on the newest test samples of the round, shape (n,)."""
         trainer, self._round = self._round, None
-        served = None if self._watch is None else self._watch[1]()
-        if trainer is None or served is None:
+        deployed = None if self._watch is None else self._watch[1]()
+        if trainer is None or deployed is None:
             return np.zeros(0)
         x, y = trainer.data.x_test[-REFERENCE:], trainer.data.y_test[-REFERENCE:]
-        losses = replace(trainer, data=replace(trainer.data, x_test=x, y_test=y)).losses(served, "test")
+        losses = replace(trainer, data=replace(trainer.data, x_test=x, y_test=y)).losses(deployed, "test")
         taken = self.enrolment.learns.trained_on(y)
         return losses if taken is None else losses[taken]
 
     def loss_is_due(self) -> bool:
-        """Whether enough samples have come to test the loss of the served model on them."""
+        """Whether enough samples have come to test the loss of the deployed model on them."""
         if self._watch is None or not len(self.stream.store.reference_losses):
             return False
         return self._untested() >= WINDOW
@@ -142,38 +151,38 @@ class GrowingData:
         return snapshot.tally(self.stream.store, self._all_wanted, tested)[1]
 
     def test_loss(self) -> None:
-        """Hold the loss of the served model on samples that came since against its loss on held-out ones of
-        before. None of both it was trained on.
+        """Compare the deployed model's loss on samples that came since with that on earlier held-out ones.
+
+        It was trained on neither.
 
         Raises:
             StoreError: the store cannot be read or written.
         """
-        store, served = self.stream.store, None if self._watch is None else self._watch[1]()
-        if self._watch is None or served is None or not self.loss_is_due():
+        store, deployed = self.stream.store, None if self._watch is None else self._watch[1]()
+        if self._watch is None or deployed is None or not self.loss_is_due():
             return
         change = store.change
         tested = store.drift.loss_tested
         parts, _ = snapshot.read(store, self._all_wanted, change, newer_than=tested, most=REFERENCE)
         figure = None
         if self._trains(parts):
-            data = with_known_ids(self.fitted(parts), self._watch[0].backend.vocabulary)
-            data = for_vocabulary(data, self._watch[0].backend.vocabulary)
-            losses = replace(self._watch[0], data=data).losses(served, "train")
+            data = self.as_trained(self.fitted(parts), self._watch[0].backend.vocabulary)
+            losses = replace(self._watch[0], data=data).losses(deployed, "train")
             figure = loss_drift(store.reference_losses, losses)
         store.put_loss_drift(figure, change)
 
     @property
     def _all_wanted(self) -> Wanted:
-        """Every sample, whatever it is for, as one to train on."""
+        """All samples as training samples, whatever their role."""
         return replace(self.wanted, test_fraction=0.0, validation_fraction=0.0)
 
     @property
     def wanted(self) -> Wanted:
-        """What the run's model takes of the store."""
+        """Which samples of the store the run's model takes."""
         return wanted(self.enrolment, self.test_fraction)
 
     def _trains(self, parts: dict[Part, Arrays]) -> bool:
-        """Whether there is a training sample that the task does not leave out."""
+        """Whether there is a sample that the task trains on."""
         task, (_, labels) = self.enrolment.learns, parts["train"]
         taken = task.trained_on(task.checked(labels, self.enrolment.spec.num_classes, self.stream.source))
         return bool(len(labels) if taken is None else taken.any())
@@ -189,7 +198,7 @@ class GrowingData:
 
 
 def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` without samples that hold token ids the model does not have: one of them stops no stream."""
+    """`data` without samples that hold token ids which the model does not have."""
     if vocabulary is None:
         return data
     left: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The inbox of a device: what comes down to it, from the offer to the disk; wanted or not, stored, timed."""
+"""The inbox of a device: it accepts or refuses offers, stores payloads, and times downloads."""
 
 import logging
 import shutil
@@ -23,14 +23,13 @@ COPIES = 2  # at least: in memory packed and unpacked, on disk arriving and kept
 
 
 class Intake(Inbox):
-    """Enrolments, bundles, backbones and tasks from the coordinator. That a disk is full is the peer's to
-    know, too.
+    """Receives enrolments, bundles, backbones and tasks. It tells the coordinator when the disk is full.
 
     Args:
         device: its name.
         store: where payloads are kept.
         joined: the run that this device takes part in; None: none.
-        objection: why it would not work just now; None: it would.
+        objection: why it would not work at present; None: it would.
         clock: seconds that never jump.
         memory: bytes that this process may take; None: not known.
 
@@ -62,9 +61,9 @@ class Intake(Inbox):
         self.again_at: float | None = None
 
     def handle_offer(self, offer: Offer) -> Receipt | Arrived | None:
-        """Answer an offer; what it brings may be here already, from before a restart of either side.
+        """Answer an offer. Its payload may be here already, from before a restart of either side.
 
-        A task's is not answered as long as this device takes part in nothing: it has only just started, and
+        The offer of a task is not answered while this device takes part in no run: it has just started, and
         its enrolment comes first.
         """
         if offer.transfer_key.kind == "task" and self._joined() is None:
@@ -91,7 +90,7 @@ class Intake(Inbox):
             return self._put_off(Chunk.decode(packet).transfer, fault)
 
     def keep(self, arrived: Arrived) -> Refuse | None:
-        """Put it on disk, to be accepted; or, where that cannot be, what to answer instead."""
+        """Store a payload; None: it can be accepted, else the refusal to send."""
         self._arrived = arrived.offer.transfer, self._clock()
         try:
             self._store_it(arrived.offer, arrived.payload())
@@ -106,23 +105,21 @@ class Intake(Inbox):
         elif key.kind == "bundle":
             self._store.keep_bundle(key.run, payload)
         elif key.kind == "backbone":
-            self._store.keep_backbone(payload, self._runs_served())
+            self._store.keep_backbone(payload, self._runs_deployed())
         else:
             self._store.keep_task(key.run, offer.transfer, payload)
 
-    def _runs_served(self) -> set[str]:
-        """The runs whose models the device serves or could go back to, as far as that can be read."""
-        files, runs = DeployedFiles.beside(self._store.served), set()
-        for file in (self._store.served, *map(files.version, files.numbers)):
+    def _runs_deployed(self) -> set[str]:
+        """Runs whose models the device deploys or could go back to, as far as their files can be read."""
+        files, runs = DeployedFiles.next_to(self._store.deployed), set()
+        for file in (self._store.deployed, *map(files.version, files.numbers)):
             with suppress(PacketError, StoreError):
-                served = read_deployed(file.read())
-                runs |= set() if served is None else {served.record.run}
+                deployed = read_deployed(file.read())
+                runs |= set() if deployed is None else {deployed.record.run}
         return runs
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
-        """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again
-        it is tried again.
-        """
+        """Refuse what cannot be stored, and remove its parts. When it is offered again, it is tried again."""
         log.error("%s", fault)
         with suppress(StoreError):
             self.give_up(transfer)
@@ -130,13 +127,13 @@ class Intake(Inbox):
         return Refuse(transfer, readable(str(fault)))
 
     def download_s(self, transfer: str) -> float | None:
-        """From its offer to its last byte; None: it was not this process that received it."""
+        """Seconds from a transfer's offer to its last byte; None: another process received it."""
         if self._arrived is None or not self._arrived[0] == self._transfer == transfer:
             return None
         return self._arrived[1] - self._offered_at
 
     def _has_no_room(self, num_bytes: int) -> str | None:
-        """Of memory or disk, with what this process and others need beside it; None: there is room."""
+        """Why memory or disk have no room for a payload; None: there is room."""
         if num_bytes <= SMALL_BYTES:
             return None
         size, memory = f"payload of {num_bytes / 1e6:.0f} MB", self._memory()
@@ -159,11 +156,11 @@ class Intake(Inbox):
         return self._store.task(key.run, offer.transfer).read() is not None
 
     def _is_wanted(self, offer: Offer) -> bool:
-        """Whether it is the backbone that its run's enrolment names: of another one nothing is taken."""
+        """Whether it is the backbone that its run's enrolment names."""
         return self._store.wanted_backbone(offer.transfer_key.run) == offer.digest
 
     def _is_gone(self, offer: Offer) -> bool:
-        """From the disk, after it was taken; an older task is not, if a newer one has taken its place."""
+        """Whether a stored payload has left the disk; an older task that a newer one replaced has not."""
         if offer.transfer_key.kind == "task":
             return not self._store.has_task(offer.transfer_key.run)
         return not self._holds(offer)

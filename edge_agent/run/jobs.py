@@ -1,6 +1,6 @@
-"""What takes an agent long, in a thread of its own: joining a run and working on its tasks.
+"""Runs an agent's long work in a thread of its own: joining a run and working on its tasks.
 
-One job after another; what each has come to is an event.
+One job runs after another, and its result is an event.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """Joining a run has come to an end, good or bad."""
+    """Joining a run has ended, with a result or an exception."""
 
     run: str
     joined: Future[JoinedRun]
@@ -31,7 +31,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Worked:
-    """The work on a task has come to an end, good or bad."""
+    """The work on a task has ended, with a result or an exception."""
 
     key: TransferKey
     seconds: float
@@ -40,7 +40,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Progress:
-    """Local training has come so far, 0..1."""
+    """Finished fraction of local training, 0..1."""
 
     fraction: float
 
@@ -66,29 +66,29 @@ class Jobs:
         return self._closing.is_set()
 
     def join(self, run: str, do: Callable[[], JoinedRun]) -> None:
-        """Do it when the jobs before are done; `Joined` follows."""
+        """Queue joining a run; `Joined` follows."""
         self._thread.submit(do).add_done_callback(lambda joined: self._put(Joined(run, joined)))
 
     def work(self, key: TransferKey, do: Callable[[], bytes]) -> None:
-        """Do it when the jobs before are done; `Worked` follows."""
+        """Queue the work on a task; `Worked` follows."""
         began = self._clock()
         self._thread.submit(do).add_done_callback(
             lambda reply: self._put(Worked(key, self._clock() - began, reply))
         )
 
     def run(self, do: Callable[[], None]) -> None:
-        """Do it when the jobs before are done; where it fails, that is one line in the log."""
+        """Queue other work; a failure is one line in the log."""
         self._thread.submit(do).add_done_callback(_log_failure)
 
     def progress(self, fraction: float) -> None:
-        """Called by local training after every batch; passed on now and then."""
+        """Put an event of the progress, once a second at most. Called after every batch."""
         now = self._clock()
         if now - self._told_at >= PROGRESS_EVERY_S:
             self._told_at = now
             self._put(Progress(fraction))
 
     def close(self) -> None:
-        """Stop the job at hand, forget the others; returns when that is done."""
+        """Stop the job at hand and drop the others; returns when that is done."""
         self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""A run that this agent has joined: it works on tasks on this board, and sees what they take."""
+"""A run that this agent has joined: it works on tasks on this board, and measures what they take."""
 
 import logging
 import time
@@ -10,12 +10,13 @@ from msgspec import UNSET, structs
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.extensions.adoption.deployed_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
-from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
-from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.round_sessions import SessionOfRound
+from fleetune.edge_agent.run.samples import Samples
+from fleetune.edge_agent.run.session import Session, WorkDone
 from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
+from fleetune.edge_agent.state.agent_store import Memory
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
@@ -26,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 class JoinedRun:
-    """Session, membership and meter of one run.
+    """Session, round planner and meter of one run.
 
     Args:
         enrolment: of the run.
         session: of the device in it.
-        membership: its ratio chosen once.
+        planner: its ratio chosen once.
         meter: of its board.
-        memory: where the ratio controller is kept.
-        growing: the device's data, where they grow.
-        of_round: then, its session with the samples of a round; between rounds no sample is in memory.
-        publish: called when a round's work is done: another model may be served.
+        memory: where the ratio controller is stored.
+        samples: of the device in this run; None: they stay.
+        session_of_round: makes a session with the samples of a round.
+        publish: called when a round's work is done: another model may be deployed.
         clock: seconds that never jump.
         processor: seconds that this process has used of processors.
     """
@@ -45,55 +46,57 @@ class JoinedRun:
         self,
         enrolment: Enrolment,
         session: Session,
-        membership: RoundPlanner,
+        planner: RoundPlanner,
         meter: BoardMeter,
         memory: Memory,
         *,
-        growing: GrowingData | None = None,
-        of_round: Callable[[TransferKey], Session] | None = None,
+        samples: Samples | None = None,
+        session_of_round: SessionOfRound | None = None,
         publish: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         processor: Callable[[], float] = time.process_time,
     ) -> None:
-        self.enrolment = enrolment
-        self.session: Session | None = session if growing is None else None
-        self.last_round = session.last_round
-        self.base = session.base
-        self._growing, self._of_round = growing, of_round
-        self.membership = membership
-        self._meter = meter
-        self._memory = memory
-        self._publish = publish
+        self.enrolment, self.planner = enrolment, planner
+        self.session: Session | None = None if samples is not None and samples.grow else session
+        self.last_round, self.base = session.last_round, session.base
+        self._samples, self._session_of_round = samples, session_of_round
+        self._meter, self._memory, self._publish = meter, memory, publish
         self._clock, self._processor = clock, processor
         self._tried_at = clock()
         self._work: RoundWork | None = None
         self._held = 0  # training samples of the last round
-        membership.samples_told_s = clock()
+        planner.samples_told_s = clock()
 
     @property
     def grows(self) -> bool:
-        """Whether the device's data do."""
-        return self._growing is not None
+        """Whether the device's data grow."""
+        return self._samples is not None and self._samples.grow
 
     @property
     def report(self) -> DeviceReport:
-        """The latest."""
-        return self.membership.report
+        """The latest report."""
+        return self.planner.report
 
     @property
     def refusal(self) -> str | None:
-        """Why it does not take part just now; None: it does."""
-        return self.membership.refusal
+        """Why it does not take part at present; None: it does."""
+        return self.planner.refusal
 
     def ready(self) -> Ready:
-        """The message that reports the device to the coordinator, also after one of the two was away."""
-        self.membership.interrupt()
-        base, report = UNSET if self.base is None else self.base, self.membership.tell()
+        """The message that this device is ready, with its report, which the coordinator has from now on.
+
+        In the middle of a round it is sent because one of the two was away.
+        """
+        self.planner.interrupt()
+        base, report = UNSET if self.base is None else self.base, self.planner.tell()
         report = short_report(report) if self.compact else report
         return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
 
     def measured(self, key: TransferKey, *, late: bool = False) -> Measured:
-        """The cost of the round so far, and the predicted one; `late`: it was reported before the update."""
+        """The message of a round's cost so far, and of the predicted cost.
+
+        `late`: it is the second one, after the update.
+        """
         taken, expected = self.taken, self.expected
         if self.compact:
             taken = short_cost(known_late(taken) if late else taken)
@@ -102,45 +105,45 @@ class JoinedRun:
 
     @property
     def compact(self) -> bool:
-        """Whether the run's messages are compact."""
+        """Whether the run wants few messages."""
         return self.enrolment.compact is True
 
     @property
     def taken(self) -> RoundCost:
-        """What the round has taken so far."""
+        """Cost of the round so far."""
         return RoundCost() if self._work is None else self._work.taken
 
     @property
     def expected(self) -> RoundCost:
-        """What it was expected to take when it began."""
+        """Cost that was predicted when the round started."""
         return RoundCost() if self._work is None else self._work.expected
 
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
-        """A task is here. `download_s`: None if it was here before."""
-        before = self.membership.ratio_controller
+        """Plan a task that has arrived. `download_s` is None if it was here before."""
+        before = self.planner.ratio_controller
         asked = preview_task(payload, self.enrolment.spec) if before.proposed else TaskPreview()
         began_s = self._clock() - (download_s or 0.0)
-        work = self.membership.begin(key, len(payload), download_s, asked.budget, began_s=began_s)
+        work = self.planner.begin(key, len(payload), download_s, asked.budget, began_s=began_s)
         self._work = replace(work, span_s=asked.span_s)
-        if self.membership.ratio_controller is not before:
+        if self.planner.ratio_controller is not before:
             self._note_choice(before)
 
     def work(self, payload: bytes) -> bytes:
-        """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.reply` does."""
-        assert self._work is not None, "a task is begun before it is worked on"
+        """The reply to the planned task; what it took is in `taken`. Raises as `Session.reply` does."""
+        assert self._work is not None, "a task is planned before it is worked on"
         self._meter.start()
         began, used, work = self._clock(), self._processor(), self._work
-        controller = self.membership.ratio_controller
+        controller = self.planner.ratio_controller
         until_s = controller.trains_until_s(work.budget, work.taken.known_s, work.span_s)
 
         def enough() -> bool:
             return until_s is not None and self._clock() - began >= until_s
 
         try:
-            reply, session = self._reply(payload, work, enough)
+            reply, done = self._reply(payload, work, enough)
         except BaseException:
             self._meter.stop()
-            self.membership.interrupt()
+            self.planner.interrupt()
             raise
         finally:
             give_back()
@@ -151,63 +154,57 @@ class JoinedRun:
             train_s,
             len(reply),
             peak_bytes,
-            local_work=session.local_work,
+            local_work=done.local_work,
             processor_s=processor_s,
-            left_out=session.left_out,
+            left_out=done.left_out,
         )
-        self._work = self.membership.going_on(made)
+        self._work = self.planner.going_on(made)
         return reply
 
-    def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, Session]:
-        """And the session that made it."""
-        if self._growing is None or self._of_round is None:
-            assert self.session is not None
-            session = self.session
-            return self._replied(session, payload, work, enough), session
-        session = self._of_round(work.key)
-        reply = self._replied(session, payload, work, enough)
-        self._held = session.num_samples
-        self._growing.trained(work.key)
-        return reply, session
-
-    def _replied(
-        self, session: Session, payload: bytes, work: RoundWork, enough: Callable[[], bool]
-    ) -> bytes:
-        mask_time = self.enrolment.mask_time(self.membership.report, "up")
+    def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, WorkDone]:
+        """The reply, and what it took. Where samples grow, the session and its samples are released then."""
+        session = self.session
+        if session is None:
+            assert self._session_of_round is not None, "samples that grow come with it"
+            session = self._session_of_round(work.key)
+        mask_time = self.enrolment.mask_time(self.planner.report, "up")
         try:
-            return session.reply(payload, work.budget, enough, mask_time)
+            reply = session.reply(payload, work.budget, enough, mask_time)
         finally:
             self.base = session.base  # also where the task could not be read: `ready` then asks for all of it
+        self._held = session.num_samples
+        if self._samples is not None:
+            self._samples.trained(work.key)
+        return reply, session.done
 
     def is_at(self, update: TransferKey) -> bool:
-        """Whether this is the reply to the task that was begun last."""
+        """Whether this is the update of the task that was planned last."""
         begun = None if self._work is None else self._work.key
         return begun is not None and (begun.run, begun.turn) == (update.run, update.turn)
 
     def delivered(self, upload_s: float) -> None:
-        """The round's update has arrived: learn from the round, and choose the ratio of the next."""
+        """Learn from a round whose update has arrived, and choose the ratio of the next."""
         joules = self._meter.stop()
         if self._work is None or self._work.key.final_evaluation:
             return
-        before, self._work = self.membership.ratio_controller, self._work.sent(upload_s, joules)
-        self.membership.learn(self._work, self._meter.conditions())
+        before, self._work = self.planner.ratio_controller, self._work.sent(upload_s, joules)
+        self.planner.learn(self._work, self._meter.conditions())
         self._note_choice(before)
 
     def note_samples(self, *, replied: bool = False) -> bool:
-        """Look at data that grow; whether the coordinator should hear what became of them.
+        """Take note of samples that came; return whether they should be reported to the coordinator.
 
         Args:
-            replied: a reply is on its way, which claims as many samples as its round had: no more may be
-                claimed than are reported.
+            replied: a reply is on its way, which claims the samples of its round: no fewer may be reported.
         """
-        if self._growing is None:
-            return False
         try:
-            found = self._growing.figures()
+            found = None if self._samples is None else self._samples.figures()
         except StoreError as problem:
             log.warning("%s", problem)
             return False
-        return self.membership.note_samples(
+        if found is None:
+            return False
+        return self.planner.note_samples(
             found.num_samples,
             found.new_samples,
             found.drift,
@@ -216,40 +213,40 @@ class JoinedRun:
         )
 
     def loss_is_due(self) -> bool:
-        """Whether the served model's loss should be tested on samples that have come, by `test_loss`."""
+        """Whether enough samples have come to test the deployed model's loss on them, by `test_loss`."""
         try:
-            return self._growing is not None and self._growing.loss_is_due()
+            return self._samples is not None and self._samples.loss_is_due()
         except StoreError as problem:
             log.warning("%s", problem)
             return False
 
     def test_loss(self) -> None:
-        """Takes long. Raises StoreError."""
-        assert self._growing is not None, "only data that grow change"
-        self._growing.test_loss()
+        """Test the deployed model's loss on samples that have come, which takes long. Raises StoreError."""
+        if self._samples is not None:
+            self._samples.test_loss()
 
     def try_again(self) -> None:
-        """Once a deadline while nothing fits."""
+        """Choose a ratio again, once a deadline, while none fits."""
         now = self._clock()
         if now - self._tried_at < self.enrolment.deadline_s:
             return
-        before, self._tried_at = self.membership.ratio_controller, now
-        self.membership.try_again(self._meter.conditions())
+        before, self._tried_at = self.planner.ratio_controller, now
+        self.planner.try_again(self._meter.conditions())
         self._note_choice(before)
 
     def _note_choice(self, before: RatioController) -> None:
-        now = self.membership.ratio_controller
+        now = self.planner.ratio_controller
         if (now.report.ratio, now.fits) != (before.report.ratio, before.fits):
             ratios = (one.report.ratio if one.fits else 0 for one in (now, before))
             log.info("ratio %g, before %g: %s", *ratios, now.report.reason)
         self.keep()
 
     def keep(self) -> None:
-        """For the next start, and for `edge-agent explain`."""
+        """Store the ratio controller, for the next start and for `edge-agent explain`."""
         try:
-            self._memory.write(self.membership.ratio_controller.encoded())
+            self._memory.write(self.planner.ratio_controller.encoded())
         except StoreError as problem:
-            log.warning("what rounds taught will be lost at the next start: %s", problem)
+            log.warning("the costs of past rounds will be lost at the next start: %s", problem)
 
 
 # Figures of a clock or a meter have four digits in compact runs: more than they are accurate to. What decides

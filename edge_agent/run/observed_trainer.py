@@ -1,63 +1,34 @@
-"""A trainer as a session has it: it knows the device's test split, and what was seen of it is noted."""
+"""A trainer as a session has it: it notes the score before training, the loss, and the work done."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
-from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, Trainer
+from fleetune.edge_agent.extensions.extension import EvaluatingTrainer
+from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.tasks.task import Task
-
-
-class EvaluatingTrainer(Trainer, Protocol):
-    """A trainer that also knows the device's test split, and which round it is."""
-
-    def in_round(
-        self,
-        number: int,
-        optimiser_states: OptimiserMemory | None,
-        *,
-        local_work: float = 1.0,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> "EvaluatingTrainer":
-        """The trainer for a round; it leaves in `optimiser_states` what the optimiser is to remember."""
-        ...
-
-    @property
-    def num_test(self) -> int: ...
-
-    def on_all(self) -> Trainer: ...
-
-    def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """On the device's test split, if not said otherwise; None without one."""
-        ...
-
-    def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
-        """All that the task has, by name."""
-        ...
-
-    @property
-    def task(self) -> Task: ...
 
 
 class ObservedTrainer:
-    """A trainer that notes the score of the first weights trained from, the last training loss, and how much
-    of the run's epochs the `fit` did that did least; None: none did any.
+    """A trainer that notes what its first and last `fit` came to.
 
     Args:
         trainer: does the work.
-        started: told of these first weights, and their score, before they are trained.
+        keep_start: keep a copy of the first weights that are trained.
+
+    Attributes:
+        start: those weights, shape (spec.size,); None: nothing was trained, or they are not kept.
+        before: the score of those weights on the test split.
+        train_loss: of the last `fit`; None: there was none.
+        local_work: the smallest share of the run's epochs that a `fit` did; None: none did any.
     """
 
-    def __init__(
-        self, trainer: EvaluatingTrainer, started: Callable[[FlatArray, float | None], None]
-    ) -> None:
-        self._trainer, self._started = trainer, started
+    def __init__(self, trainer: EvaluatingTrainer, *, keep_start: bool = False) -> None:
+        self._trainer, self._keep_start = trainer, keep_start
+        self.start: FlatArray | None = None
         self.before: float | None = None
         self.train_loss: float | None = None
         self.local_work: float | None = None
@@ -77,7 +48,7 @@ class ObservedTrainer:
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
         if self.train_loss is None:
             self.before = self._trainer.score(weights)
-            self._started(weights, self.before)
+            self.start = weights.copy() if self._keep_start else None
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
         if fit.local_work is not None:

@@ -1,7 +1,7 @@
-"""A device's part in a run, round after round: what it chooses, what it expects, what it learns.
+"""A device's plan for each round of a run: its ratio, the predicted cost, and what past rounds taught.
 
-The same for an agent and for a simulated device: no I/O, no clock. What a round takes is measured by the one
-and imagined by the other.
+It is the same for an agent and for a simulated device: no I/O, no clock. The agent measures the cost of a
+round, the simulator computes it.
 """
 
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import TransferKey
 
-COMPACT_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
+COMPACT_MOVED = 0.5  # a forecast that moved so much is reported, in runs where each message counts
 UNREAD = "it asked for the whole task, and was sent a difference to a model that it does not hold again"
-TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
+TELL_SAMPLES_S = 600.0  # after this time a small change is reported too
 
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What a device does in one round, from its task to its update.
+    """A device's work in one round, from its task to its update.
 
     Attributes:
         key: of the task.
-        budget: that it runs within: its ratio, and how much of the local training.
-        expected: what it was expected to take when it began.
-        taken: what it has taken so far.
-        began_s: when its download began, on a clock that never jumps.
-        span_s: that its round is given; None: not said.
+        budget: ratio and share of the local training.
+        expected: cost that was predicted when the round started.
+        taken: cost so far.
+        began_s: when the download started, on a clock that never jumps.
+        span_s: seconds that the round is given; None: not known.
     """
 
     key: TransferKey
@@ -49,7 +49,7 @@ class RoundWork:
         processor_s: float | None = None,
         left_out: float | None = None,
     ) -> "RoundWork":
-        """Its reply is made, with this share of the local training; None: as much as was to be done."""
+        """The work once its reply is made. `local_work` is the share that was done; None: the budget's."""
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
             train_s=train_s,
@@ -61,7 +61,7 @@ class RoundWork:
         return replace(made, budget=replace(self.budget, local_work=share))
 
     def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
-        """Its reply has arrived; `joules` of the whole round."""
+        """The work once its reply has arrived. `joules` is the energy of the whole round."""
         return self._taking(upload_s=upload_s, joules=joules)
 
     def _taking(self, **figures: float | None) -> "RoundWork":
@@ -70,15 +70,15 @@ class RoundWork:
 
 @dataclass
 class RoundPlanner:
-    """What a device knows of its own part in a run.
+    """Plans the rounds of a device in one run, and learns from them.
 
     Attributes:
-        ratio_controller: what it can afford, chosen once.
+        ratio_controller: what the device can afford; it has chosen once.
         told: the report that the coordinator has; None: none yet.
-        samples_told_s: when it was last told of samples, on a clock that never jumps.
-        compact: the run wants few messages: a forecast is reported only where it changed a lot.
-        newest: the task that was begun last.
-        underway: its round, as long as it is neither done, nor declined, nor interrupted.
+        samples_told_s: when samples were last reported, on a clock that never jumps.
+        compact: the run wants few messages: only a large change of the forecast is reported.
+        newest: the latest task.
+        underway: the round at hand; None: it is done, declined or interrupted.
         unread: the latest task that was a difference to a model that the device does not hold.
     """
 
@@ -92,43 +92,43 @@ class RoundPlanner:
 
     @property
     def report(self) -> DeviceReport:
-        """The latest."""
+        """The latest report."""
         return self.ratio_controller.report
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing that it could do fits just now; None: something does."""
+        """Why no ratio fits at present; None: one does."""
         return None if self.ratio_controller.fits else self.report.reason
 
     @property
     def is_news(self) -> bool:
-        """Whether the coordinator should hear of the present report."""
+        """Whether the present report should be sent to the coordinator."""
         moved = COMPACT_MOVED if self.compact else MOVED
         return self.told is None or self.ratio_controller.is_news(self.told, moved)
 
     @property
     def differs(self) -> bool:
-        """Whether the device has other samples than the coordinator knows of."""
+        """Whether the figures of the samples differ from those that the coordinator has."""
         told, now = self.told, self.report
         figures = [(one.num_samples, one.new_samples, one.drift) for one in (now, told or now)]
         return figures[0] != figures[1]
 
     def tell(self) -> DeviceReport:
-        """The report, for the coordinator: from now on it knows this one."""
+        """The report, which the coordinator has from now on."""
         self.told = self.report
         return self.report
 
     def note_samples(
         self, num_samples: int, new_samples: int, drift: float | None, *, now_s: float, claimed: int = 0
     ) -> bool:
-        """The device's data have grown; whether the coordinator should hear of it.
+        """Take note of the device's samples; return whether they should be reported to the coordinator.
 
         Args:
             num_samples: to train on now.
             new_samples: of these, since the last training.
-            drift: see `edge_agent.stream.drift`; None: it cannot tell.
+            drift: see `edge_agent.stream.drift`; None: not known.
             now_s: on a clock that never jumps.
-            claimed: samples that a reply on its way says it was trained on: no fewer may be reported.
+            claimed: training samples that a reply on its way claims: no fewer may be reported.
         """
         held = max(num_samples, claimed)
         self.ratio_controller = self.ratio_controller.holding(held, new_samples, drift)
@@ -148,14 +148,13 @@ class RoundPlanner:
         *,
         began_s: float = 0.0,
     ) -> RoundWork:
-        """A task is here. A round that is under way is over: that it was not done by then is a lesson, too.
+        """Plan a task. A round that is still under way is over: that it was not done in time is learned from.
 
         Args:
             key: of the task.
             num_bytes: of its payload.
-            download_s: None if it was here before.
-            proposed: what it was planned at, where the coordinator proposes that; the device never does more
-                than it can afford.
+            download_s: seconds of the download; None: the task was here before.
+            proposed: by the coordinator; the device never does more than it can afford. None: it chooses.
             began_s: when its download began, on a clock that never jumps.
         """
         self._give_up(key, began_s)
@@ -167,13 +166,13 @@ class RoundPlanner:
         return work
 
     def going_on(self, work: RoundWork) -> RoundWork:
-        """`work`, which has come further."""
+        """`work`, now with more of its cost known."""
         if self.underway is not None and self.underway.key == work.key:
             self.underway = work
         return work
 
     def interrupt(self) -> None:
-        """It was away, or declined the task: a smaller ratio would not have been done in time either."""
+        """Forget the round at hand: the device was away, or declined it. It teaches nothing."""
         self.underway = None
 
     def _give_up(self, key: TransferKey, now_s: float) -> None:
@@ -185,13 +184,15 @@ class RoundPlanner:
         self.ratio_controller = after.chosen(self.report.conditions)
 
     def why_unread(self, key: TransferKey) -> str | None:
-        """Why the device declines a task that it cannot read; None: it asks for all of it, once per task."""
+        """Why the device declines a task that it cannot read; None: it asks for the whole task, once."""
         again, self.unread = self.unread == key, key
         return UNREAD if again else None
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
-        """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back
-        and teaches nothing; nor does, where time has a margin, one that was over before, once more.
+        """Learn from a finished round, and choose the ratio of the next.
+
+        A final evaluation sends no model back and teaches nothing. Where time has a margin, neither does a
+        round that was over before.
         """
         controller = self.ratio_controller
         over = self.newest is not None and self.newest != work.key
@@ -201,5 +202,5 @@ class RoundPlanner:
         self.ratio_controller = controller.learned(work.budget, work.taken).chosen(conditions)
 
     def try_again(self, conditions: Conditions) -> None:
-        """After a while in which nothing fitted: what was learned may be true no longer."""
+        """Choose again after a while in which no ratio fitted: what was learned may have changed."""
         self.ratio_controller = self.ratio_controller.declining().chosen(conditions)

@@ -1,4 +1,4 @@
-"""What sessions that are played one after the other in one process remember for each other."""
+"""What sessions that run one after the other in one process remember for each other."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -10,7 +10,7 @@ from fleetune.protocols.update.once import ReadBefore
 
 @dataclass(frozen=True)
 class SharedSessionCache:
-    """Simulated devices are sent much alike, by nobody who could have damaged it.
+    """Values that were read or decoded before. Simulated devices receive the same ones over and over.
 
     Attributes:
         bases: that tasks were written with.

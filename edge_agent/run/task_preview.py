@@ -1,4 +1,4 @@
-"""What an encoded task says of its turn, and asks for, without its values being read."""
+"""Reads the header of an encoded task without its values: round, attempt, and the proposed budget."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from fleetune.protocols.wire.payloads import proposed_budget
 
 
 class TaskPreview(NamedTuple):
-    """What an `Assignment` asks for beside its task.
+    """What an `Assignment` proposes.
 
     Attributes:
-        budget: that it was planned at; None: the device's own choice.
-        span_s: seconds that its round is given; None: it does not say.
+        budget: ratio, local training and encoding; None: the device chooses.
+        span_s: seconds that the round is given; None: not known.
     """
 
     budget: Budget | None = None
@@ -26,7 +26,7 @@ class TaskPreview(NamedTuple):
 
 
 def preview_task(data: bytes, spec: ModelSpec) -> TaskPreview:
-    """By an encoded `Assignment`; nothing, where that cannot be read."""
+    """The preview of an encoded `Assignment`; an empty one if that cannot be read."""
     try:
         turn = read_task_header(data, spec)
     except PacketError:
@@ -41,7 +41,7 @@ def read_task_header(data: bytes, spec: ModelSpec) -> "TaskHeader":
 
 @dataclass(frozen=True)
 class TaskHeader:
-    """Of an `Assignment`, whose task is passed over."""
+    """The fields of an `Assignment` without its task."""
 
     device: FleetName
     round: Number

@@ -9,12 +9,12 @@ It holds:
     runs/<run>/session          personal model, method state, last reply: one file, one write
     runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
-    served                      the model that the device serves, from whatever run it is
+    served                      the model that the device deploys, from whatever run
     samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; it has versions of its own
-    versions/<number>           the latest models that it has served, in runs with [adoption]
+    versions/<number>           the latest models that it has deployed, in runs with [adoption]
     pin                         the version of these that the owner wants
     decisions                   what was decided of late, for `edge-agent models`
-    publish                     where the served model is written for an app, as ONNX
+    publish                     where the deployed model is written for an app, as ONNX
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed
@@ -27,7 +27,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.state_versions import PRESENT, Layout
@@ -40,6 +40,21 @@ RUNS_WITH_BACKBONES = 4  # the latest, whose backbones stay
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
+
+
+class Memory(Protocol):
+    """One stored value, which is replaced as a whole.
+
+    Attributes:
+        plain: values are written quickly rather than in few bytes.
+    """
+
+    @property
+    def plain(self) -> bool: ...
+
+    def read(self) -> bytes | None: ...
+
+    def write(self, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,8 @@ class AgentStore:
         return FileMemory(self._run(run) / "session")
 
     @property
-    def served(self) -> FileMemory:
-        """The model that the device serves, see `edge_agent.extensions.adoption.deployed_model`."""
+    def deployed(self) -> FileMemory:
+        """The model that the device deploys, see `edge_agent.extensions.adoption.deployed_model`."""
         return FileMemory(self.folder / "served")
 
     @property

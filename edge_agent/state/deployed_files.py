@@ -1,4 +1,4 @@
-"""The files of what a device serves: the model in use, its versions, and the pinned one's number."""
+"""The files of the deployed model: the model in use, its versions, and the number of the pinned one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove
 
-MOST_VERSIONS = 5  # kept beside the pinned one: each is a whole model on disk
+MOST_VERSIONS = 5  # besides the pinned one: each is a whole model on disk
 
 
 class _Pin(msgspec.Struct):
@@ -21,26 +21,26 @@ class DeployedFiles:
     """Where a device keeps its versions.
 
     Attributes:
-        served: the model in use, a copy of its version: apps read this file alone.
+        deployed: the model in use, a copy of its version: apps read this file only.
         versions: folder; a file each, by number.
-        pin: the version that the owner wants whatever comes.
-        decisions: what was decided of late, for people.
-        durable: what was written survives a power cut; simulations do without.
+        pin: number of the version that the owner wants deployed whatever comes.
+        decisions: the latest decisions, for people.
+        durable: written files survive a power cut; simulations do without.
     """
 
-    served: FileMemory
+    deployed: FileMemory
     versions: Path
     pin: FileMemory
     decisions: FileMemory
     durable: bool = True
 
     @classmethod
-    def beside(cls, served: FileMemory, prefix: str = "") -> "DeployedFiles":
-        """In the folder of `served`, their names beginning with `prefix`."""
-        folder, durable = served.path.parent, served.durable
+    def next_to(cls, deployed: FileMemory, prefix: str = "") -> "DeployedFiles":
+        """The files in the folder of `deployed`, with names that begin with `prefix`."""
+        folder, durable = deployed.path.parent, deployed.durable
         pin = FileMemory(folder / f"{prefix}pin", durable=durable)
         decisions = FileMemory(folder / f"{prefix}decisions", durable=durable)
-        return cls(served, folder / f"{prefix}versions", pin, decisions, durable)
+        return cls(deployed, folder / f"{prefix}versions", pin, decisions, durable)
 
     def version(self, number: int) -> FileMemory:
         """The file of a version."""
@@ -48,7 +48,7 @@ class DeployedFiles:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the versions that are here, ascending."""
+        """Numbers of the stored versions, ascending."""
         try:
             return sorted(int(path.name) for path in self.versions.iterdir() if path.name.isdecimal())
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class DeployedFiles:
 
     @property
     def pinned(self) -> int | None:
-        """The version that the owner wants; None: the best one.
+        """The number of the pinned version; None: the best model is deployed.
 
         Raises:
             StoreError: the file is damaged or cannot be read.

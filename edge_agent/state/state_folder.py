@@ -16,7 +16,7 @@ import msgspec
 
 from fleetune.edge_agent.state.state_versions import FIRST, PRESENT, REMEDY
 from fleetune.protocols import disk
-from fleetune.protocols.errors import StoreError, StoreVersion
+from fleetune.protocols.errors import StoreError, StoreInUse, StoreVersion
 from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
 
 if sys.platform != "win32":
@@ -114,7 +114,7 @@ def _locked(folder: Path) -> IO[bytes]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise StoreError(
+        raise StoreInUse(
             f"another agent uses {folder}: stop it, or give this one another --device or --state"
         ) from None
     return held

@@ -159,7 +159,7 @@ def test_what_a_user_may_not_do_is_said_by_doctor_and_by_run(tmp_path):
             forbidden = {topics.topic("fleet", user, channel) for channel in LACKING[user]}
             assert {*rights.unwritable, *rights.unreadable} == forbidden, (user, rights)
             assert f"user '{user}' may not" in rights.problem
-            assert "edge-coordinator broker-config --fleet fleet" in rights.problem
+            assert "edge-coordinator broker-config --fleet fleet" in rights.remedy
         said = ("no-read", "no-up", "no-update")
         agents = {user: fleet.join(user, share="device-0") for user in said}
         for user, agent in agents.items():

@@ -99,7 +99,7 @@ def test_fedavg_twice_with_agents_that_stay(tmp_path, tmp_path_factory):
         assert fleet.coordinator.wait() == 0
         assert_equal(fleet.outcome(), wanted)
         first = fleet.served()
-        assert all(standing.closing for standing in first.values())
+        assert all(record.final_evaluation for record in first.values())
         assert fleet.start_coordinator("--fresh").wait() == 0
         assert_equal(fleet.outcome(), wanted)
         for device, standing in fleet.served().items():  # the same models again: of equals the newer

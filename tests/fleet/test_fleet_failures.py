@@ -9,10 +9,9 @@ import pytest
 from tests.helpers.fleet_processes import PATIENCE_S, Fleet, assert_equal, expected, run_toml, wait_until
 from tests.helpers.slow_proxy import SlowProxy
 
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages, topics
 from fleetune.protocols.wire.payloads import read_enrolment
 from fleetune.protocols.wire.transport import Received
@@ -96,8 +95,7 @@ def optimiser_steps(fleet, device):
     [run] = store.runs()
     enrolment = read_enrolment(store.enrolment(run).read())
     method = from_section(enrolment.method, enrolment.spec)
-    kept = codec.decode(store.session(run).read(), Kept[method.device_state_type], enrolment.spec)
-    (state,) = kept.optimiser
+    (state,) = read_state(store.session(run).read(), method).slots["optimiser"]
     return state.vectors[2].max()
 
 

@@ -17,7 +17,7 @@ from tests.helpers.talk import FLEET, SPEC, AgentTalk, Coordinating, Memory, enr
 
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.graph_cost import cost_of
@@ -95,10 +95,9 @@ def _methods() -> Iterator[Target]:
         reply = _session(enrolment, method, memory).reply(task, Budget(1.0))
         assert memory.data is not None
         label = "-".join([name, *settings])
-        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
         yield Target(f"{label} task", [task, final_evaluation], PAYLOAD, _answering(enrolment, method))
         yield Target(f"{label} reply", [reply], PAYLOAD, _aggregating(method, planned))
-        yield Target(f"{label} session", [memory.data], PAYLOAD, _recalling(kind))
+        yield Target(f"{label} session", [memory.data], PAYLOAD, _recalling(method))
 
 
 def _session(enrolment, method, memory):
@@ -121,8 +120,8 @@ def _aggregating(method, planned):
     return read
 
 
-def _recalling(kind):
-    return lambda packet: codec.decode(packet, kind, SPEC, finite=False)
+def _recalling(method):
+    return lambda packet: read_state(packet, method)
 
 
 def _enrolments() -> Target:

@@ -299,7 +299,7 @@ class Fleet:
     def served_models(self):
         """The model that each device serves."""
         stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
-        return {device: read_deployed(store.served.read()) for device, store in stores.items()}
+        return {device: read_deployed(store.deployed.read()) for device, store in stores.items()}
 
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())

@@ -11,7 +11,7 @@ from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent.agent import Agent
-from fleetune.edge_agent.run.device import DeviceSettings
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods import from_section
@@ -179,11 +179,11 @@ class AgentTalk:
         chosen = {"data": "digits", "trainer": "onnx", **settings}
         broker, self.said = MemoryBroker(), []
         self.agent = Agent(
-            DeviceSettings(fleet=FLEET, device=device, state=folder, **chosen),
+            Device.opened(DeviceSettings(fleet=FLEET, device=device, state=folder, **chosen)),
             lambda _, events: broker.client([], events),
             clock=lambda: 0.0,
         )
-        self.agent._transport.publish = lambda topic, data, **_: self.said.append((topic, data))
+        self.agent._connection._transport.publish = lambda topic, data, **_: self.said.append((topic, data))
         self.device = device
 
     def hear(self, message, channel="down"):
@@ -205,7 +205,7 @@ class AgentTalk:
 
     def close(self):
         self.agent._jobs.close()
-        self.agent._lock.close()
+        self.agent._device.close()
 
 
 def sending_link(device, role):

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import UNSET
 
 from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.edge_agent.extensions.adoption.adoption import Adoption
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, read_deployed
 from fleetune.edge_agent.extensions.session_state import recall
 from fleetune.edge_agent.state.agent_store import FileMemory
@@ -38,7 +39,7 @@ def served(devices: Path, name: DeviceId) -> FileMemory:
 
 def served_files(devices: Path, name: DeviceId) -> DeployedFiles:
     """It, and the versions before it."""
-    return DeployedFiles.beside(served(devices, name), f"{name}.")
+    return DeployedFiles.next_to(served(devices, name), f"{name}.")
 
 
 def own_model(devices: Path, name: DeviceId) -> FlatArray | None:
@@ -129,10 +130,11 @@ def _in_session(
     try:
         if run.adoption is not UNSET or memory.read() is None:
             return None
-        kept = recall(run, method, memory)
+        found = recall(run, method, memory)
     except PacketError as problem:
         raise _damaged(memory, problem) from None
-    return None if kept.best is None else DeployedModel(kept.best, method.personal_model(kept.state))
+    best = found.slots.get(Adoption.name)
+    return None if best is None else DeployedModel(best, method.personal_model(found.state))
 
 
 def _read(memory: FileMemory) -> DeployedModel | None:

@@ -1,60 +1,54 @@
-"""Whether a device uses what the fleet led it to: only if that is not worse than what it has, and than alone.
+"""The rule of runs with [adoption]: a model of the fleet must be shown to be better than the local-only one.
 
-The models that a round leads to are held against each other on the same held-out samples, of today:
+All models that a round leads to are compared on the same held-out samples, of today:
 
-- Alone is the floor. A model of the fleet must be **shown** to lose less than the newest model that the
-  device trained alone, with the run's confidence (`paired_test.py`), and must not score lower (a lower loss
-  with more mistakes is no gain). So it leans to alone: few held-out samples seldom show anything, fewer than
-  `LEAST_SAMPLES` never do, and the device stays with what it would have anyway.
-- The model of the fleet that is in use gives way to another one that passes this test, has no higher mean
-  loss and scores no lower. No confidence is asked for here: both have passed against alone, and to keep an
+- The local-only model is the floor. A model of the fleet must be **shown** to lose less than the newest
+  local-only model, with the run's confidence (`paired_test.py`), and must not score lower: a lower loss with
+  more mistakes is no gain. Few held-out samples seldom show anything, and fewer than `LEAST_SAMPLES` never
+  do. Then the device stays with the local-only model.
+- The deployed model of the fleet gives way to another one that passes this test, has no higher mean loss and
+  scores no lower. No confidence is asked for here, because both have passed against local-only. To keep an
   old model for want of proof was worse than to change (docs/adoption.md).
-- In use, a model of the fleet is held against alone again in every round, because alone goes on learning: it
-  stays while its mean loss is no higher, and in the run's final evaluation it has to pass the whole test once
-  more. So what many looks let in by chance is looked at again.
-- The model trained alone follows its own training, unless its newest state is shown to be worse (of the one
-  that is trained on all samples nothing can be shown). One of an earlier run stays until the new run's loses
-  no more: that begins anew.
-- Without a model trained alone (`compare_alone = 0`) only what is in use has to be beaten.
-- What is in use and cannot be judged on these samples (it was trained on some of them, or is of another kind)
-  gives way when its known loss is no lower, and in the final evaluation.
+- The deployed model of the fleet is compared with local-only again in every round, because that goes on
+  learning. It stays while its mean loss is no higher. In the final evaluation it has to pass the whole test
+  once more. So a model that was let in by chance, in one of many comparisons, is checked again.
+- The local-only model in use follows its own training, unless its newest state is shown to be worse. (Of a
+  model trained on all samples nothing can be shown.) One of an earlier run stays until the new run's loses no
+  more.
+- Without a local-only model (`compare_alone = 0`) a candidate only has to beat the deployed model.
+- A deployed model that cannot be evaluated on these samples (it was trained on some of them, or is of another
+  kind) gives way when its known loss is no lower, and in the final evaluation.
 
-All of this is a function of figures: the same on a device and in a simulation. Asked twice it says the same.
+`choose` is a function of figures: the same on a device and in a simulation. Called twice it returns the same.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
+from msgspec import UNSET
 
-from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
+from fleetune.edge_agent.extensions.adoption.adoption_rule import Choice, Evaluated
+from fleetune.edge_agent.extensions.adoption.decisions import Decision
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, new_record
 from fleetune.edge_agent.extensions.adoption.paired_test import (
     LEAST_SAMPLES,
     Losses,
     PairedDifference,
+    newest_count_most,
     paired_difference,
 )
+from fleetune.edge_agent.extensions.extension import RoundAttempt, RunStart
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.tasks import score_named
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A model, and how it does on the held-out samples of today.
-
-    Attributes:
-        record: what is known of it.
-        losses: by sample, shape (n,); None: it cannot be judged on them.
-        score: on them, by the task's first metric, higher is better; None: not known.
-    """
-
-    record: ModelRecord
-    losses: Losses | None = None
-    score: float | None = None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What models are held against each other by.
+class PairedComparison:
+    """How two models are compared on the same held-out samples.
 
     Attributes:
         confidence: see `AdoptionSection`.
@@ -64,125 +58,242 @@ class Rule:
     confidence: float
     weights: Losses | None = None
 
-    def difference(self, one: Judged, other: Judged) -> PairedDifference | None:
-        """How much more `one` loses; None: one of them cannot be judged."""
+    def difference(self, one: Evaluated, other: Evaluated) -> PairedDifference | None:
+        """How much more `one` loses; None: one of them cannot be evaluated."""
         if one.losses is None or other.losses is None:
             return None
         return paired_difference(one.losses, other.losses, self.weights)
 
-    def beats(self, one: Judged, other: Judged) -> bool:
+    def beats(self, one: Evaluated, other: Evaluated) -> bool:
         """Whether `one` is shown to lose less, and scores no lower."""
         found = self.difference(one, other)
         return found is not None and found.shows_better(self.confidence) and _scores(one, other)
 
-    def mean(self, one: Judged) -> float:
-        """The mean loss of a model that can be judged."""
+    def mean(self, one: Evaluated) -> float:
+        """The mean loss of a model that can be evaluated."""
         assert one.losses is not None
         return float(np.average(one.losses, weights=self.weights))
 
-    def holds(self, one: Judged, other: Judged) -> bool:
+    def holds(self, one: Evaluated, other: Evaluated) -> bool:
         """Whether `one` loses no more in the mean, and scores no lower."""
         found = self.difference(one, other)
         return found is not None and found.mean <= 0.0 and _scores(one, other)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What is used from now on, and why, in one line."""
+class LocalOnlyComparison:
+    """See `AdoptionRule`.
 
-    used: Judged
-    why: str
+    Args:
+        start: the run, with its [adoption], and the device's model and data.
+    """
+
+    has_versions: ClassVar[bool] = True
+
+    def __init__(self, start: RunStart) -> None:
+        section = start.enrolment.adoption
+        assert section is not UNSET, "the rule of runs with [adoption]"
+        weights = newest_count_most(start.num_validation, section.half_life or None)
+        self._start, self._compare = start, PairedComparison(section.confidence, weights)
+
+    def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
+        """The deployed model or a version; without losses if it was trained on held-out samples."""
+        record, start = found.record, self._start
+        if not record.is_of(start.enrolment.spec):
+            return Evaluated(record)
+        if record.samples != start.samples or record.accuracy is None:
+            score = start.trainer.score(found.weights, "test")
+            record = replace(record, accuracy=score, samples=start.samples)
+        if record.local_only and not record.held_out:
+            return Evaluated(record)  # trained on all: the figures are of the one that it stands for
+        if start.num_validation and start.enrolment.validation_fraction <= record.held_out:
+            return self._evaluated(DeployedModel(record, found.weights))
+        if start.num_validation:
+            record = replace(record, validation_loss=start.trainer.loss(found.weights, "validation"))
+        return Evaluated(record)
+
+    def choose(
+        self,
+        candidates: Sequence[DeployedModel],
+        in_use: Evaluated | None,
+        best: ModelRecord | None,  # noqa: ARG002 - the deployed model has a file of its own
+        local_only: LocalOnlyModel | None,
+        attempt: RoundAttempt,
+    ) -> Choice | None:
+        """The model to deploy by `choose` below, with its lead over the local-only model."""
+        own = None if local_only is None else self._local_only(local_only)
+        evaluated = [self._evaluated(one) for one in candidates]
+        finite = [one for one in evaluated if one.losses is None or np.isfinite(one.losses).all()]
+        choice = choose(in_use, own, finite, self._compare, final=attempt.final_evaluation)
+        if choice is None:
+            return None
+        lead, error = self._lead(choice.used, own)
+        record = replace(choice.used.record, lead=lead, lead_error=error, why=choice.why)
+        decision = self._decision(attempt, finite, own, choice)
+        return replace(choice, used=replace(choice.used, record=record), decision=decision)
+
+    def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:
+        return self._compare.beats(earlier, in_use)
+
+    def mean_loss(self, one: Evaluated) -> float:
+        return self._compare.mean(one)
+
+    def worse_by(self, one: Evaluated, other: Evaluated) -> str:
+        lost = self._compare.difference(one, other)
+        return "" if lost is None else f" by {lost.mean:.3g} ± {lost.standard_error:.2g} in loss"
+
+    def _evaluated(self, one: DeployedModel) -> Evaluated:
+        trainer = self._start.trainer
+        if not self._start.num_validation:
+            return Evaluated(one.record, np.zeros(0))
+        losses = trainer.losses(one.weights, "validation")
+        loss = float(np.average(losses, weights=self._compare.weights))
+        error = float(losses.std(ddof=1) / math.sqrt(losses.size)) if losses.size > 1 else None
+        record = replace(one.record, validation_loss=loss, loss_error=error)
+        return Evaluated(record, losses, self._score(one.weights))
+
+    def _score(self, weights: FlatArray) -> float | None:
+        """On the held-out samples; higher is better."""
+        trainer = self._start.trainer
+        score = trainer.score(weights, "validation")
+        return -score if score is not None and trainer.lower_is_better else score
+
+    def _local_only(self, model: LocalOnlyModel) -> Evaluated | None:
+        """None: it has not been trained yet."""
+        if not model.round:
+            return None
+        evaluated = self._evaluated(DeployedModel(record_of_local_only(model, self._start), model.weights))
+        if model.on_all is None:
+            return evaluated
+        return replace(evaluated, record=replace(evaluated.record, held_out=0.0))
+
+    def _lead(self, one: Evaluated, own: Evaluated | None) -> tuple[float | None, float | None]:
+        """How much lower its loss is than that of the local-only model, and the standard error of that."""
+        found = None if own is None or one.record.local_only else self._compare.difference(one, own)
+        if found is None or not math.isfinite(found.standard_error):
+            return None, None
+        return -found.mean, found.standard_error
+
+    def _decision(
+        self, attempt: RoundAttempt, candidates: Sequence[Evaluated], own: Evaluated | None, choice: Choice
+    ) -> Decision:
+        """For `edge-agent models`."""
+        fleet = [one for one in candidates if one.losses is not None and one.losses.size]
+        best = min(reversed(fleet), key=self._compare.mean, default=None)
+        lead, lead_error = (None, None) if best is None else self._lead(best, own)
+        return Decision(
+            run=self._start.enrolment.run,
+            round=attempt.round,
+            final_evaluation=attempt.final_evaluation,
+            version=0,
+            why=choice.why,
+            loss=None if best is None else best.record.validation_loss,
+            error=None if best is None else best.record.loss_error,
+            lead=lead,
+            lead_error=lead_error,
+        )
+
+
+def record_of_local_only(model: LocalOnlyModel, start: RunStart) -> ModelRecord:
+    """The record of a local-only model, before it is evaluated."""
+    attempt = RoundAttempt(model.round, model.attempt, model.final_evaluation)
+    return replace(new_record(start.enrolment, attempt, start.samples), local_only=True)
 
 
 def choose(
-    in_use: Judged | None, alone: Judged | None, candidates: Sequence[Judged], rule: Rule, *, closing: bool
+    in_use: Evaluated | None,
+    local_only: Evaluated | None,
+    candidates: Sequence[Evaluated],
+    compare: PairedComparison,
+    *,
+    final: bool,
 ) -> Choice | None:
-    """What a device uses after a round: the rule at the top of this file.
+    """The model that a device deploys after a round, by the rule at the top of this file.
 
     Args:
-        in_use: until now; None: nothing.
-        alone: the newest that the device trained alone; None: it trains none.
-        candidates: what the round led to, finite; untrained ones only where others can be judged.
-        rule: of the run.
-        closing: in its final evaluation.
+        in_use: the deployed model; None: there is none.
+        local_only: the newest local-only model; None: the run trains none.
+        candidates: what the round led to, finite; untrained ones only where others can be evaluated.
+        compare: of the run.
+        final: whether this is the run's final evaluation.
 
     Returns:
-        None: nothing is fit to be used yet.
+        None: nothing is fit to be deployed yet.
     """
-    used, why = _floor(in_use, alone, rule, closing=closing)
-    best = _best(candidates, used, rule)
+    used, why = _floor(in_use, local_only, compare, final=final)
+    best = _best(candidates, used, compare)
     if best is None:
         return None if used is None else Choice(used, why)
-    if alone is not None and (objection := _objection_to_alone(best, alone, rule)):
-        return Choice(used or alone, f"{why}; {objection}" if why else objection)
-    if used is None or _same(used, alone):
-        return Choice(best, "the first of this run" if alone is None else "better than alone")
-    objection = _objection_to_change(best, used, rule, closing=closing)
-    return Choice(used, objection) if objection else Choice(best, "no worse than the one in use")
+    if local_only is not None and (reason := _why_not_better(best, local_only, compare)):
+        return Choice(used or local_only, f"{why}; {reason}" if why else reason)
+    if used is None or _same(used, local_only):
+        return Choice(best, "the first of this run" if local_only is None else "better than local-only")
+    reason = _why_not_changed(best, used, compare, final=final)
+    return Choice(used, reason) if reason else Choice(best, "no worse than the one in use")
 
 
-def _objection_to_change(best: Judged, used: Judged, rule: Rule, *, closing: bool) -> str:
-    """Why a model of the fleet does not take the place of the one in use; "": nothing is against it."""
+def _why_not_changed(best: Evaluated, used: Evaluated, compare: PairedComparison, *, final: bool) -> str:
+    """Why a model of the fleet does not replace the one in use; "": it does."""
     if _same(used, best):
         return "in use"
     if used.losses is None:
-        stays = not closing and not _no_higher(best, used)
-        return "in use: it cannot be judged on these samples, and its known loss is lower" if stays else ""
-    if rule.beats(best, used) if used.record.alone else rule.holds(best, used):
+        stays = not final and not _no_higher(best, used)
+        return "in use: it cannot be evaluated on these samples, and its known loss is lower" if stays else ""
+    if compare.beats(best, used) if used.record.local_only else compare.holds(best, used):
         return ""
-    return f"worse than the one in use{_by(rule.difference(best, used))}"
+    return f"worse than the one in use{_by(compare.difference(best, used))}"
 
 
 def _floor(
-    in_use: Judged | None, alone: Judged | None, rule: Rule, *, closing: bool
-) -> tuple[Judged | None, str]:
-    """What the candidates have to beat: what is in use, if it still holds against alone."""
-    if alone is None:
+    in_use: Evaluated | None, local_only: Evaluated | None, compare: PairedComparison, *, final: bool
+) -> tuple[Evaluated | None, str]:
+    """The model that candidates have to beat: the one in use, if it holds against local-only; and why."""
+    if local_only is None:
         return in_use, ""
     if in_use is None:
-        return alone, "trained alone"
-    if in_use.record.alone and in_use.record.run == alone.record.run:
-        worse = rule.difference(alone, in_use)
-        got_worse = worse is not None and worse.shows_worse(rule.confidence)
-        return (in_use, f"alone got worse{_by(worse)}") if got_worse else (alone, "trained alone")
+        return local_only, "local-only"
+    if in_use.record.local_only and in_use.record.run == local_only.record.run:
+        worse = compare.difference(local_only, in_use)
+        got_worse = worse is not None and worse.shows_worse(compare.confidence)
+        return (in_use, f"local-only got worse{_by(worse)}") if got_worse else (local_only, "local-only")
     if in_use.losses is None:
-        stays = not closing and not _no_higher(alone, in_use)
-        return (in_use, "") if stays else (alone, "what was in use cannot be judged on these samples")
-    if in_use.record.alone:
-        stays, why = not rule.holds(alone, in_use), "trained alone"
+        stays = not final and not _no_higher(local_only, in_use)
+        return (in_use, "") if stays else (local_only, "the one in use cannot be evaluated on these samples")
+    if in_use.record.local_only:
+        stays, why = not compare.holds(local_only, in_use), "local-only"
     else:
-        stays = (
-            rule.beats(in_use, alone) if closing else bool(in_use.losses.size) and rule.holds(in_use, alone)
-        )
-        why = f"back to alone: the one in use is not better{_by(rule.difference(in_use, alone))}"
-    return (in_use, "") if stays else (alone, why)
+        holds = bool(in_use.losses.size) and compare.holds(in_use, local_only)
+        stays = compare.beats(in_use, local_only) if final else holds
+        why = f"back to local-only: the one in use is not better{_by(compare.difference(in_use, local_only))}"
+    return (in_use, "") if stays else (local_only, why)
 
 
-def _best(candidates: Sequence[Judged], used: Judged | None, rule: Rule) -> Judged | None:
-    """The one with the lowest mean loss, of equals the last; where none can be judged, the last trained."""
+def _best(
+    candidates: Sequence[Evaluated], used: Evaluated | None, compare: PairedComparison
+) -> Evaluated | None:
+    """The candidate with the lowest mean loss, of equals the last; the last trained where none has losses."""
     judged = [one for one in candidates if one.losses is not None and one.losses.size]
     if judged:
         fit = [one for one in judged if one.record.trained or used is not None]
-        return min(reversed(fit), key=rule.mean, default=None)
+        return min(reversed(fit), key=compare.mean, default=None)
     return next((one for one in reversed(candidates) if one.record.trained), None)
 
 
-def _objection_to_alone(candidate: Judged, alone: Judged, rule: Rule) -> str:
-    """Why a model of the fleet is not used instead of the one trained alone; "": nothing is against it."""
-    found = rule.difference(candidate, alone)
-    if found is None or (found.num_samples < LEAST_SAMPLES and not found.shows_better(rule.confidence)):
+def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: PairedComparison) -> str:
+    """Why a model of the fleet is not deployed instead of the local-only one; "": it is."""
+    found = compare.difference(candidate, local_only)
+    if found is None or (found.num_samples < LEAST_SAMPLES and not found.shows_better(compare.confidence)):
         count = 0 if found is None else found.num_samples
-        return f"{count:.0f} held-out samples show nothing ({LEAST_SAMPLES} at least): alone is used"
-    if not _scores(candidate, alone):
-        return f"the fleet's model scores {_told(candidate)}, alone {_told(alone)}"
-    if found.shows_better(rule.confidence):
+        return f"{count:.0f} held-out samples show nothing ({LEAST_SAMPLES} at least): local-only is used"
+    if not _scores(candidate, local_only):
+        return f"the fleet's model scores {_shown(candidate)}, local-only {_shown(local_only)}"
+    if found.shows_better(compare.confidence):
         return ""
-    verdict = "no better than alone" if found.mean >= 0 else "not shown to be better"
+    verdict = "no better than local-only" if found.mean >= 0 else "not shown to be better"
     return f"the fleet's model is {verdict}{_by(found)}"
 
 
-def _told(one: Judged) -> str:
-    """A score as the task has it, which may be the better the lower it is."""
+def _shown(one: Evaluated) -> str:
+    """A score as the task has it: some are the better the lower they are."""
     if one.score is None:
         return "nothing"
     score = score_named(one.record.score)
@@ -195,14 +306,14 @@ def _by(found: PairedDifference | None) -> str:
     return f" (loss {found.mean:+.3g} ± {found.standard_error:.2g}, {found.num_samples:.0f} samples)"
 
 
-def _scores(one: Judged, other: Judged) -> bool:
+def _scores(one: Evaluated, other: Evaluated) -> bool:
     return one.score is None or other.score is None or one.score >= other.score
 
 
-def _no_higher(candidate: Judged, used: Judged) -> bool:
+def _no_higher(candidate: Evaluated, used: Evaluated) -> bool:
     ours, theirs = candidate.record.validation_loss, used.record.validation_loss
     return ours is not None and theirs is not None and ours <= theirs
 
 
-def _same(one: Judged, other: Judged | None) -> bool:
+def _same(one: Evaluated, other: Evaluated | None) -> bool:
     return other is not None and one.record.origin == other.record.origin

@@ -1,4 +1,4 @@
-"""What became of a device's candidates of late, for `edge-agent models`: nothing depends on it."""
+"""The latest decisions about candidates, for `edge-agent models`: nothing depends on them."""
 
 import logging
 
@@ -13,19 +13,19 @@ MOST_DECISIONS = 50
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a round's candidate, for people.
+    """What was decided about a round's candidates, for people.
 
     Attributes:
-        run, round, closing: when.
-        version: that was served from then on.
+        run, round, final_evaluation: of the decision.
+        version: that was deployed from then on.
         why: in one line.
-        loss, error: validation loss of the candidate, and its standard error.
-        lead, lead_error: how much lower it was than that of the model trained alone.
+        loss, error: validation loss of the best candidate, and its standard error.
+        lead, lead_error: how much lower that was than the local-only model's, and the standard error.
     """
 
     run: str
     round: int
-    closing: bool
+    final_evaluation: bool
     version: int
     why: str
     loss: float | None = None
@@ -35,21 +35,21 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def turn(self) -> tuple[str, int, bool]:
-        """In which it was decided."""
-        return self.run, self.round, self.closing
+        """Run, round, and whether it is the final evaluation."""
+        return self.run, self.round, self.final_evaluation
 
 
 def write_decision(files: DeployedFiles, decision: Decision) -> None:
-    """Behind the others, in the place of one of the same turn. What cannot be written is said, and left."""
+    """Append a decision, or replace the one of the same round. A failure to write is logged only."""
     earlier = [one for one in read_decisions(files) if one.turn != decision.turn]
     try:
         files.decisions.write(msgspec.json.encode([*earlier, decision][-MOST_DECISIONS:]))
     except StoreError as problem:
-        log.warning("what was decided is not noted: %s", problem)
+        log.warning("the decision is not stored: %s", problem)
 
 
 def read_decisions(files: DeployedFiles) -> list[Decision]:
-    """The latest decisions, the oldest first; [] too where they are damaged: they are for people."""
+    """The latest decisions, the oldest first; []: there are none, or they are damaged."""
     try:
         data = files.decisions.read()
         return [] if data is None else msgspec.json.decode(data, type=list[Decision])

@@ -1,4 +1,4 @@
-"""What becomes of a device's versions as files, apart from the question which of them is the best."""
+"""Reads, deploys and removes a device's versions as files. Which one is the best is decided elsewhere."""
 
 import logging
 
@@ -11,19 +11,19 @@ log = logging.getLogger(__name__)
 
 
 def read_version(files: DeployedFiles, number: int) -> DeployedModel | None:
-    """None: it is gone, or damaged, which is said."""
+    """A version; None: it is gone, or damaged, which is logged."""
     try:
         return read_deployed(files.version(number).read())
     except (PacketError, StoreError) as problem:
-        log.warning("version %d is left out: %s", number, problem)
+        log.warning("version %d is not used: %s", number, problem)
         return None
 
 
 def deploy_version(files: DeployedFiles, number: int) -> ModelRecord | None:
-    """Put a version in the place of what is served, as it is; None: it is not there, or damaged.
+    """Deploy a version unchanged, and return its record; None: it is not there, or damaged.
 
     Raises:
-        StoreError: it cannot be written; what was served before still is.
+        StoreError: it cannot be written; the deployed model stays.
     """
     try:
         data = files.version(number).read()
@@ -32,46 +32,49 @@ def deploy_version(files: DeployedFiles, number: int) -> ModelRecord | None:
         return None
     if data is None or found is None:
         return None
-    files.served.write(data)
+    files.deployed.write(data)
     return found.record
 
 
 def keep_deployed_as_version(files: DeployedFiles, number: int) -> None:
-    """What is served, a version of this number (0: none yet), becomes one to go back to, if it is not there.
+    """Store the deployed model as a version, so that the device can go back to it, unless it is one already.
+
+    `number` is the version's; 0: it has none yet.
 
     Raises:
         StoreError: it cannot be written.
     """
-    data, numbers = files.served.read(), files.numbers
+    data, numbers = files.deployed.read(), files.numbers
     is_there = number in numbers if number else any(files.version(one).read() == data for one in numbers)
     if data is not None and not is_there:
         files.version(number or max(numbers, default=0) + 1).write(data)
 
 
 def withdraw_version(files: DeployedFiles, origin: tuple[object, ...]) -> None:
-    """Remove the versions of this origin. If one is served, the newest of the others takes its place; where
-    there is no other, nothing is served until there is.
+    """Remove the versions of this origin. If one is deployed, the newest other version replaces it.
+
+    Without another version no model is deployed until there is one.
 
     Raises:
         StoreError: it cannot be written.
     """
-    served = read_deployed(files.served.read())
+    deployed = read_deployed(files.deployed.read())
     for number in files.numbers:
         found = read_version(files, number)
         if found is not None and found.record.origin == origin:
             remove(files.version(number).path, durable=files.durable)
-    if served is None or served.record.origin != origin:
+    if deployed is None or deployed.record.origin != origin:
         return
-    log.warning("withdrawn, by the coordinator: %s", served.record.words)
+    log.warning("withdrawn by the coordinator: %s", deployed.record.words)
     left = files.numbers
     back = deploy_version(files, left[-1]) if left else None
     if back is None:
-        remove(files.served.path, durable=files.durable)
+        remove(files.deployed.path, durable=files.durable)
     else:
-        log.info("served from now on: %s", back.words)
+        log.info("deployed from now on: %s", back.words)
 
 
 def newest_of_another_run(files: DeployedFiles, run: str) -> DeployedModel | None:
-    """The newest version that another run led to; None: there is none."""
+    """The newest version of another run; None: there is none."""
     versions = (read_version(files, number) for number in reversed(files.numbers))
     return next((one for one in versions if one and one.record.run != run), None)

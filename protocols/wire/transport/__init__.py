@@ -7,6 +7,8 @@ be shared with whatever else the loop waits for.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from fleetune.protocols.errors import RefusalReason
+
 Qos = Literal[0, 1]
 
 
@@ -18,10 +20,11 @@ class Connected:
 @dataclass(frozen=True)
 class Disconnected:
     """Not connected, with the reason in one line; the transport keeps trying, and each failed attempt
-    gives another of these.
+    gives another of these. `refusal`: why the broker refuses us; None: another reason, or not known.
     """
 
     reason: str
+    refusal: RefusalReason | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from fleetune.protocols.errors import SettingError, TransportError
+from fleetune.protocols.errors import RefusalReason, SettingError, TransportError
 from fleetune.protocols.input_files import open_input
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Qos, Received, Will
@@ -39,6 +39,14 @@ FAREWELL_S = 2.0
 MAX_PEM_BYTES = 2**24
 ENCODE = "in user and password write / : @ # ? % as %2F %3A %40 %23 %3F %25"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
+_REFUSALS: dict[int, RefusalReason] = {  # by MQTT 5's reason codes, which paho uses for 3.1.1 too
+    0x84: "protocol",
+    0x85: "client-id",
+    0x86: "login",
+    0x87: "login",
+    0x88: "unavailable",
+}
+_TAKEN_OVER = 0x8E
 
 
 class Broker(Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +170,7 @@ class MqttTransport:
         self._will = will
         self._connected = False
         self._refusal: str | None = None
+        self._refusal_reason: RefusalReason | None = None
         self._client = self._make_client()
 
     def connect(self) -> None:
@@ -223,10 +232,11 @@ class MqttTransport:
     ) -> None:
         if reason.is_failure:
             self._refusal = refused(str(reason), self._broker)
+            self._refusal_reason = _REFUSALS.get(reason.value)
             return
         if self._subscriptions:
             client.subscribe(self._subscriptions)
-        self._refusal = None
+        self._refusal = self._refusal_reason = None
         self._connected = True
         self.events.put(Connected())
 
@@ -246,7 +256,9 @@ class MqttTransport:
             "" if str(reason) == "Unspecified error" else f" ({reason})"
         )  # paho's word for any lost connection
         lost = f"connection to {self._broker} ended{why}"
-        self.events.put(Disconnected(self._refusal or (lost if reason.is_failure else "closed")))
+        refusal = "name-taken" if reason.value == _TAKEN_OVER else self._refusal_reason
+        said = self._refusal or (lost if reason.is_failure else "closed")
+        self.events.put(Disconnected(said, refusal))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         if message.retain and not self._wants(message.topic):

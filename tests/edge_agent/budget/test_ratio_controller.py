@@ -19,6 +19,7 @@ from fleetune.edge_agent.budget.policy_guard import FRESH_S, PolicyGuard
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.round_planner import RoundPlanner
+from fleetune.edge_agent.run.session import WorkDone
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
@@ -133,7 +134,8 @@ def test_the_explanation_fits_into_80_characters(thin):
 class SomeSession:
     """Answers at once, or not at all."""
 
-    last_round = base = local_work = left_out = None
+    last_round = base = None
+    num_samples = 1
     most_steps = 14
 
     def __init__(self, problem=None):
@@ -143,7 +145,7 @@ class SomeSession:
         self.mask_time = mask_time
         self.budgets.append(budget)
         steps = next((step for step in range(1, self.most_steps) if enough()), self.most_steps)
-        self.local_work = budget.local_work * steps / self.most_steps
+        self.done = WorkDone(budget.local_work * steps / self.most_steps)
         if self.problem:
             raise self.problem
         return data + b" answered"
@@ -203,7 +205,7 @@ def play(joined, transfer_key=FIRST, download_s=0.5, upload_s=2.0):
 
 def test_a_round_is_measured_predicted_and_learned_from():
     joined = take_part()
-    expected = joined.membership.ratio_controller.predicted
+    expected = joined.planner.ratio_controller.predicted
     play(joined)
     assert joined.expected == expected
     assert joined.taken == RoundCost(
@@ -216,7 +218,7 @@ def test_a_round_is_measured_predicted_and_learned_from():
         joules=10.0,
         processor_s=2.0,
     )
-    (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
+    (lesson,) = joined.planner.ratio_controller.cost_history.past_rounds
     slight = {"bytes_down": None, "download_s": None}  # a first task of hardly any bytes
     assert lesson.actual == structs.replace(joined.taken, **slight)
     assert read_ratio_controller(joined._memory.data).cost_history.past_rounds == (lesson,)
@@ -239,14 +241,14 @@ def late_controller(least_work=0.25):
 def test_who_would_be_late_sends_what_it_has_at_the_deadline():
     joined = take_part(ratio_controller=late_controller())
     play(joined, download_s=2.0)
-    steps = round(joined.session.local_work * 14)
+    steps = round(joined.session.done.local_work * 14)
     assert 1 < steps < 14
     assert 2.0 + 7.0 * steps <= 50.0 < 2.0 + 7.0 * (steps + 2)
     assert joined._work.budget == Budget(1.0, steps / 14)
-    (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
+    (lesson,) = joined.planner.ratio_controller.cost_history.past_rounds
     done = joined._work.budget
-    whole = joined.membership.ratio_controller.expected(Budget(1.0)).train_s
-    part = joined.membership.ratio_controller.expected(done).train_s
+    whole = joined.planner.ratio_controller.expected(Budget(1.0)).train_s
+    part = joined.planner.ratio_controller.expected(done).train_s
     assert part == pytest.approx(lesson.actual.train_s), "it learned what its steps take"
     assert whole > part
 
@@ -256,8 +258,8 @@ def test_who_is_told_how_long_its_round_is_given_keeps_to_that():
     joined.begin(FIRST, bytes(100), 2.0)
     joined._work = replace(joined._work, span_s=30.0)
     joined.work(b"task")
-    assert 2.0 + 7.0 * round(joined.session.local_work * 14) <= 30.0
-    controller, budget = joined.membership.ratio_controller, joined._work.budget
+    assert 2.0 + 7.0 * round(joined.session.done.local_work * 14) <= 30.0
+    controller, budget = joined.planner.ratio_controller, joined._work.budget
     assert controller.trains_until_s(budget, 2.0, 1e9) == controller.trains_until_s(budget, 2.0)
     assert controller.trains_until_s(budget, 2.0, 0.1) == 0.0
 
@@ -265,13 +267,13 @@ def test_who_is_told_how_long_its_round_is_given_keeps_to_that():
 def test_without_an_objective_a_late_round_is_done_whole():
     joined = take_part(ratio_controller=late_controller(least_work=1.0))
     play(joined, download_s=2.0)
-    assert joined.session.local_work == 1.0
+    assert joined.session.done.local_work == 1.0
 
 
 def test_a_final_evaluation_teaches_nothing():
     joined = take_part()
     play(joined, FINAL_EVALUATION)
-    assert joined.membership.ratio_controller.cost_history.past_rounds == ()
+    assert joined.planner.ratio_controller.cost_history.past_rounds == ()
     assert not joined._meter.running
 
 
@@ -300,22 +302,22 @@ def test_work_that_was_stopped_leaves_no_meter_running():
     with pytest.raises(TrainingStopped):
         joined.work(b"task")
     assert not joined._meter.running
-    assert joined.membership.ratio_controller.cost_history.past_rounds == ()
+    assert joined.planner.ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_full_disk_does_not_stop_a_round():
     joined = take_part()
     joined._memory.data = None
     play(joined)
-    assert len(joined.membership.ratio_controller.cost_history.past_rounds) == 1
+    assert len(joined.planner.ratio_controller.cost_history.past_rounds) == 1
 
 
 def test_the_coordinator_hears_the_first_report_and_then_what_changed():
     joined = take_part()
-    membership = joined.membership
-    assert membership.is_news
-    assert membership.tell() == joined.report
-    assert not membership.is_news
+    planner = joined.planner
+    assert planner.is_news
+    assert planner.tell() == joined.report
+    assert not planner.is_news
 
 
 def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():

@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,17 +31,17 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.doctor import agent_state, host, sensors, training
 from fleetune.edge_agent.doctor import broker as broker_checks
 from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
-from fleetune.edge_agent.doctor.examination import Patient, examine
-from fleetune.edge_agent.doctor.finding import Finding, fenced
+from fleetune.edge_agent.doctor.check_result import CheckResult, run_check
+from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.doctor.training import Tried
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trainers import IMPORT_BYTES
 from fleetune.firmware_profiles import load
-from fleetune.protocols.errors import DataError, TransportError
+from fleetune.protocols.errors import DataError, RefusalReason, TransportError
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
+from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_broker
 
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
 needs_mosquitto = pytest.mark.skipif(not MOSQUITTO, reason="mosquitto is not installed")
@@ -49,20 +50,20 @@ needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl 
 leaves_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def verdicts(findings):
+def verdicts(results):
     """By what was looked at; the worst of several."""
     order = ["skip", "ok", "warn", "fail"]
     found = {}
-    for finding in findings:
-        assert "\n" not in finding.found + finding.mend
-        assert bool(finding.mend) == (finding.verdict in ("warn", "fail")), finding
-        worse = order.index(finding.verdict) >= order.index(found.get(finding.what, finding).verdict)
-        found[finding.what] = finding if worse else found[finding.what]
+    for result in results:
+        assert "\n" not in result.found + result.remedy
+        assert bool(result.remedy) == (result.verdict in ("warn", "fail")), result
+        worse = order.index(result.verdict) >= order.index(found.get(result.what, result).verdict)
+        found[result.what] = result if worse else found[result.what]
     return found
 
 
 def doctor(*options, cwd=ROOT, **environment):
-    """The command itself: exit code, and its findings."""
+    """The command itself: exit code, and its results."""
     done = subprocess.run(
         [sys.executable, "-m", "fleetune.edge_agent.cli", "doctor", "--json", *map(str, options)],
         capture_output=True,
@@ -74,7 +75,7 @@ def doctor(*options, cwd=ROOT, **environment):
     assert not done.stderr, done.stderr.decode()
     found = json.loads(done.stdout)
     assert found["ok"] == (done.returncode == 0)
-    return done.returncode, verdicts([Finding(**one) for one in found["findings"]])
+    return done.returncode, verdicts([CheckResult(**one) for one in found["results"]])
 
 
 # The command
@@ -119,20 +120,20 @@ def test_whatever_is_wrong_everything_is_looked_at_and_there_is_no_traceback(tmp
     assert "max_celsus" in found["policy"].found
     assert "no camera" in found["data"].found
     assert "secret" not in str(found)
-    assert found["trainer"].mend == "choose auto, onnx, torch, ort-training"
+    assert found["trainer"].remedy == "choose auto, onnx, torch, ort-training"
 
 
 def test_what_was_not_asked_for_is_shown_as_skipped(tmp_path):
-    found = verdicts(examine(Patient(device="pi", root=boards.pi_zero().build(tmp_path))))
+    found = verdicts(examine(AgentUnderDiagnosis(device="pi", root=boards.pi_zero().build(tmp_path))))
     assert {name for name, one in found.items() if one.verdict == "skip"} == {"state", "data", "broker"}
 
 
 def test_a_check_that_fails_itself_is_a_finding():
     def check():
-        yield Finding("ok", "one", "fine")
+        yield CheckResult("ok", "one", "fine")
         raise ZeroDivisionError("in the\nmiddle")
 
-    first, second = fenced("one", check)
+    first, second = run_check("one", check)
     assert (first.verdict, second.verdict) == ("ok", "fail")
     assert second.found == "the check itself failed: ZeroDivisionError: in the middle"
 
@@ -143,11 +144,14 @@ def test_people_see_a_line_each_and_how_to_mend_it(capsys):
     from fleetune.edge_agent.doctor.show import show
 
     console = Console(width=40, force_terminal=False)
-    show([Finding("ok", "one", "x" * 60), Finding("fail", "two", "[bold]bad[/bold]", "mend it")], console)
+    show(
+        [CheckResult("ok", "one", "x" * 60), CheckResult("fail", "two", "[bold]bad[/bold]", "remedy it")],
+        console,
+    )
     assert capsys.readouterr().out.splitlines() == [
         f"ok    one: {'x' * 60}",
         "fail  two: [bold]bad[/bold]",
-        "      -> mend it",
+        "      -> remedy it",
         "1 failed, 0 to look at",
     ]
 
@@ -195,8 +199,8 @@ def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
     monkeypatch.setattr(broker_checks, "_is_loopback", lambda _: False)
     found = visit(port=free_port(), username="me", password="secret")
     assert found["TLS"].verdict == "skip"
-    (finding,) = broker_checks._without_tls(Broker("10.0.0.1", password="secret"))
-    assert (finding.verdict, "the password too" in finding.found) == ("warn", True)
+    (result,) = broker_checks._without_tls(Broker("10.0.0.1", password="secret"))
+    assert (result.verdict, "the password too" in result.found) == ("warn", True)
 
 
 @contextmanager
@@ -255,9 +259,34 @@ def test_a_wrong_password_and_none(tmp_path, passwords):
         wrong = visit(port=port, username="me", password="guess")
         nobody = visit(port=port)
     assert wrong["login"].found.endswith("not authorized for user 'me'")
-    assert wrong["login"].mend.startswith("check user and password")
+    assert wrong["login"].remedy.startswith("check user and password")
     assert "a client without user name" in nobody["login"].found
     assert "subscriptions" not in wrong
+
+
+@pytest.mark.parametrize("reason", get_args(RefusalReason))
+def test_each_reason_of_a_broker_to_refuse_us_has_a_remedy(reason, monkeypatch):
+    """By the reason's code, whatever its text."""
+
+    def refuses(self, patience_s=0.0):
+        raise TransportError("broker:1883 refuses us: Text of its own", reason)
+
+    monkeypatch.setattr(broker_checks._Visit, "open", refuses)
+    (result,) = broker_checks._logs_in(parse_broker("127.0.0.1:1"), "f", "a")
+    assert (result.verdict, result.remedy) == ("fail", broker_checks.REMEDIES[reason])
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [("broken; remedy it", "remedy it"), ("broken", "look at the broker's log: it says why")],
+)
+def test_another_failure_of_the_connection_shows_the_remedy_of_its_error(line, remedy, monkeypatch):
+    def fails(self, patience_s=0.0):
+        raise TransportError(line)
+
+    monkeypatch.setattr(broker_checks._Visit, "open", fails)
+    (result,) = broker_checks._logs_in(parse_broker("127.0.0.1:1"), "f", "a")
+    assert (result.found, result.remedy) == ("broken", remedy)
 
 
 @contextmanager
@@ -294,8 +323,10 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     assert found["subscriptions"].verdict == "ok"
     assert found["access rights"].verdict == "fail"
     assert "user 'me' may not publish to fleetune/v1/f/a/probe" in found["access rights"].found
-    assert found["access rights"].mend.startswith("give --device me if each user may reach the device of its")
-    assert "edge-coordinator broker-config" in found["access rights"].mend
+    assert found["access rights"].remedy.startswith(
+        "give --device me if each user may reach the device of its"
+    )
+    assert "edge-coordinator broker-config" in found["access rights"].remedy
     assert (
         "does not come back (this device must be allowed to write and read it)" in found["round trip"].found
     )
@@ -394,7 +425,7 @@ class TestTls:
         assert found["round trip"].verdict == "ok"
 
     @pytest.mark.parametrize(
-        ("settings", "said", "mend"),
+        ("settings", "said", "remedy"),
         [
             ({"first": -30, "last": -2.5}, "expired 2 days ago", "have it renewed on the broker"),
             ({"first": 2, "last": 30}, "not valid before", "set the clock"),
@@ -405,10 +436,10 @@ class TestTls:
             ),
         ],
     )
-    def test_one_that_is_not_valid_here(self, tmp_path, authority, settings, said, mend):
+    def test_one_that_is_not_valid_here(self, tmp_path, authority, settings, said, remedy):
         found = visit_tls(tmp_path, authority.issue("bad", **settings), ca=str(authority.pem))
         assert said in found["broker's certificate"].found
-        assert found["broker's certificate"].mend.startswith(mend)
+        assert found["broker's certificate"].remedy.startswith(remedy)
         assert found["login"].verdict == "skip"
 
     def test_another_authority_or_none(self, tmp_path, authority, stranger):
@@ -416,7 +447,7 @@ class TestTls:
         for n, ca in enumerate([str(stranger.pem), None]):
             found = visit_tls(tmp_path / str(n), certificate, ca=ca)["broker's certificate"]
             assert found.found.startswith("not signed by")
-            assert found.mend == "give the PEM file of the authority that signed it: --ca"
+            assert found.remedy == "give the PEM file of the authority that signed it: --ca"
 
     def test_a_file_that_is_no_certificate(self, tmp_path, authority):
         (tmp_path / "empty.pem").write_text("nothing\n")
@@ -459,7 +490,7 @@ class TestTls:
         locked = tmp_path / "locked.key"
         authority.run("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked)
         found = visit_tls(tmp_path, authority.issue("server"), cert=str(cert), key=str(locked))
-        assert "without a pass phrase" in found["own certificate"].mend
+        assert "without a pass phrase" in found["own certificate"].remedy
 
     def test_dates_agree_with_openssl(self, authority):
         cert, _ = authority.issue("dates", first=-3, last=20_000)  # beyond 2049: GeneralizedTime
@@ -482,9 +513,9 @@ class TestTls:
 def test_python_is_new_and_wide_enough():
     assert [one.verdict for one in host.python()] == ["ok"]
     for version, bits in (((3, 10, 4), 64), ((3, 12, 1), 32)):
-        (finding,) = host.python(version, bits, "armv7l")
-        assert finding.verdict == "fail"
-        assert finding.mend.startswith("install")
+        (result,) = host.python(version, bits, "armv7l")
+        assert result.verdict == "fail"
+        assert result.remedy.startswith("install")
 
 
 @pytest.mark.parametrize(
@@ -500,19 +531,19 @@ def test_python_is_new_and_wide_enough():
 )
 def test_the_clock(year, kernel, matters, verdict):
     at = datetime(year, 6, 1, tzinfo=UTC).timestamp()
-    (finding,) = host.clock(Path("/"), matters=matters, now=lambda: at, kernel=lambda: kernel)
+    (result,) = host.clock(Path("/"), matters=matters, now=lambda: at, kernel=lambda: kernel)
     if kernel or not Path("/run/systemd/timesync/synchronized").exists():
-        assert finding.verdict == verdict
+        assert result.verdict == verdict
 
 
 @pytest.mark.parametrize("file", ["run/systemd/timesync/synchronized", "run/chrony/chronyd.pid"])
 def test_who_keeps_the_clock(tmp_path, file):
-    (finding,) = host.clock(tmp_path, matters=True, kernel=lambda: True)
-    assert finding.verdict == "warn", "this machine's kernel says nothing of a board in a folder"
+    (result,) = host.clock(tmp_path, matters=True, kernel=lambda: True)
+    assert result.verdict == "warn", "this machine's kernel says nothing of a board in a folder"
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).touch()
-    (finding,) = host.clock(tmp_path, matters=True)
-    assert finding.verdict == "ok"
+    (result,) = host.clock(tmp_path, matters=True)
+    assert result.verdict == "ok"
 
 
 # Sensors and the policy
@@ -528,7 +559,7 @@ def test_a_sensor_that_the_policy_needs_and_the_board_lacks(tmp_path):
     found = sense(boards.pi_zero, tmp_path, charging_only=True, unmetered_only=True)
     assert (found["power supply"].verdict, found["metered traffic"].verdict) == ("fail", "fail")
     assert "charging_only needs it" in found["power supply"].found
-    assert found["power supply"].mend.endswith("leave out --charging-only")
+    assert found["power supply"].remedy.endswith("leave out --charging-only")
     assert found["temperature"].verdict == "ok"
     assert "policy" not in found
 
@@ -548,7 +579,7 @@ def test_a_policy_that_is_against_training_just_now(tmp_path):
 def test_a_battery_whose_capacity_nobody_knows(tmp_path):
     found = sense(boards.phone, tmp_path, max_battery_percent_per_hour=2)
     assert found["battery capacity"].verdict == "fail"
-    assert "battery_wh" in found["battery capacity"].mend
+    assert "battery_wh" in found["battery capacity"].remedy
 
 
 @pytest.mark.parametrize("board", boards.ALL)
@@ -578,42 +609,42 @@ def test_a_folder_that_cannot_be_written():
         child = os.fork()
         if child == 0:
             os.setresuid(65534, 65534, 65534)
-            (finding,) = agent_state.folder(store)
-            os._exit(0 if finding.verdict == "fail" and "cannot be written" in finding.found else 1)
+            (result,) = agent_state.folder(store)
+            os._exit(0 if result.verdict == "fail" and "cannot be written" in result.found else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        (finding,) = agent_state.folder(store)
-        assert finding.verdict == "ok"
+        (result,) = agent_state.folder(store)
+        assert result.verdict == "ok"
         assert not list(open_to_all.iterdir())
 
 
 def test_a_file_in_the_folder_s_place(tmp_path):
     (tmp_path / "state").write_text("")
-    (finding,) = agent_state.folder(AgentStore(tmp_path / "state"))
-    assert (finding.verdict, "Not a directory" in finding.found) == ("fail", True)
+    (result,) = agent_state.folder(AgentStore(tmp_path / "state"))
+    assert (result.verdict, "Not a directory" in result.found) == ("fail", True)
 
 
 def test_another_agent_with_the_same_folder(tmp_path):
     store = AgentStore(tmp_path)
-    (finding,) = agent_state.in_use(store)
-    assert finding.verdict == "ok"
+    (result,) = agent_state.in_use(store)
+    assert result.verdict == "ok"
     assert not (tmp_path / "lock").exists()
     with store.claim():
-        (finding,) = agent_state.in_use(store)
-        assert finding.verdict == "warn"
-    (finding,) = agent_state.in_use(store)
-    assert finding.verdict == "ok"
+        (result,) = agent_state.in_use(store)
+        assert result.verdict == "warn"
+    (result,) = agent_state.in_use(store)
+    assert result.verdict == "ok"
 
 
 def test_what_is_kept_of_a_run_is_read(tmp_path, spec, weights):
     store = store_with_a_run(tmp_path, spec, weights)
-    (finding,) = agent_state.runs(store, "a")
-    assert (finding.verdict, finding.found) == ("ok", "r1: tiny by fedavg, no round done yet")
+    (result,) = agent_state.runs(store, "a")
+    assert (result.verdict, result.found) == ("ok", "r1: tiny by fedavg, no round done yet")
     for name in ("session", "enrolment"):
         path = tmp_path / "runs" / "r1" / name
         path.write_bytes(b"FLTN but not really")
-        (finding,) = agent_state.runs(store, "a")
-        assert (finding.verdict, "r1 is damaged" in finding.found) == ("fail", True)
-        assert "remove it" in finding.mend
+        (result,) = agent_state.runs(store, "a")
+        assert (result.verdict, "r1 is damaged" in result.found) == ("fail", True)
+        assert "remove it" in result.remedy
 
 
 def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
@@ -654,7 +685,7 @@ def test_whether_a_trainer_computes_where_it_shall():
     *_, found = training.trainers("onnx", None, train_on=card.NAME)
     assert found.verdict == "fail"
     assert f"--train-on {card.NAME}: onnxruntime trains on none called" in found.found
-    assert found.mend == "leave --train-on out: the processor always trains"
+    assert found.remedy == "leave --train-on out: the processor always trains"
 
 
 def with_trainers(monkeypatch, *kinds):
@@ -663,11 +694,11 @@ def with_trainers(monkeypatch, *kinds):
 
 def test_trainers_that_are_not_there(monkeypatch):
     with_trainers(monkeypatch)
-    (finding,) = training.trainers("auto", None)
-    assert finding.mend.startswith("pip install onnxruntime ")
+    (result,) = training.trainers("auto", None)
+    assert result.remedy.startswith("pip install onnxruntime ")
     with_trainers(monkeypatch, "onnx")
-    (finding,) = training.trainers("torch", None)
-    assert finding.found == "torch is not installed, onnx is"
+    (result,) = training.trainers("torch", None)
+    assert result.found == "torch is not installed, onnx is"
 
 
 def test_an_old_onnxruntime_and_one_that_dies(monkeypatch):
@@ -691,7 +722,7 @@ def test_a_trainer_that_does_not_fit_is_not_even_tried(monkeypatch):
 
     found = verdicts(training.trainers("torch", IMPORT_BYTES["torch"], never))
     assert found["memory"].verdict == "fail"
-    assert "--trainer onnx" in found["memory"].mend
+    assert "--trainer onnx" in found["memory"].remedy
 
 
 def test_an_import_is_tried_for_real(tmp_path, monkeypatch):

@@ -7,12 +7,11 @@ import pytest
 from msgspec import UNSET
 
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, read_deployed
-from fleetune.edge_agent.extensions.adoption.release_comparison import word_of
+from fleetune.edge_agent.extensions.adoption.releases import HeldVersion, Releases
+from fleetune.edge_agent.extensions.adoption.roll_out import word_of
 from fleetune.edge_agent.extensions.adoption.version_files import keep_deployed_as_version, withdraw_version
-from fleetune.edge_agent.extensions.releases import HeldVersion, Releases
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
-from fleetune.edge_agent.state.state_versions import SERVED
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.release import Release, ReleaseWord, Version
@@ -98,23 +97,23 @@ def test_the_first_version_of_a_run_is_judged_against_what_the_device_served_bef
 
 
 def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_path):
-    files = DeployedFiles.beside(FileMemory(tmp_path / "served", SERVED))
+    files = DeployedFiles.next_to(FileMemory(tmp_path / "served"))
     old, bad = (
         codec.encode(DeployedModel(one, np.zeros(2, np.float32)), SPEC)
         for one in (record(), record("new", 4, version=2))
     )
-    files.served.write(old)
+    files.deployed.write(old)
     keep_deployed_as_version(files, 0)
     keep_deployed_as_version(files, 0)
     assert files.numbers == [1]
     files.version(2).write(bad)
-    files.served.write(bad)
+    files.deployed.write(bad)
     withdraw_version(files, record("new", 3).origin)  # another one: nothing happens
-    assert read_deployed(files.served.read()).record.run == "new"
+    assert read_deployed(files.deployed.read()).record.run == "new"
     withdraw_version(files, record("new", 4).origin)
     assert files.numbers == [1]
-    assert read_deployed(files.served.read()).record.run == "old"
+    assert read_deployed(files.deployed.read()).record.run == "old"
     keep_deployed_as_version(files, 7)
     assert files.numbers == [1, 7]  # a version whose file is gone
     withdraw_version(files, record().origin)
-    assert (files.numbers, files.served.read()) == ([], None)
+    assert (files.numbers, files.deployed.read()) == ([], None)

@@ -224,13 +224,13 @@ def test_threads_that_predict_while_models_change_see_one_or_the_other(agent, st
 
 def test_a_served_model_that_cannot_be_asked_is_said_once_and_asked_for_again(agent, store, caplog):
     serve(store, 1)
-    whole = store.served.path.read_bytes()
-    store.served.path.write_bytes(whole[:-9])
+    whole = store.deployed.path.read_bytes()
+    store.deployed.path.write_bytes(whole[:-9])
     for _ in range(3):
         assert agent.predict([1.0, 1.0]) is None
     assert caplog.text.count("the served model cannot be asked") == 1
     assert "is damaged" in agent.state.last_error
-    store.served.write(whole[8:])
+    store.deployed.write(whole[8:])
     assert agent.predict([1.0, 1.0]).label == 1
 
 
@@ -268,7 +268,7 @@ def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
         spec.num_classes,
         threshold=getattr(trainer.threshold(weights), "error", None),
     )
-    kept_in.served.write(codec.encode(DeployedModel(record, weights), spec))
+    kept_in.deployed.write(codec.encode(DeployedModel(record, weights), spec))
     np.save(tmp_path / "x.npy", data.x_test)
     here = ["--fleet", "f", "--device", "d", "--state", str(tmp_path)]
     said = CliRunner().invoke(app, ["predict", "--data", str(tmp_path / "x.npy"), *here, "--json"])

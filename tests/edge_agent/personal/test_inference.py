@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import SessionState
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal.personal_model import personal_model
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -89,7 +89,7 @@ def state(tmp_path):
     store.enrolment("r-1").write(codec.encode(enrolment, enrolment.spec))
     method = create("fedavg", enrolment.spec, {})
     weights = enrolment.weights + np.float32(0.25)
-    kept = Kept("r-1", method.init_device(weights), 7)
+    kept = SessionState("r-1", method.init_device(weights), 7)
     store.session("r-1").write(codec.encode(kept, enrolment.spec))
     return store, weights
 
@@ -112,7 +112,7 @@ def test_export_and_predict_on_a_device(state, tmp_path):
     assert answer["model"] is None  # a file says nothing of where it comes from, but in its metadata
     code, said = call("predict", *own, "--data", "digits", "--json")
     assert code == 0
-    assert json.loads(said) == answer | {"model": {"run": "r-1", "round": "7", "closing_rehearsal": "False"}}
+    assert json.loads(said) == answer | {"model": {"run": "r-1", "round": "7", "final_evaluation": "False"}}
     np.save(tmp_path / "few.npy", np.zeros((12, 1, 8, 8), np.float32))
     code, said = call("predict", "--model", out, "--data", tmp_path / "few.npy")
     assert (code, "and 2 more" in said, "right" in said) == (0, True, False)
@@ -129,7 +129,7 @@ def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
     assert personal_model(store).record.run == "r-1"
     spec, best = enrolment.spec, weights + np.float32(1)
     record = ModelRecord("r-1", 5, False, spec.hash, (1, 8, 8), 10, validation_loss=0.25, accuracy=0.875)
-    store.served.write(codec.encode(DeployedModel(record, best), spec))
+    store.deployed.write(codec.encode(DeployedModel(record, best), spec))
     found = personal_model(store)
     np.testing.assert_array_equal(found.weights, best)
     own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state", "--data", "digits"]
@@ -138,7 +138,7 @@ def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
     assert said.splitlines()[0] == line
     np.testing.assert_array_equal(personal_model(store, "r-1").weights, weights)
     assert personal_model(store, "r-2").record.round == 0
-    store.served.write(b"damaged")
+    store.deployed.write(b"damaged")
     code, said = call("predict", *own)
     assert (code, "served, the model that this device serves, is damaged" in said) == (2, True)
 

@@ -24,7 +24,7 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
-STANDING = ModelRecord("r-1", 1, closing=False, model=SPEC.hash, input_shape=(2,), num_classes=3)
+STANDING = ModelRecord("r-1", 1, final_evaluation=False, model=SPEC.hash, input_shape=(2,), num_classes=3)
 
 
 def weights(number):
@@ -34,11 +34,11 @@ def weights(number):
 
 def serve(store, number):
     """As version `number + 1`."""
-    files = DeployedFiles.beside(store.served)
+    files = DeployedFiles.next_to(store.deployed)
     record = replace(STANDING, round=number + 1, version=number + 1)
     data = codec.encode(DeployedModel(record, weights(number)), SPEC)
     files.version(number + 1).write(data)
-    store.served.write(data)
+    store.deployed.write(data)
 
 
 def answer(path):

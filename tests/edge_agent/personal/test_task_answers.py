@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.extensions.adoption.deployed_model import Adoption, read_deployed
-from fleetune.edge_agent.extensions.local_only import RoundAttempt
+from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
+from fleetune.edge_agent.extensions.extension import RoundAttempt, RunStart, TrainingResult, TrainingRound
+from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.training.device_data import check_fits
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
@@ -105,9 +107,9 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
             self.data = data
 
     memory = Memory()
-    Adoption(memory, prepare(parse_run(run | task)), trainer, num_validation=0).offer(
-        weights, RoundAttempt(1, 1), None
-    )
+    enrolment, files = prepare(parse_run(run | task)), DeployedFiles(memory, None, None, None)
+    round_ = TrainingRound(RoundAttempt(1, 1), trainer, Key(0), {})
+    extensions_of(RunStart(enrolment, trainer, files)).after_training(round_, TrainingResult(weights))
     threshold = read_deployed(memory.data, trainer.spec).record.threshold
     found = trainer.threshold(weights)
     assert threshold == found.error

@@ -224,8 +224,8 @@ def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
 def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(device, monkeypatch, dealt, wanted):
     policies = []
     monkeypatch.setattr(enrolling, "join", lambda device, *_, **__: policies.append(device.settings.policy))
-    device.enrolling.note_dealt(RUN, dealt)
-    device.enrolling.note_dealt("another", 0.1)
+    device.enrolling.note_assigned(RUN, dealt)
+    device.enrolling.note_assigned("another", 0.1)
     receive(device.intake, BUNDLE)
     device.enrolling.enrol(RUN, 0.0)
     device.jobs[0][1]()

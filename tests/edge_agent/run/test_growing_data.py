@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from tests.edge_agent.run.test_joining import LINK, enrolment
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
-from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run import first_ratio, memory_room, run_backend
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import SAMPLES_AGAIN_S, Enrolling
 from fleetune.edge_agent.run.jobs import Joined
@@ -37,7 +37,8 @@ ENROLLED = enrolment(
 @pytest.fixture(autouse=True)
 def small_process(monkeypatch):
     """A process that has run a thousand tests holds more than a board has."""
-    monkeypatch.setattr(joining, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
+    for module in (first_ratio, memory_room, run_backend):
+        monkeypatch.setattr(module, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 def digits(start, stop):
@@ -143,24 +144,24 @@ def test_what_is_new_is_told_when_it_is_news_and_a_reply_claims_no_more_than_was
     playing.intake.add_many(digits(0, 100))
     joined = playing.join().joined
     joined.note_samples()
-    report = joined.membership.tell()
+    report = joined.planner.tell()
     assert report.num_samples == report.new_samples > 50
     playing.intake.add_many(digits(100, 108))
     assert not joined.note_samples()
     reply = measures(playing.work(1))
     assert joined.note_samples(replied=True)
-    told = joined.membership.tell()
+    told = joined.planner.tell()
     assert told.num_samples == reply.num_samples > report.num_samples
     assert told.new_samples == 0
     assert not joined.note_samples()
     playing.intake.add_many(digits(108, 112))
     assert joined.note_samples()  # of none there are some
-    before = joined.membership.tell()
+    before = joined.planner.tell()
     playing.intake.add_many(digits(200, 400))
     assert joined.note_samples()
-    assert joined.membership.report.new_samples > before.new_samples
+    assert joined.planner.report.new_samples > before.new_samples
     playing.intake.add_many(digits(400, 402))
-    joined.membership.tell()
+    joined.planner.tell()
     playing.intake.add_many(digits(402, 412))
     assert not joined.note_samples()
     playing.now += TELL_SAMPLES_S
@@ -172,10 +173,10 @@ def test_drift_is_told(playing):
     joined = playing.join().joined
     playing.work(1)
     joined.note_samples(replied=True)
-    joined.membership.tell()
+    joined.planner.tell()
     playing.intake.add_many([(1 - x, y, None) for x, y, _ in digits(400, 600)])
     assert joined.note_samples()
-    assert joined.membership.tell().drift >= 1
+    assert joined.planner.tell().drift >= 1
 
 
 def test_a_higher_loss_is_told_though_inputs_are_as_they_were(playing):
@@ -199,7 +200,7 @@ def test_a_higher_loss_is_told_though_inputs_are_as_they_were(playing):
     drift = playing.stream.store.drift
     assert drift.inputs < 1 <= drift.loss
     assert joined.note_samples()
-    assert joined.membership.tell().drift == drift.loss
+    assert joined.planner.tell().drift == drift.loss
     playing.work(2)
     assert playing.stream.store.drift.loss is None
 

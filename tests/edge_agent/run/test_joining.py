@@ -13,14 +13,14 @@ from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
-from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run import first_ratio, memory_room, run_backend
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.shipped import bundle_path
-from fleetune.protocols.errors import FleetuneError, ReadingStopped, SettingError
+from fleetune.protocols.errors import FleetuneError, ReadingStopped, SettingError, StoreVersion
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
@@ -36,7 +36,8 @@ USER_MODEL = "usermodel:two_layers"
 @pytest.fixture(autouse=True)
 def small_process(monkeypatch):
     """A process that has run a thousand tests holds more than a board has."""
-    monkeypatch.setattr(joining, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
+    for module in (first_ratio, memory_room, run_backend):
+        monkeypatch.setattr(module, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 @pytest.fixture
@@ -119,12 +120,12 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
     before = joined(enrolled, tmp_path)
     store.ratio_controller(enrolled.run).write(
-        before.membership.ratio_controller.learned(Budget(), took).encoded()
+        before.planner.ratio_controller.learned(Budget(), took).encoded()
     )
-    assert len(joined(enrolled, tmp_path).membership.ratio_controller.cost_history.past_rounds) == 1
+    assert len(joined(enrolled, tmp_path).planner.ratio_controller.cost_history.past_rounds) == 1
     other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
-    assert other.membership.ratio_controller.capability.trainer == "onnx"
-    assert other.membership.ratio_controller.cost_history.past_rounds == ()
+    assert other.planner.ratio_controller.capability.trainer == "onnx"
+    assert other.planner.ratio_controller.cost_history.past_rounds == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
 
 
@@ -132,9 +133,9 @@ def test_a_card_trains_as_the_owner_says_and_its_speed_is_its_own(tmp_path):
     enrolled, store, took = enrolment(), AgentStore(tmp_path), RoundCost(memory_bytes=300_000_000)
     here = joined(enrolled, tmp_path)
     store.ratio_controller(enrolled.run).write(
-        here.membership.ratio_controller.learned(Budget(), took).encoded()
+        here.planner.ratio_controller.learned(Budget(), took).encoded()
     )
-    there = joined(enrolled, tmp_path, train_on=card.NAME).membership.ratio_controller
+    there = joined(enrolled, tmp_path, train_on=card.NAME).planner.ratio_controller
     assert there.capability.train_on == card.NAME
     assert there.cost_history.past_rounds == ()
     assert "sees no" in refusal(enrolled, tmp_path, train_on="xpu")
@@ -143,7 +144,7 @@ def test_a_card_trains_as_the_owner_says_and_its_speed_is_its_own(tmp_path):
 def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
     spec, run = enrolled.spec, run or enrolled.run
     record = ModelRecord(run, 3, False, spec.hash, spec.input_shape, spec.num_classes)
-    store.served.write(codec.encode(DeployedModel(record, weights), spec))
+    store.deployed.write(codec.encode(DeployedModel(record, weights), spec))
 
 
 def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(tmp_path):
@@ -151,16 +152,14 @@ def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(t
     took, thin = RoundCost(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
     before = joined(first, tmp_path)
     store.enrolment(first.run).write(codec.encode(first, first.spec))
-    store.ratio_controller(first.run).write(
-        before.membership.ratio_controller.learned(Budget(), took).encoded()
-    )
+    store.ratio_controller(first.run).write(before.planner.ratio_controller.learned(Budget(), took).encoded())
     taken = joined(second, tmp_path, link=thin)
-    assert len(taken.membership.ratio_controller.cost_history.past_rounds) == 1
+    assert len(taken.planner.ratio_controller.cost_history.past_rounds) == 1
     assert taken.report.uplink_bps == 2e6
     larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
-    assert joined(larger, tmp_path, link=thin).membership.ratio_controller.cost_history.past_rounds == ()
+    assert joined(larger, tmp_path, link=thin).planner.ratio_controller.cost_history.past_rounds == ()
     store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
-    assert joined(second, tmp_path, kind="onnx").membership.ratio_controller.cost_history.past_rounds == ()
+    assert joined(second, tmp_path, kind="onnx").planner.ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):
@@ -180,8 +179,8 @@ def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_
 
 
 def test_a_damaged_served_model_is_named(tmp_path):
-    AgentStore(tmp_path).served.write(b"damaged")
-    assert "served, the model that this device serves, is damaged" in refusal(enrolment(), tmp_path)
+    AgentStore(tmp_path).deployed.write(b"damaged")
+    assert "served, the model that this device deploys, is damaged" in refusal(enrolment(), tmp_path)
 
 
 def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
@@ -273,6 +272,7 @@ def test_a_session_of_another_version_is_not_called_damaged(tmp_path):
     enrolled, store = enrolment(), AgentStore(tmp_path)
     memory = store.session(enrolled.run)
     memory.write(b"FLTN\x07" + bytes(40))
-    assert "session is from another version" in refusal(enrolled, tmp_path)
+    with pytest.raises(StoreVersion):
+        joined(enrolled, tmp_path)
     memory.write(b"FLTN\x01" + bytes(40))
     assert "session is damaged" in refusal(enrolled, tmp_path)

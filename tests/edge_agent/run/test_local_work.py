@@ -19,7 +19,7 @@ def done(name, asked, able=4.0, settings=None, **training):
     task = Assignment("d", 1, 1, False, tasks["d"], ratio=1.0, local_work=asked)
     reply = device.session.reply(codec.encode(task, SPEC), Budget(1.0, able))
     told = codec.decode(reply, Reply[method.update_type], SPEC).measures.local_work
-    return told, device.session.local_work
+    return told, device.session.done.local_work
 
 
 @pytest.mark.parametrize(("asked", "did"), [(0.25, 0.2), (0.5, 0.5), (2.0, 2.0), (4.0, 4.0)])

@@ -7,7 +7,7 @@ import pytest
 from tests import hostile
 from tests.edge_agent.training.test_local_training import SoftmaxBackend, device_data
 
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import TrainingStopped
@@ -72,7 +72,7 @@ class OneDevice:
 
     @property
     def kept(self):
-        return codec.decode(self.memory.data, Kept[self.method.device_state_type], SPEC)
+        return read_state(self.memory.data, self.method)
 
 
 @pytest.mark.parametrize("optimiser", KEPT)
@@ -88,7 +88,7 @@ def test_a_restart_between_rounds_changes_nothing(optimiser):
 
 def test_each_local_training_of_a_round_has_a_state_of_its_own():
     device = OneDevice("ditto", **KEPT["adamw"]).work(1, 2)
-    shared, personal = device.kept.optimiser
+    shared, personal = device.kept.slots["optimiser"]
     assert not np.array_equal(shared.vectors[0], personal.vectors[0])
     assert (shared.vectors[2] == 2 * 2 * 5).all()  # rounds, epochs, batches: the steps of every parameter
     assert shared.vectors[0].shape == (SPEC.num_parameters,)
@@ -116,7 +116,7 @@ def test_a_run_that_keeps_nothing_stores_what_it_always_did():
     device = OneDevice("fedavg", momentum=0.9).work(1)
     assert b"optimiser" not in hostile.body_of(device.memory.data)
     gone_on = OneDevice("fedavg", device.memory, **KEPT["sgd"]).work(2)
-    assert len(gone_on.kept.optimiser) == 1
+    assert len(gone_on.kept.slots["optimiser"]) == 1
 
 
 def test_each_round_trains_at_its_own_learning_rate():
@@ -125,5 +125,5 @@ def test_each_round_trains_at_its_own_learning_rate():
     whole = OneDevice("local-only", learning_rate=0.04, memory=Box())
     first = warm.work(1).session.personal_model
     assert first.tobytes() == halved.work(1).session.personal_model.tobytes()
-    whole.session._kept = halved.session._kept
+    whole.session._state = halved.session._state
     assert warm.work(2).session.personal_model.tobytes() == whole.work(2).session.personal_model.tobytes()

@@ -7,7 +7,7 @@ import pytest
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
-from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run.starting_model import starting_model
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.settings.run_toml import parse_run
@@ -33,9 +33,9 @@ def test_a_device_keeps_the_layers_of_its_own_model_that_a_new_version_has(tmp_p
     mine = np.full(old.spec.size, 0.5, np.float32)
     record = ModelRecord("old-1", 3, False, old.spec.hash, (1, 8, 8), 10)
     store.enrolment("old-1").write(codec.encode(replace(old, run="old-1"), old.spec))
-    store.served.write(codec.encode(DeployedModel(record, mine), old.spec))
+    store.deployed.write(codec.encode(DeployedModel(record, mine), old.spec))
     enrolment = replace(new, continues="old-1" if took_part else "another")
-    found = joining._own_model(store, enrolment)
+    found = starting_model(store, enrolment)
     if not took_part:
         assert found is None
         return
@@ -44,4 +44,4 @@ def test_a_device_keeps_the_layers_of_its_own_model_that_a_new_version_has(tmp_p
     assert (found == 0.5).any()
     assert found.tobytes() != new.weights.tobytes()
     store.enrolment("old-1").path.unlink()
-    assert joining._own_model(store, enrolment) is None, "without the old model nobody knows what is which"
+    assert starting_model(store, enrolment) is None, "without the old model nobody knows what is which"

@@ -15,29 +15,29 @@ from fleetune.protocols.wire.messages import TransferKey
 
 
 @pytest.fixture
-def membership():
+def planner():
     return RoundPlanner(a_ratio_controller())
 
 
-def done(membership, key=FIRST, upload_s=2.0):
+def done(planner, key=FIRST, upload_s=2.0):
     """A round done to its end."""
-    work = membership.begin(key, 100, 0.5).trained(7.0, 30, 260_000_000).sent(upload_s, 10.0)
-    membership.learn(work, UNKNOWN)
+    work = planner.begin(key, 100, 0.5).trained(7.0, 30, 260_000_000).sent(upload_s, 10.0)
+    planner.learn(work, UNKNOWN)
     return work
 
 
-def test_a_round_keeps_the_ratio_and_the_forecast_that_it_began_with(membership):
-    ratio, expected = membership.report.ratio, membership.ratio_controller.predicted
-    work = membership.begin(FIRST, 100, None)
+def test_a_round_keeps_the_ratio_and_the_forecast_that_it_began_with(planner):
+    ratio, expected = planner.report.ratio, planner.ratio_controller.predicted
+    work = planner.begin(FIRST, 100, None)
     for number in range(2, 7):
-        done(membership, TransferKey("task", "run", number, 1), upload_s=15.0)
-    assert membership.report.ratio < ratio
+        done(planner, TransferKey("task", "run", number, 1), upload_s=15.0)
+    assert planner.report.ratio < ratio
     assert (work.key, work.budget, work.expected) == (FIRST, Budget(ratio), expected)
-    assert membership.begin(FIRST, 100, None).budget.ratio == membership.report.ratio
+    assert planner.begin(FIRST, 100, None).budget.ratio == planner.report.ratio
 
 
-def test_what_a_round_takes_comes_together_as_it_goes(membership):
-    began = membership.begin(FIRST, 100, 0.5)
+def test_what_a_round_takes_comes_together_as_it_goes(planner):
+    began = planner.begin(FIRST, 100, 0.5)
     assert began.taken == RoundCost(bytes_down=100, download_s=0.5)
     trained = began.trained(7.0, 30)
     assert trained.taken == RoundCost(bytes_down=100, download_s=0.5, train_s=7.0, bytes_up=30)
@@ -47,32 +47,32 @@ def test_what_a_round_takes_comes_together_as_it_goes(membership):
     assert began.taken == RoundCost(bytes_down=100, download_s=0.5)
 
 
-def test_what_was_done_is_learned_and_a_final_evaluation_teaches_nothing(membership):
-    work = done(membership)
-    (lesson,) = membership.ratio_controller.cost_history.past_rounds
+def test_what_was_done_is_learned_and_a_final_evaluation_teaches_nothing(planner):
+    work = done(planner)
+    (lesson,) = planner.ratio_controller.cost_history.past_rounds
     slight = {"bytes_down": None, "download_s": None}  # a first task of hardly any bytes
     assert lesson.actual == structs.replace(work.taken, **slight)
-    known = membership.ratio_controller
-    done(membership, FINAL_EVALUATION)
-    assert membership.ratio_controller == known
+    known = planner.ratio_controller
+    done(planner, FINAL_EVALUATION)
+    assert planner.ratio_controller == known
 
 
-def test_the_coordinator_hears_the_first_report_and_then_what_changed(membership):
-    assert membership.is_news
-    assert membership.tell() == membership.told == membership.report
-    assert not membership.is_news
+def test_the_coordinator_hears_the_first_report_and_then_what_changed(planner):
+    assert planner.is_news
+    assert planner.tell() == planner.told == planner.report
+    assert not planner.is_news
     for _ in range(5):
-        done(membership, upload_s=15.0)
-    assert membership.is_news
+        done(planner, upload_s=15.0)
+    assert planner.is_news
 
 
-def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(membership):
+def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(planner):
     for _ in range(5):
-        done(membership, upload_s=1000.0)
-    assert membership.refusal == membership.report.reason
+        done(planner, upload_s=1000.0)
+    assert planner.refusal == planner.report.reason
     for _ in range(50):
-        membership.try_again(UNKNOWN)
-    assert membership.refusal is None
+        planner.try_again(UNKNOWN)
+    assert planner.refusal is None
 
 
 def test_a_compact_run_hears_of_a_forecast_only_when_it_is_quite_another():

@@ -43,11 +43,11 @@ def test_what_a_thin_update_leaves_out_goes_along_with_the_next_one(up):
     thin = told(device, 1, SPARSE)
     left_out = trained - thin
     assert away(thin, trained) > 1e-3
-    assert np.array_equal(device.kept.residual[: left_out.size], left_out)
+    assert np.array_equal(device.kept.slots["residual"][: left_out.size], left_out)
     restarted, alone = a_device(up, device.memory), a_device(up)
     told(alone, 1)
     assert away(told(restarted, 2), told(alone, 2) + left_out) < 1e-6
-    assert not np.any(restarted.kept.residual), "nothing is left"
+    assert not np.any(restarted.kept.slots["residual"]), "nothing is left"
 
 
 def test_another_lossy_encoding_goes_on_with_it():
@@ -56,7 +56,7 @@ def test_another_lossy_encoding_goes_on_with_it():
     alone = a_device()
     told(alone, 1)
     wanted = told(alone, 2) + left_out
-    assert away(told(device, 2, INT4) + device.kept.residual[: wanted.size], wanted) < 1e-6
+    assert away(told(device, 2, INT4) + device.kept.slots["residual"][: wanted.size], wanted) < 1e-6
 
 
 def test_a_device_sends_no_more_than_it_affords():
@@ -77,7 +77,7 @@ def test_an_encoding_that_the_run_does_not_have_is_refused_and_nothing_changes()
 def test_a_run_with_its_own_encoding_alone_keeps_no_more_than_ever():
     device = a_device("raw")
     told(device, 1)
-    assert device.kept.residual is UNSET
+    assert "residual" not in device.kept.slots
 
 
 def test_a_device_says_what_the_encoding_that_it_was_asked_for_left_out():
@@ -86,17 +86,17 @@ def test_a_device_says_what_the_encoding_that_it_was_asked_for_left_out():
     thin = told(device, 1, SPARSE)
     there = slice(trained.size)
     share = np.linalg.norm(trained - thin) / np.linalg.norm(trained - base[there])
-    assert device.session.left_out == pytest.approx(share, rel=1e-4)
+    assert device.session.done.left_out == pytest.approx(share, rel=1e-4)
     assert 0 < share < 1
     told(device, 2, LOSSLESS)
-    assert device.session.left_out == 0, "what waited went along"
+    assert device.session.done.left_out == 0, "what waited went along"
 
 
 def test_it_says_nothing_where_it_was_asked_for_none_or_sent_less_than_asked():
     device = a_device("int4")
     told(device, 1)
-    assert device.session.left_out is None
+    assert device.session.done.left_out is None
     told(device, 2, INT4, within=SPARSE)
-    assert device.session.left_out is None
+    assert device.session.done.left_out is None
     told(device, 3, SPARSE)
-    assert device.session.left_out > 0
+    assert device.session.done.left_out > 0

@@ -13,7 +13,7 @@ from fleetune.edge_agent.budget.cost_forecast import Capability
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, PastRound
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import SessionState, read_state
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.edge_agent.state.state_versions import FIRST, Layout
 from fleetune.firmware_profiles import load
@@ -84,9 +84,11 @@ def test_where_nothing_fits_the_ratio_stays_one_that_a_report_may_hold():
 @pytest.mark.parametrize("value", [0.0, -0.0, np.nan, np.inf, -np.inf, 3e38, 1e-45])
 def test_a_session_is_kept_whatever_its_weights_have_come_to(name, settings, value):
     method = create(name, SPEC, settings)
-    kept = Kept("r", method.init_device(np.full(SPEC.size, value, np.float32)), 2**31, 2**31, b"reply")
+    kept = SessionState(
+        "r", method.init_device(np.full(SPEC.size, value, np.float32)), 2**31, 2**31, b"reply"
+    )
     data = codec.encode(kept, SPEC)
-    again = codec.decode(data, Kept[method.device_state_type], SPEC, finite=False)
+    again = read_state(data, method)
     assert codec.encode(again, SPEC) == data
     assert method.personal_model(again.state).tobytes() == method.personal_model(kept.state).tobytes()
 

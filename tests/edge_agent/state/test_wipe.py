@@ -25,7 +25,7 @@ def a_device(folder, runs=("r1", "r2")):
     for run in runs:
         store.enrolment(run).write(b"enrolment")
         store.session(run).write(b"session")
-        store.served.write(b"served")
+        store.deployed.write(b"served")
         store.ratio_controller(run).write(b"experience")
         store.keep_task(run, DIGEST, b"task")
         store.keep_bundle(run, b"bundle")

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_bundle
-from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run import run_backend
 from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
@@ -168,7 +168,7 @@ def test_a_simulation_names_the_device_once_before_round_1(tmp_path, caplog, tra
 def test_an_agent_names_its_device_when_it_joins(bundle, caplog):
     with caplog.at_level("WARNING", logger="fleetune"):
         for num_samples, batch_size in ((1, 16), (20, 16), (20, 1)):
-            joining._say_if_norms_rest("pi-3", OnnxBackend(bundle), num_samples, batch_size)
+            run_backend.warn_of_single_samples("pi-3", OnnxBackend(bundle), num_samples, batch_size)
     rest = "BatchNorm uses its running statistics there (narrow, plain)"
     assert caplog.messages == [
         f"pi-3 has 1 training sample: {rest}",

@@ -14,7 +14,7 @@ from tests.helpers.places import ROOT
 from fleetune.edge_agent.probes.link_speed import ProbeConnection
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.run.intake import Intake
-from fleetune.edge_agent.run.joining import _read
+from fleetune.edge_agent.run.joining import _enrolment
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols import errors
 from fleetune.protocols.conditions import Conditions
@@ -95,9 +95,9 @@ def test_whatever_is_well_formed_passes(value):
 
 def test_a_board_declines_a_model_that_its_memory_cannot_hold():
     data = codec.encode(hostile.enrolment(), hostile.SPEC)
-    assert _read(data, "run-1", Conditions()).run == "run-1"
-    with pytest.raises(ModelError, match="the run's model takes 0 MB to unpack beside the"):
-        _read(data, "run-1", Conditions(memory_bytes=process_memory().resident))
+    assert _enrolment(data, "run-1", Conditions()).run == "run-1"
+    with pytest.raises(ModelError, match="the run's model takes 0 MB to unpack; this process holds"):
+        _enrolment(data, "run-1", Conditions(memory_bytes=process_memory().resident))
 
 
 def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypatch):

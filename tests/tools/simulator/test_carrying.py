@@ -95,7 +95,7 @@ def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp
     for device in NAMES:
         kept = recall(run.enrolment, method, starting_models.state(there, device))
         assert begun[device].tobytes() == method.personal_model(kept.state).tobytes()
-        assert kept.best.round == 2
+        assert kept.slots["best_checkpoint"].round == 2
         assert served(tmp_path, device, "next").record.run.startswith("next-")
 
 

@@ -13,9 +13,8 @@ from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.update import codec
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.runner import simulate
 
@@ -40,9 +39,9 @@ def play(folder, method="fedavg", final_evaluation=True, training=(), **adoption
 
 def sessions(run):
     spec = run.enrolment.spec
-    kind = Kept[from_section(run.enrolment.method, spec).device_state_type]
+    method = from_section(run.enrolment.method, spec)
     found = {name: starting_models.state(run.folder / "devices", name).read() for name in NAMES}
-    return {name: codec.decode(data, kind, spec) for name, data in found.items() if data is not None}
+    return {name: read_state(data, method) for name, data in found.items() if data is not None}
 
 
 def served(run):
@@ -63,10 +62,10 @@ def test_what_is_trained_alone_on_all_samples_is_what_local_only_leads_to(gated,
     kept, theirs = sessions(run), sessions(local)
     assert len(kept) >= 4
     for name, session in kept.items():
-        assert session.alone.on_all.tobytes() == theirs[name].state.weights.tobytes()
-        assert session.alone.weights.tobytes() != session.alone.on_all.tobytes()
+        assert session.slots["local_only"].on_all.tobytes() == theirs[name].state.weights.tobytes()
+        assert session.slots["local_only"].weights.tobytes() != session.slots["local_only"].on_all.tobytes()
     served_there = served(local)
-    alone = {name: one for name, one in served(run).items() if one.record.alone}
+    alone = {name: one for name, one in served(run).items() if one.record.local_only}
     assert 0 < len(alone) < 6
     for name, one in alone.items():
         assert one.weights.tobytes() == served_there[name].weights.tobytes()
@@ -80,16 +79,16 @@ def test_alone_keeps_its_own_optimiser_where_the_run_keeps_that_on_devices(tmp_p
     )
     assert len(found) >= 4
     for name, session in found.items():
-        assert session.alone.on_all.tobytes() == theirs[name].state.weights.tobytes()
-        judged, on_all = session.alone.optimiser
-        assert all(map(np.array_equal, on_all.vectors, theirs[name].optimiser[0].vectors))
+        assert session.slots["local_only"].on_all.tobytes() == theirs[name].state.weights.tobytes()
+        judged, on_all = session.slots["local_only"].optimiser
+        assert all(map(np.array_equal, on_all.vectors, theirs[name].slots["optimiser"][0].vectors))
         assert not all(map(np.array_equal, judged.vectors, on_all.vectors))
 
 
 def test_the_summary_tells_what_devices_serve(gated):
     run, summary = gated
     models = served(run)
-    adopted = {name for name, one in models.items() if not one.record.alone}
+    adopted = {name for name, one in models.items() if not one.record.local_only}
     assert {name for name, row in summary.by_device.items() if row.adoption.adopted} == adopted
     assert (summary.adoption.devices, summary.adoption.adopted) == (6, len(adopted))
     for name, row in summary.by_device.items():
@@ -107,7 +106,7 @@ def test_a_run_without_is_as_before_and_nothing_of_it_travels(tmp_path):
     assert b"adoption" not in run.payload
     assert summary.adoption is UNSET
     assert not list((run.folder / "devices").glob("*.versions"))
-    assert all(session.alone is UNSET for session in sessions(run).values())
+    assert all("local_only" not in session.slots for session in sessions(run).values())
 
 
 def test_an_open_run_hears_who_adopted_as_it_goes_on(tmp_path):
@@ -120,7 +119,7 @@ def test_an_open_run_hears_who_adopted_as_it_goes_on(tmp_path):
     assert all(one.kept is UNSET for one in told.values())
     models = served(run)
     assert {device: one.adopted for device, one in told.items()} == {
-        device: not models[device].record.alone for device in told
+        device: not models[device].record.local_only for device in told
     }
     assert {device for device, row in summary.by_device.items() if row.adoption} == told.keys()
     assert summary.adoption.devices == len(told) >= 4

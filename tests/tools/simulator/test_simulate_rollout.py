@@ -16,7 +16,7 @@ from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
-from fleetune.edge_agent.extensions.session_state import Kept
+from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.update import codec
@@ -99,7 +99,7 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
 
     monkeypatch.setattr(FedAvg, "aggregate", poisoned)
     monkeypatch.setattr(
-        "fleetune.edge_agent.extensions.adoption.comparison._objection_to_change", lambda *_, **__: ""
+        "fleetune.edge_agent.extensions.adoption.comparison._why_not_changed", lambda *_, **__: ""
     )
     run, summary = play(tmp_path / "sim")
     rollout = rollout_of(run)
@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_from_another_keeps_what_devices_served_there_until_a
 
     monkeypatch.setattr(FedAvg, "aggregate", poisoned)
     monkeypatch.setattr(
-        "fleetune.edge_agent.extensions.adoption.comparison._objection_to_change", lambda *_, **__: ""
+        "fleetune.edge_agent.extensions.adoption.comparison._why_not_changed", lambda *_, **__: ""
     )
     run, summary = play(tmp_path / "second", rounds=4, model={"weights": "run:first"})
     assert (summary.rollout.approved, summary.rollout.stopped) == (0, 1)
@@ -174,4 +174,4 @@ def test_nothing_of_it_travels_where_it_is_off(tmp_path):
     assert b"release" not in msgspec.json.encode(run.settings.adoption)
     assert rollout_of(run) is None
     data = starting_models.state(run.folder / "devices", NAMES[0]).read()
-    assert codec.decode(data, Kept[FedAvg.device_state_type], run.enrolment.spec).releases is UNSET
+    assert "releases" not in read_state(data, run.method).slots

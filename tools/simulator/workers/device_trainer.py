@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetune.edge_agent.extensions.adoption.serving import serving_of
+from fleetune.edge_agent.extensions.extension import RunStart
+from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.training.backend import Backend, Upper
@@ -61,8 +62,8 @@ class DeviceTrainer:
         session = self._session(job.name, self._with_features(job.name, data))
         self.cache.tasks.told = job.told
         reply = _reply(session, job)
-        sent = session.sent if job.near else None
-        return TrainingResult(reply, base=session.base, left_out=session.left_out, sent=sent)
+        sent = session.done.sent if job.near else None
+        return TrainingResult(reply, base=session.base, left_out=session.done.left_out, sent=sent)
 
     def _train_on_stream(self, job: TrainingJob, streams: StreamDevices) -> TrainingResult:
         """Train on the samples that the round pins."""
@@ -76,7 +77,7 @@ class DeviceTrainer:
             reply = _reply(session, job)
             if reply is not None:
                 growing.trained(job.key)
-            figures, left_out = growing.figures(), session.left_out
+            figures, left_out = growing.figures(), session.done.left_out
             return TrainingResult(reply, figures, session.num_samples, base=session.base, left_out=left_out)
 
     def _session(self, name: str, data: DeviceData) -> Session:
@@ -84,17 +85,17 @@ class DeviceTrainer:
         trainer = LocalTrainer(backend, data, self.enrolment.training)
         files = starting_models.served_files(self.folder, name)
         keeps_newest = self.streams is None  # with streams the deployed model is tested between rounds
-        adoption = serving_of(files, self.enrolment, trainer, session_keeps_newest=keeps_newest)
+        start = RunStart.of(self.enrolment, trainer, files, session_keeps_newest=keeps_newest)
         return Session(
             self.enrolment,
             name,
             self.method,
             trainer,
             starting_models.state(self.folder, name),
-            adoption=adoption,
+            extensions=extensions_of(start),
             own=partial(starting_models.own_model, self.folder, name),
             keep_replies=False,
-            beside=self.cache,
+            shared=self.cache,
         )
 
     def _with_features(self, name: str, data: DeviceData) -> DeviceData:

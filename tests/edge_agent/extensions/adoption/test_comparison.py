@@ -5,20 +5,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from fleetune.edge_agent.extensions.adoption.comparison import Judged, Rule, choose
+from fleetune.edge_agent.extensions.adoption.adoption_rule import Evaluated
+from fleetune.edge_agent.extensions.adoption.comparison import PairedComparison, choose
 from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord
 from fleetune.edge_agent.extensions.adoption.paired_test import LEAST_SAMPLES
 
-RULE = Rule(0.9)
+RULE = PairedComparison(0.9)
 NOISE = np.random.default_rng(0).normal(scale=0.1, size=(4, 40))
 NOISE -= NOISE.mean(axis=1, keepdims=True)
-STANDING = ModelRecord("a", 5, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
+STANDING = ModelRecord(
+    "a", 5, final_evaluation=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2
+)
 
 
 def model(loss, number=5, *, row=0, num_samples=40, score=None, known=True, **record):
     losses = (loss + NOISE[row, :num_samples]) if known else None
     told = replace(STANDING, round=number, validation_loss=loss, **record)
-    return Judged(told, losses, score)
+    return Evaluated(told, losses, score)
 
 
 def fleet(loss, number=5, row=0, **more):
@@ -26,12 +29,12 @@ def fleet(loss, number=5, row=0, **more):
 
 
 def own(loss, number=5, row=1, **more):
-    return model(loss, number, row=row, alone=True, **more)
+    return model(loss, number, row=row, local_only=True, **more)
 
 
-def used(in_use, alone, *candidates, rule=RULE, closing=False):
+def used(in_use, alone, *candidates, rule=RULE, final=False):
     """What is used, by its figures, and why."""
-    found = choose(in_use, alone, candidates, rule, closing=closing)
+    found = choose(in_use, alone, candidates, rule, final=final)
     return found and Said(found.used.record, found.why)
 
 
@@ -53,27 +56,27 @@ def test_alone_is_used_until_the_fleets_model_is_shown_to_be_better():
     assert used(None, alone, fleet(1.2)) == alone
     slightly = used(None, alone, fleet(0.99))
     assert slightly == alone
-    assert slightly.why.startswith("trained alone; the fleet's model is not shown to be better (loss")
+    assert slightly.why.startswith("local-only; the fleet's model is not shown to be better (loss")
 
 
 def test_confidence_of_a_half_asks_for_the_lower_loss_only():
     slightly, alone = fleet(0.99), own(1.0)
     assert used(None, alone, slightly) == alone
-    assert used(None, alone, slightly, rule=Rule(0.5)) == slightly
+    assert used(None, alone, slightly, rule=PairedComparison(0.5)) == slightly
 
 
 def test_a_lower_loss_with_more_mistakes_is_no_gain():
     found = used(None, own(1.0, score=0.9), fleet(0.5, score=0.8))
-    assert found.used.alone
-    assert found.why == "trained alone; the fleet's model scores 0.8, alone 0.9"
+    assert found.used.local_only
+    assert found.why == "local-only; the fleet's model scores 0.8, local-only 0.9"
     assert used(None, own(1.0, score=0.9), fleet(0.5, score=0.9)) == fleet(0.5, score=0.9)
 
 
 def test_few_held_out_samples_lean_to_alone():
     few = {"num_samples": LEAST_SAMPLES - 3}
     found = used(None, own(2.0, **few), fleet(0.1, **few))
-    assert found.used.alone
-    assert found.why.endswith("5 held-out samples show nothing (8 at least): alone is used")
+    assert found.used.local_only
+    assert found.why.endswith("5 held-out samples show nothing (8 at least): local-only is used")
 
 
 def test_a_later_model_of_the_fleet_has_to_be_no_worse_than_the_one_in_use():
@@ -92,14 +95,14 @@ def test_alone_learns_on_and_takes_over_again():
     assert used(in_use, own(0.61), fleet(0.9)) == in_use  # no proof is asked for while the run goes on
     found = used(in_use, own(0.5), fleet(0.9))
     assert found == own(0.5)
-    assert found.why.startswith("back to alone: the one in use is not better (loss +")
+    assert found.why.startswith("back to local-only: the one in use is not better (loss +")
 
 
 def test_the_final_evaluation_asks_for_the_whole_proof_once_more():
     in_use, alone = fleet(0.99, 3), own(1.0)
     assert used(in_use, alone, fleet(1.5)) == in_use
-    assert used(in_use, alone, fleet(1.5), closing=True) == alone
-    assert used(fleet(0.8, 3), alone, fleet(1.5), closing=True) == fleet(0.8, 3)
+    assert used(in_use, alone, fleet(1.5), final=True) == alone
+    assert used(fleet(0.8, 3), alone, fleet(1.5), final=True) == fleet(0.8, 3)
 
 
 def test_alone_follows_its_training_unless_it_got_worse():
@@ -107,7 +110,7 @@ def test_alone_follows_its_training_unless_it_got_worse():
     assert used(before, own(1.01, 5, row=2)) == own(1.01, 5, row=2)
     found = used(before, own(1.3, 5, row=2))
     assert found == before
-    assert found.why.startswith("alone got worse (loss +0.3")
+    assert found.why.startswith("local-only got worse (loss +0.3")
 
 
 def test_of_an_earlier_run_alone_stays_until_the_new_one_is_as_good():
@@ -118,12 +121,12 @@ def test_of_an_earlier_run_alone_stays_until_the_new_one_is_as_good():
 
 
 @pytest.mark.parametrize(
-    ("loss", "closing", "stays"), [(0.1, False, True), (0.1, True, False), (3.0, False, False)]
+    ("loss", "final", "stays"), [(0.1, False, True), (0.1, True, False), (3.0, False, False)]
 )
-def test_what_cannot_be_judged_stays_while_its_known_loss_is_lower_and_the_run_goes_on(loss, closing, stays):
+def test_what_cannot_be_judged_stays_while_its_known_loss_is_lower_and_the_run_goes_on(loss, final, stays):
     before = model(loss, run="before", known=False)
-    assert (used(before, own(1.0), fleet(0.5), closing=closing) == before) == stays
-    assert (used(before, None, fleet(0.5), closing=closing) == before) == stays
+    assert (used(before, own(1.0), fleet(0.5), final=final) == before) == stays
+    assert (used(before, None, fleet(0.5), final=final) == before) == stays
 
 
 def test_without_a_model_trained_alone_what_is_in_use_has_to_be_beaten():
@@ -136,25 +139,25 @@ def test_without_a_model_trained_alone_what_is_in_use_has_to_be_beaten():
 def test_without_held_out_samples_the_newest_trained_one_or_alone_is_used():
     none = {"num_samples": 0}
     assert used(fleet(0.5, 3, **none), None, fleet(0.6, **none)).used.round == 5
-    assert used(fleet(0.5, 3, **none), own(1.0, **none), fleet(0.4, **none)).used.alone
+    assert used(fleet(0.5, 3, **none), own(1.0, **none), fleet(0.4, **none)).used.local_only
 
 
 def test_asked_again_after_a_crash_it_says_the_same():
     """What was served in between is what had been chosen."""
     rng = np.random.default_rng(3)
-    for closing in (False, True):
+    for final in (False, True):
         for _ in range(300):
             base = rng.normal(1.0, 0.3, 25)
 
             def one(number, base=base, **record):
                 told = replace(STANDING, round=number, **record)
-                return Judged(told, base + rng.normal(rng.normal(0, 0.1), 0.2, 25), rng.integers(3) / 2)
+                return Evaluated(told, base + rng.normal(rng.normal(0, 0.1), 0.2, 25), rng.integers(3) / 2)
 
-            alone = one(5, alone=True)
-            in_use = [None, one(3), one(3, alone=True), one(4, run="before")][rng.integers(4)]
-            candidates = [one(5, trained=False), one(5)] if closing else [one(5)]
-            first = choose(in_use, alone, candidates, RULE, closing=closing)
-            again = choose(first.used, alone, candidates, RULE, closing=closing)
+            alone = one(5, local_only=True)
+            in_use = [None, one(3), one(3, local_only=True), one(4, run="before")][rng.integers(4)]
+            candidates = [one(5, trained=False), one(5)] if final else [one(5)]
+            first = choose(in_use, alone, candidates, RULE, final=final)
+            again = choose(first.used, alone, candidates, RULE, final=final)
             assert again.used.record.origin == first.used.record.origin
 
 
@@ -168,12 +171,12 @@ def test_a_whole_run_seldom_ends_with_a_model_that_is_worse_than_alone(worse_by,
         base, in_use = rng.normal(1.0, 0.3, 20), None
         for number in range(1, 22):
             alone, theirs = (
-                Judged(
-                    replace(STANDING, round=number, alone=is_alone),
+                Evaluated(
+                    replace(STANDING, round=number, local_only=is_alone),
                     base + rng.normal(0.0 if is_alone else worse_by, 0.2, 20),
                 )
                 for is_alone in (True, False)
             )
-            in_use = choose(in_use, alone, [theirs], RULE, closing=number == 21).used
-        harmed += not in_use.record.alone
+            in_use = choose(in_use, alone, [theirs], RULE, final=number == 21).used
+        harmed += not in_use.record.local_only
     assert harmed / 150 <= most

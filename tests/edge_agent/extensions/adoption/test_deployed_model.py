@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from tests.conftest import tiny_spec
 
-from fleetune.edge_agent.extensions.adoption.deployed_model import (
-    Adoption,
-    ModelRecord,
-    is_better,
-    read_deployed,
-)
+from fleetune.edge_agent.extensions.adoption.adoption import Adoption
+from fleetune.edge_agent.extensions.adoption.best_checkpoint import is_better
+from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, read_deployed
+from fleetune.edge_agent.extensions.extension import RunStart
+from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import Round
@@ -28,7 +28,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 
 SPEC = tiny_spec()
-ONE = ModelRecord("a", 1, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
+ONE = ModelRecord("a", 1, final_evaluation=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
 JUDGED = replace(ONE, validation_loss=0.5, training_loss=0.5)
 
 
@@ -45,7 +45,7 @@ def other(**changes):
         (replace(JUDGED, validation_loss=0.6), JUDGED, False),
         (replace(JUDGED, validation_loss=0.4, trained=False), JUDGED, True),
         (JUDGED, JUDGED, True),  # of equals the newer
-        (other(validation_loss=0.6, closing=True), JUDGED, False),
+        (other(validation_loss=0.6, final_evaluation=True), JUDGED, False),
         (other(validation_loss=0.4), JUDGED, True),
         (other(validation_loss=0.6, training_loss=0.4, held_out=0.3), JUDGED, True),  # it was trained on them
         (other(validation_loss=0.4, training_loss=0.6, held_out=0.3), JUDGED, False),
@@ -55,9 +55,13 @@ def other(**changes):
         (replace(ONE, trained=False), ONE, False),
         (replace(ONE, run="b", training_loss=0.6), replace(ONE, training_loss=0.5), False),
         (replace(ONE, run="b", training_loss=0.4), replace(ONE, training_loss=0.5), True),
-        (replace(ONE, run="b", training_loss=0.6, closing=True), replace(ONE, training_loss=0.5), False),
         (
-            replace(ONE, run="b", training_loss=0.6, closing=True, model="n"),
+            replace(ONE, run="b", training_loss=0.6, final_evaluation=True),
+            replace(ONE, training_loss=0.5),
+            False,
+        ),
+        (
+            replace(ONE, run="b", training_loss=0.6, final_evaluation=True, model="n"),
             replace(ONE, training_loss=0.5),
             True,
         ),
@@ -143,18 +147,14 @@ class ClientState:
             1.0,
             np.full(SPEC.size, start, np.float32),
         )
-        self.adoption = Adoption(
-            self.served,
-            self.enrolment,
-            self.trainer,
-            num_validation=self.num_validation,
-            samples=self.samples,
-            session_keeps_newest=self.session_keeps_newest,
+        files = DeployedFiles(self.served, None, None, None)
+        start = RunStart(
+            self.enrolment, self.trainer, files, self.num_validation, self.samples, self.session_keeps_newest
         )
         self.method = create("fedavg", SPEC, {})
         memory = self.sessions.setdefault(run, Box())
         self.session = Session(
-            self.enrolment, "d", self.method, self.trainer, memory, adoption=self.adoption, own=own
+            self.enrolment, "d", self.method, self.trainer, memory, extensions=extensions_of(start), own=own
         )
         return self
 
@@ -170,7 +170,7 @@ class ClientState:
     @property
     def kept(self):
         """Accuracy of the best of this run."""
-        return self.adoption.best.accuracy
+        return self.session._state.slots[Adoption.name].accuracy
 
     @property
     def now(self):

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.extensions.adoption.decisions import read_decisions
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, read_deployed
-from fleetune.edge_agent.extensions.adoption.gated_adoption import GatedAdoption
+from fleetune.edge_agent.extensions.extension import RunStart
+from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.deployed_files import MOST_VERSIONS, DeployedFiles
@@ -32,7 +33,9 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_k
 
 SPEC = tiny_spec()
 NUM_HELD_OUT = 20
-OLD = ModelRecord("old", 7, closing=True, model=SPEC.hash, input_shape=SPEC.input_shape, num_classes=3)
+OLD = ModelRecord(
+    "old", 7, final_evaluation=True, model=SPEC.hash, input_shape=SPEC.input_shape, num_classes=3
+)
 SPREAD = np.linspace(0.0, 0.02, NUM_HELD_OUT)
 
 
@@ -83,7 +86,7 @@ class Device:
 
     def __init__(self, folder, **section):
         self.store, self.trainer, self.samples = AgentStore(folder), Scripted(), "today"
-        self.files = DeployedFiles.beside(self.store.served)
+        self.files = DeployedFiles.next_to(self.store.deployed)
         self.section = AdoptionSection(enabled=True, **{"alone_on_all": False, **section})
 
     def join(self, run="a"):
@@ -103,17 +106,12 @@ class Device:
             zeros,
             adoption=self.section,
         )
-        adoption = GatedAdoption(
-            self.files,
-            enrolment,
-            self.section,
-            self.trainer,
-            num_validation=NUM_HELD_OUT,
-            samples=self.samples,
-        )
+        start = RunStart(enrolment, self.trainer, self.files, NUM_HELD_OUT, self.samples)
         self.method = create("fedavg", SPEC, {})
         memory = self.store.session(run)
-        self.session = Session(enrolment, "d", self.method, self.trainer, memory, adoption=adoption)
+        self.session = Session(
+            enrolment, "d", self.method, self.trainer, memory, extensions=extensions_of(start)
+        )
         return self
 
     def work(self, number, fleet, *alone, final_evaluation=False):
@@ -128,8 +126,8 @@ class Device:
     @property
     def served(self):
         """The number that its weights are, whether it was trained alone, and its version."""
-        found = read_deployed(self.store.served.read(), SPEC)
-        return found and (round(float(found.weights[0]), 6), found.record.alone, found.record.version)
+        found = read_deployed(self.store.deployed.read(), SPEC)
+        return found and (round(float(found.weights[0]), 6), found.record.local_only, found.record.version)
 
     def call(self, *arguments):
         fleet, device = self.store.folder.parts[-2:]
@@ -163,9 +161,9 @@ def test_a_device_stays_with_what_it_trained_alone_until_the_fleet_does_better(d
         assert measures.adopted == (not device.served[1])  # as it goes on, too
     assert device.files.numbers == [1, 2, 3, 4]
     whys = [one.why for one in read_decisions(device.files)]
-    assert whys[2] == "better than alone"
+    assert whys[2] == "better than local-only"
     assert whys[3].startswith("worse than the one in use (loss +0.0202")
-    assert whys[5].startswith("back to alone: the one in use is not better (loss +0.05")
+    assert whys[5].startswith("back to local-only: the one in use is not better (loss +0.05")
 
 
 def test_the_final_evaluation_tells_what_was_adopted_and_what_it_gained(device):
@@ -235,12 +233,12 @@ def test_when_the_held_out_samples_change_the_best_earlier_version_is_served_aga
     device.trainer.best, device.samples = 0.55, "tomorrow"
     device.join()
     assert device.served == (0.5, False, 1)
-    record = read_deployed(device.store.served.read()).record
+    record = read_deployed(device.store.deployed.read()).record
     assert record.samples == "tomorrow"
     assert record.why.startswith("gone back to: version 3 is worse on the samples of today by 0.3")
-    written = device.store.served.path.stat().st_mtime_ns
+    written = device.store.deployed.path.stat().st_mtime_ns
     device.join()
-    assert device.store.served.path.stat().st_mtime_ns == written
+    assert device.store.deployed.path.stat().st_mtime_ns == written
     device.work(4, 0.55, 0.0)
     assert device.served == (0.55, False, 4)
 
@@ -249,7 +247,7 @@ def test_a_pinned_version_is_served_whatever_comes(device):
     for number, fleet in enumerate((0.5, 0.7), 1):
         device.work(number, fleet, 0.0)
     code, said = device.call("pin", 1)
-    assert (code, said.split("; ")[0]) == (0, "served until edge-agent unpin: version 1, run a, round 1")
+    assert (code, said.split("; ")[0]) == (0, "deployed until edge-agent unpin: version 1, run a, round 1")
     assert device.served == (0.5, False, 1)
     device.work(3, 0.9, 0.0)
     assert device.served == (0.5, False, 1)
@@ -265,7 +263,7 @@ def test_a_pinned_version_is_served_whatever_comes(device):
 def test_rollback_serves_an_earlier_version_until_a_later_one_is_no_worse(device):
     for number, fleet in enumerate((0.5, 0.7, 0.9), 1):
         device.work(number, fleet, 0.0)
-    assert device.call("rollback")[1].startswith("served from now on: version 2, run a, round 2;")
+    assert device.call("rollback")[1].startswith("deployed from now on: version 2, run a, round 2;")
     assert device.served == (0.7, False, 2)
     device.work(4, 0.6, 0.0)
     assert device.served == (0.7, False, 2)
@@ -292,10 +290,10 @@ def test_models_lists_versions_and_why_each_was_taken_or_left(device):
     assert code == 0
     told = json.loads(said)
     first, second = told["versions"]
-    assert (first["version"], first["trained_alone"], first["served"]) == (1, True, False)
-    assert (second["version"], second["served"], second["pinned"]) == (2, True, True)
-    assert second["below_alone"] == pytest.approx(0.15 * 1.01, abs=1e-6)
-    assert [one["why"] for one in told["decisions"]][1] == "better than alone"
+    assert (first["version"], first["local_only"], first["deployed"]) == (1, True, False)
+    assert (second["version"], second["deployed"], second["pinned"]) == (2, True, True)
+    assert second["below_local_only"] == pytest.approx(0.15 * 1.01, abs=1e-6)
+    assert [one["why"] for one in told["decisions"]][1] == "better than local-only"
     code, said = device.call("models")
     assert code == 0
     assert "pinned" in said
@@ -331,8 +329,8 @@ def play(folder, cut_at):
         except PowerCut:
             was_cut = True
             power.cut()
-            if device.store.served.path.exists():
-                assert read_deployed(device.store.served.read(), SPEC) is not None
+            if device.store.deployed.path.exists():
+                assert read_deployed(device.store.deployed.read(), SPEC) is not None
             continue
         seen.append(device.reply)
         number += 1
@@ -344,7 +342,7 @@ def play(folder, cut_at):
 def test_what_an_older_release_served_becomes_the_first_version(device):
     old = replace(OLD, held_out=0.2)
     weights = np.full(SPEC.size, 0.8, np.float32)
-    device.store.served.write(codec.encode(DeployedModel(replace(old, validation_loss=0.2), weights), SPEC))
+    device.store.deployed.write(codec.encode(DeployedModel(replace(old, validation_loss=0.2), weights), SPEC))
     device.join()
     assert device.served == (0.8, False, 1)
     device.work(1, 0.5, 0.3)
@@ -357,7 +355,7 @@ def test_what_an_older_release_served_becomes_the_first_version(device):
 
 def test_what_was_trained_on_samples_that_are_held_out_today_stays_to_the_final_evaluation_at_most(device):
     weights = np.full(SPEC.size, 0.9, np.float32)
-    device.store.served.write(codec.encode(DeployedModel(OLD, weights), SPEC))
+    device.store.deployed.write(codec.encode(DeployedModel(OLD, weights), SPEC))
     device.join().work(1, 0.8, 0.3)
     assert device.served == (0.9, False, 1)
     device.work(2, 0.8, 0.4, final_evaluation=True)

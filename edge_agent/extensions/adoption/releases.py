@@ -1,9 +1,9 @@
-"""The versions of the shared model that a device holds in runs with adoption.canary.
+"""The versions of the shared model that a device holds in runs with `adoption.canary`.
 
-The coordinator says which version is out for all and, to a canary, which is on trial
-(`coordinator.rounds.rollout`). A device serves the newest that it is given, if the gate lets it
-(`extensions.adoption.comparison`), with its own running statistics, which no round averages. Before the first
-version is out it goes on with what it served when the run began.
+The coordinator says which version is approved for all devices and, to a canary, which is on trial
+(`coordinator.rounds`). A device deploys the newest that it is given, if the rule of adoption lets it. The
+version gets the device's own running statistics, which no round averages. Until the first version is approved
+the device goes on with the model that it deployed when the run started.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class HeldVersion:
     """A version of the shared model on a device.
 
     Attributes:
-        number: see `Version`.
-        weights: shape (spec.size,), the running statistics the device's own.
+        number: of the version, see `Version`.
+        weights: shape (spec.size,), with the device's own running statistics.
     """
 
     number: int
@@ -34,9 +34,9 @@ class Releases:
     """The versions that a device holds.
 
     Attributes:
-        out: the number of the version that is out for all; 0: none is.
-        approved: that version; None: there is none yet.
-        trial: the one on trial; None: this device is no canary of one.
+        out: the number of the approved version; 0: there is none.
+        approved: that version; None: the device does not have it.
+        trial: the version on trial; None: this device is not a canary.
     """
 
     out: int = 0
@@ -45,19 +45,19 @@ class Releases:
 
     @property
     def newest(self) -> HeldVersion | None:
-        """The one that the device may serve; None: none yet."""
+        """The version that the device may deploy; None: none yet."""
         return self.trial or self.approved
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of those that it holds."""
+        """Numbers of the versions that the device holds."""
         return tuple(one.number for one in (self.approved, self.trial) if one is not None)
 
     def taken_in(self, release: Release, personal: FlatArray, spec: ModelSpec) -> "Releases":
-        """The versions from now on.
+        """The versions after a task.
 
         Args:
-            release: what the coordinator says.
+            release: of the task.
             personal: the device's own model, shape (spec.size,).
             spec: of the model.
 
@@ -68,7 +68,7 @@ class Releases:
         return Releases(release.approved.number, self._held(release.approved, personal, spec), trial)
 
     def withdrawn(self, since: "Releases") -> int:
-        """The version that this device had on trial before, and may not serve any more; 0: none."""
+        """The version that was on trial before and may not be deployed any more; 0: none."""
         before = since.trial.number if since.trial is not None else 0
         return 0 if before in self.numbers else before
 

@@ -1,0 +1,283 @@
+"""Deploys a model on the device: after each round a rule chooses it, and the files are written.
+
+In runs with [adoption] a model that comes into use becomes a version: a file of its own, of which the latest
+few are kept. The file of the deployed model is replaced last. So a power cut leaves the old model or the new
+one deployed, and the round, done again, decides the same.
+
+When the held-out samples have changed, the versions are evaluated anew. The device goes back to the best
+earlier one if that is shown to be better than the one in use. A pinned version stays deployed whatever comes.
+"""
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from msgspec import UNSET, structs
+
+from fleetune.edge_agent.extensions.adoption.adoption_rule import AdoptionRule, Evaluated
+from fleetune.edge_agent.extensions.adoption.best_checkpoint import BestCheckpoint
+from fleetune.edge_agent.extensions.adoption.comparison import LocalOnlyComparison, record_of_local_only
+from fleetune.edge_agent.extensions.adoption.decisions import write_decision
+from fleetune.edge_agent.extensions.adoption.deployed_model import (
+    DeployedModel,
+    ModelRecord,
+    new_record,
+    read_deployed,
+    with_threshold,
+)
+from fleetune.edge_agent.extensions.adoption.releases import Releases
+from fleetune.edge_agent.extensions.adoption.roll_out import RollOut
+from fleetune.edge_agent.extensions.adoption.version_files import (
+    deploy_version,
+    keep_deployed_as_version,
+    read_version,
+)
+from fleetune.edge_agent.extensions.extension import (
+    Extension,
+    RoundAttempt,
+    RunStart,
+    TrainingResult,
+    TrainingRound,
+)
+from fleetune.edge_agent.extensions.local_only import LocalOnly, LocalOnlyModel
+from fleetune.edge_agent.state.deployed_files import DeployedFiles
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update import codec
+
+log = logging.getLogger(__name__)
+
+
+class Adoption(Extension[ModelRecord]):
+    """The device's deployed model during a run. Its state is the run's best checkpoint, by its record.
+
+    Args:
+        start: the run, and the device's model and data.
+        files: of the deployed model, across the device's runs.
+        rule: chooses the model to deploy.
+
+    Raises:
+        PacketError: the file of the deployed model is damaged.
+        StoreError: it cannot be read, or its new figures cannot be written.
+    """
+
+    name = "best_checkpoint"
+    state_type = ModelRecord
+
+    def __init__(self, start: RunStart, files: DeployedFiles, rule: AdoptionRule) -> None:
+        self._start, self._files, self._rule = start, files, rule
+        found = self._read()
+        newest_is_best = start.session_keeps_newest and not start.num_validation and not rule.has_versions
+        self._in_session = newest_is_best and found is None
+        self._in_use = None if found is None else self._resumed(found)
+
+    @classmethod
+    def for_run(cls, start: RunStart) -> Self | None:
+        if start.files is None:
+            return None
+        section = start.enrolment.adoption
+        compares = section is not UNSET and section.enabled
+        return cls(start, start.files, LocalOnlyComparison(start) if compares else BestCheckpoint(start))
+
+    def after_training(
+        self, round_: TrainingRound, result: TrainingResult, state: ModelRecord | None
+    ) -> ModelRecord | None:
+        """Deploy the best model; where the rule keeps none, the run's best checkpoint is None."""
+        best = state if state is not None and state.samples == self._start.samples else None
+        candidates = self._candidates(round_, result)
+        local_only = round_.slots.get(LocalOnly.name)
+        pinned = self._look_at_files()
+        if pinned is not None:
+            self._deploy_pinned(pinned)
+        else:
+            best = self._choose(candidates, self._best(best), local_only, round_.attempt)
+        round_.measures.update(self._measures(self._best(best), local_only, round_.attempt))
+        return None if self._rule.has_versions else self._best(best)
+
+    def _candidates(self, round_: TrainingRound, result: TrainingResult) -> list[DeployedModel]:
+        """The models that the round led to; in a roll-out only the newest version of the shared model."""
+        releases: Releases | None = round_.slots.get(RollOut.name)
+        if releases is not None:
+            newest = releases.newest
+            if newest is None:
+                return []
+            record = self._record(RoundAttempt(newest.number, 0), self._start.trainer.score(newest.weights))
+            return [DeployedModel(record, newest.weights)]
+        found = []
+        if result.start is not None:
+            record = self._record(round_.attempt, result.start_score)
+            found = [DeployedModel(replace(record, trained=False), result.start)]
+        record = replace(self._record(round_.attempt, result.score), training_loss=result.training_loss)
+        return [*found, DeployedModel(record, result.personal)]
+
+    def _record(self, attempt: RoundAttempt, score: float | None) -> ModelRecord:
+        return replace(new_record(self._start.enrolment, attempt, self._start.samples), accuracy=score)
+
+    def _best(self, best: ModelRecord | None) -> ModelRecord | None:
+        """The best checkpoint of this run, whether it is deployed or an earlier run's model still is."""
+        used = None if self._in_use is None else self._in_use.record
+        return used if used is not None and used.run == self._start.enrolment.run else best
+
+    def _choose(
+        self,
+        candidates: list[DeployedModel],
+        best: ModelRecord | None,
+        local_only: LocalOnlyModel | None,
+        attempt: RoundAttempt,
+    ) -> ModelRecord | None:
+        """Deploy what the rule chooses; the run's best checkpoint from now on."""
+        choice = self._rule.choose(candidates, self._in_use, best, local_only, attempt)
+        if choice is None:
+            return best
+        weights = {one.record.origin: one.weights for one in candidates}
+        if local_only is not None:
+            weights[record_of_local_only(local_only, self._start).origin] = local_only.to_deploy
+        self._use(choice.used, weights)
+        if choice.decision is not None:
+            version = 0 if self._in_use is None else self._in_use.record.version
+            write_decision(self._files, structs.replace(choice.decision, version=version))
+        return choice.best
+
+    def _use(self, used: Evaluated, weights: dict[tuple[object, ...], FlatArray]) -> None:
+        before = self._in_use
+        if before is not None and used.record.origin == before.record.origin:
+            self._in_use = replace(used, record=before.record)
+            return
+        record, model = used.record, weights[used.record.origin]
+        if self._rule.has_versions:
+            follows = before is not None and before.record.local_only and record.local_only
+            number = before.record.version if follows and before is not None else self._next_number(record)
+            record = replace(record, version=number)
+        if record.final_evaluation and record.accuracy is None:
+            record = replace(record, accuracy=self._start.trainer.score(model, "test"))
+        self._in_use = replace(used, record=self._write(DeployedModel(record, model)))
+        log.info("deployed from now on: %s%s", record.words, f"; {record.why}" if record.why else "")
+
+    def _write(self, deployed: DeployedModel) -> ModelRecord:
+        """Write a model as a version, and then as the deployed model; its record as it is written."""
+        spec, files = self._start.enrolment.spec, self._files
+        record = with_threshold(deployed.record, deployed.weights, self._start.enrolment, self._start.trainer)
+        if self._in_session and not record.final_evaluation:  # a final evaluation's model is a copy's
+            return record
+        written = DeployedModel(record, deployed.weights)
+        data = codec.encode(written, spec, own=True, plain=files.deployed.plain)
+        if record.version:
+            files.version(record.version).write(data)
+        files.deployed.write(data)
+        if record.version:
+            files.forget_old(record.version)
+        self._in_session = False
+        return record
+
+    def _next_number(self, record: ModelRecord) -> int:
+        """Of the newest version, if a power cut left it before it was deployed; else one more."""
+        numbers = self._files.numbers
+        if not numbers:
+            return 1
+        newest = read_version(self._files, numbers[-1])
+        is_this = newest is not None and newest.record.origin == record.origin
+        return numbers[-1] if is_this else numbers[-1] + 1
+
+    def _read(self) -> DeployedModel | None:
+        return read_deployed(self._files.deployed.read())
+
+    def _look_at_files(self) -> int | None:
+        """Take note of a version that the owner went back to; the number of the pinned one, None: none is."""
+        if not self._rule.has_versions:
+            return None
+        found = self._read()
+        if found is None:
+            self._in_use = None
+        elif self._in_use is None or self._in_use.record.origin != found.record.origin:
+            self._in_use = self._rule.evaluate_deployed(found)
+        return self._files.pinned
+
+    def _deploy_pinned(self, number: int) -> None:
+        if self._in_use is not None and self._in_use.record.version == number:
+            return
+        if deploy_version(self._files, number) is None:
+            log.warning("version %d is pinned and cannot be read: the deployed model stays", number)
+            return
+        self._look_at_files()
+        log.info("deployed from now on: version %d, which is pinned", number)
+
+    def _resumed(self, found: DeployedModel) -> Evaluated:
+        """The deployed model, or an earlier version, by the samples of today when these have changed."""
+        if self._rule.has_versions:
+            found = self._as_version(found)
+        in_use = self._rule.evaluate_deployed(found)
+        if found.record.samples == self._start.samples:
+            return in_use
+        if self._rule.has_versions:
+            if self._files.pinned is not None:
+                return in_use
+            if (earlier := self._best_earlier(in_use)) is not None:
+                return self._gone_back(earlier, in_use)
+        if in_use.record.samples != self._start.samples:  # it is of another kind
+            return in_use
+        return replace(in_use, record=self._write(DeployedModel(in_use.record, found.weights)))
+
+    def _as_version(self, found: DeployedModel) -> DeployedModel:
+        """The deployed model with a version of its own, so that the device can go back to it."""
+        section = self._start.enrolment.adoption
+        if not found.record.version and found.record.is_of(self._start.enrolment.spec):
+            number = max(self._files.numbers, default=0) + 1  # it was deployed in a run without versions
+            found = replace(found, record=replace(found.record, version=number))
+            self._write(found)
+        elif section is not UNSET and section.canary:
+            keep_deployed_as_version(self._files, found.record.version)
+        return found
+
+    def _best_earlier(self, in_use: Evaluated) -> tuple[Evaluated, FlatArray] | None:
+        """The best of the versions that are shown to be better than the one in use."""
+        best: tuple[Evaluated, FlatArray] | None = None
+        for number in self._files.numbers:
+            found = read_version(self._files, number)
+            if found is None or number == in_use.record.version:
+                continue
+            earlier = self._rule.evaluate_deployed(found)
+            if self._rule.earlier_is_better(earlier, in_use) and (
+                best is None or self._rule.mean_loss(earlier) < self._rule.mean_loss(best[0])
+            ):
+                best = earlier, found.weights
+        return best
+
+    def _gone_back(self, earlier: tuple[Evaluated, FlatArray], in_use: Evaluated) -> Evaluated:
+        evaluated, weights = earlier
+        worse = self._rule.worse_by(in_use, evaluated)
+        why = f"gone back to: version {in_use.record.version} is worse on the samples of today{worse}"
+        record = self._write(DeployedModel(replace(evaluated.record, why=why), weights))
+        log.info("back to version %d: %s", record.version, why)
+        return replace(evaluated, record=record)
+
+    def _measures(
+        self, best: ModelRecord | None, local_only: LocalOnlyModel | None, attempt: RoundAttempt
+    ) -> dict[str, Any]:
+        """Fields of `Measures`: whether the deployed model is the fleet's, and how it and local-only score.
+
+        Raises:
+            StoreError: the deployed model cannot be read.
+        """
+        if not self._rule.has_versions:
+            return {"kept": None if best is None else best.accuracy} if attempt.final_evaluation else {}
+        used, found, trainer = self._in_use, self._read(), self._start.trainer
+        figures: dict[str, Any] = {}
+        if attempt.final_evaluation:
+            figures["kept"] = None if found is None else found.record.accuracy
+        if used is not None:
+            figures["adopted"] = not used.record.local_only
+        if local_only is None or not local_only.round:
+            return figures
+        figures["alone"] = trainer.score(local_only.to_deploy, "test")
+        if used is None or found is None or not used.record.is_of(self._start.enrolment.spec):
+            return figures
+        if figures["alone"] is not None and np.array_equal(found.weights, local_only.to_deploy):
+            return figures | {
+                "gain": 0.0,
+                "gain_error": 0.0,
+            }  # the same model
+        gain = trainer.gain(found.weights, local_only.to_deploy, "test")
+        if gain is not None and math.isfinite(gain.standard_error):
+            figures |= {"gain": gain.mean, "gain_error": gain.standard_error}
+        return figures

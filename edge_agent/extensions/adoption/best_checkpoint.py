@@ -1,0 +1,124 @@
+"""The rule of runs without [adoption]: deploy the best checkpoint so far, of whatever run.
+
+Candidates are the personal model after each round and, in the final evaluation, the model that local training
+starts from. The rule is the same on a device and in a simulation:
+
+- Where the device holds out validation samples, the model with the lower validation loss is deployed, of
+  equals the newer one. Both are evaluated on the samples of today. A model of another kind, with another
+  hash, cannot be evaluated by this trainer: its known loss counts.
+- Otherwise there is nothing honest to compare with: there are no validation samples, or the deployed model
+  may have been trained on them because its run held out fewer. Within a run the newest trained model is
+  deployed. One from an earlier run stays until the new run's model has no higher loss on the training samples
+  of today. (For a model of another kind it is the loss of the last epoch, and the final evaluation replaces
+  it in any case.)
+- A model with other inputs or classes is replaced at once.
+
+The test split never decides. Its score is only shown.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fleetune.edge_agent.extensions.adoption.adoption_rule import Choice, Evaluated
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
+from fleetune.edge_agent.extensions.extension import RoundAttempt, RunStart
+from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
+from fleetune.protocols.model.spec import FlatArray
+
+log = logging.getLogger(__name__)
+
+
+def is_better(candidate: ModelRecord, deployed: ModelRecord | None) -> bool:
+    """Whether `candidate` replaces `deployed`: the rule at the top of this file."""
+    if deployed is None or _question(candidate) != _question(deployed):
+        return candidate.trained
+    ours, theirs = candidate.validation_loss, deployed.validation_loss
+    if ours is not None and theirs is not None and candidate.held_out <= deployed.held_out:
+        return ours <= theirs
+    if not candidate.trained or candidate.run == deployed.run:
+        return candidate.trained
+    if candidate.final_evaluation and candidate.model != deployed.model:
+        return True
+    ours, theirs = candidate.training_loss, deployed.training_loss
+    return ours is None or theirs is None or ours <= theirs
+
+
+def _question(record: ModelRecord) -> tuple[object, ...]:
+    return record.input_shape, record.num_classes
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """See `AdoptionRule`.
+
+    Attributes:
+        start: the run, and the device's model and data.
+    """
+
+    start: RunStart
+    has_versions: ClassVar[bool] = False
+
+    def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
+        """The deployed model with its figures on the samples of today, if this trainer can find them."""
+        record, start = found.record, self.start
+        if not record.is_of(start.enrolment.spec):
+            return Evaluated(record)
+        if record.samples != start.samples:
+            score, loss = start.trainer.score(found.weights, "test"), self._validation_loss(found.weights)
+            record = replace(record, validation_loss=loss, accuracy=score, samples=start.samples)
+        if not self._needs_training_loss(record):
+            return Evaluated(record)
+        return Evaluated(record, training_loss=start.trainer.loss(found.weights, "train"))
+
+    def choose(
+        self,
+        candidates: Sequence[DeployedModel],
+        in_use: Evaluated | None,
+        best: ModelRecord | None,
+        local_only: LocalOnlyModel | None,  # noqa: ARG002 - runs without [adoption] train none
+        attempt: RoundAttempt,  # noqa: ARG002
+    ) -> Choice | None:
+        """The best of the model in use and the candidates, and the run's best checkpoint."""
+        for candidate in candidates:
+            evaluated = self._evaluated(candidate, in_use)
+            record = evaluated.record
+            if not math.isfinite(record.validation_loss or 0.0) or not is_better(record, best):
+                better = f"that of {best.words} is better" if best else "it was not trained here"
+                log.info("model of %s: not deployed, %s", record.words, better)
+                continue
+            best = record
+            if is_better(record, None if in_use is None else in_use.known):
+                in_use = evaluated
+            else:
+                deployed = in_use.record.words if in_use else "another run"
+                log.info("model of %s: that of %s stays deployed", record.words, deployed)
+        return None if in_use is None else Choice(in_use, best=best)
+
+    def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:  # noqa: ARG002 - no versions
+        return False
+
+    def mean_loss(self, one: Evaluated) -> float:
+        return one.record.validation_loss or 0.0
+
+    def worse_by(self, one: Evaluated, other: Evaluated) -> str:  # noqa: ARG002 - likewise
+        return ""
+
+    def _evaluated(self, candidate: DeployedModel, in_use: Evaluated | None) -> Evaluated:
+        record, weights = candidate.record, candidate.weights
+        if record.trained and self._needs_training_loss(None if in_use is None else in_use.record):
+            record = replace(record, training_loss=self.start.trainer.loss(weights, "train"))
+        return Evaluated(replace(record, validation_loss=self._validation_loss(weights)))
+
+    def _validation_loss(self, weights: FlatArray) -> float | None:
+        return self.start.trainer.loss(weights, "validation") if self.start.num_validation else None
+
+    def _needs_training_loss(self, deployed: ModelRecord | None) -> bool:
+        """Whether the deployed model is of an earlier run, and only the training samples can evaluate it."""
+        enrolment = self.start.enrolment
+        if deployed is None or deployed.run == enrolment.run:
+            return False
+        by_validation = self.start.num_validation > 0 and enrolment.validation_fraction <= deployed.held_out
+        return deployed.is_of(enrolment.spec) and not by_validation

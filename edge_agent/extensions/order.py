@@ -1,0 +1,26 @@
+"""The order of the extensions: the only place where the run of a device names them.
+
+An extension may read the states of those before it: adoption compares with the local-only model and deploys
+the versions of a roll-out.
+"""
+
+from typing import Any
+
+from fleetune.edge_agent.extensions.adoption.adoption import Adoption
+from fleetune.edge_agent.extensions.adoption.roll_out import RollOut
+from fleetune.edge_agent.extensions.extension import Extension, ExtensionChain, RunStart
+from fleetune.edge_agent.extensions.local_only import LocalOnly
+from fleetune.edge_agent.extensions.optimiser_states import OptimiserStates
+
+ORDER: tuple[type[Extension[Any]], ...] = (OptimiserStates, LocalOnly, RollOut, Adoption)
+
+
+def extensions_of(start: RunStart) -> ExtensionChain:
+    """The extensions that a run uses on this device.
+
+    Raises:
+        PacketError: the deployed model is damaged.
+        StoreError: it cannot be read, or its new figures cannot be written.
+    """
+    made = (kind.for_run(start) for kind in ORDER)
+    return ExtensionChain(tuple(one for one in made if one is not None))

@@ -1,0 +1,111 @@
+"""The agent's connection to its broker: presence, reconnecting, and a log line for each outage."""
+
+import logging
+import uuid
+from collections.abc import Callable
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.edge_agent.run.activity import CONNECTED, ActivityNotifier
+from fleetune.protocols.version import VERSION
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.peer_link import Packet
+from fleetune.protocols.wire.transport import EventSink, Transport
+
+REPEAT_S = 600.0
+SHORTEST_AWAY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Connection:
+    """A device's connection.
+
+    Args:
+        fleet, device: names.
+        make_transport: makes, from the will and the queue of events, a transport that is not connected yet.
+        events: where the transport puts its events.
+        notifier: is told of the connection.
+
+    Attributes:
+        instance: of this agent; another agent with the same name has another one.
+        wake_at: when to connect again; None: no other device holds this name.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        device: str,
+        make_transport: Callable[[bytes, EventSink], Transport],
+        events: EventSink,
+        notifier: ActivityNotifier,
+    ) -> None:
+        self._fleet, self._device, self._notifier = fleet, device, notifier
+        self.instance = uuid.uuid4().hex[:12]
+        self._farewell = wire.encode(wire.Presence(False, self.instance))
+        self._transport = make_transport(self._farewell, events)
+        self._outage, self._logged_at = "", 0.0
+        self.wake_at: float | None = None
+
+    def connect(self) -> None:
+        """Ask the transport to connect, and to stay connected."""
+        self._transport.connect()
+
+    def close(self) -> None:
+        """Say farewell and disconnect."""
+        self._transport.close(self._farewell)
+
+    def greet(self) -> None:
+        """Announce this device: the coordinator enrols it."""
+        self._outage = ""
+        log.info("connected; fleet %s, device %s", self._fleet, self._device)
+        presence = wire.Presence(True, self.instance, f"fleetune {VERSION}")
+        self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
+        self._notifier.note(connection=CONNECTED)
+
+    def publish(self, packet: Packet) -> None:
+        """Send a packet to the coordinator."""
+        self._transport.publish(self._topic(packet.channel), packet.data)
+
+    def note_lost(self, reason: str, now: float, finished: str | None) -> None:
+        """Log the reason of an outage once, and the same one again every `REPEAT_S`.
+
+        Args:
+            reason: why the broker is not reached.
+            now: seconds that never jump.
+            finished: the run that was over last, when no other has started.
+        """
+        if self.wake_at is not None:
+            return  # we left
+        if reason != self._outage or now - self._logged_at >= REPEAT_S:
+            self._outage, self._logged_at = reason, now
+            log.warning("%s", _outage_line(reason, finished))
+        self._notifier.note(connection=f"not connected: {reason}")
+
+    def give_way(self, wait_s: float, now: float) -> None:
+        """Leave the broker for a while: each connection of ours ends that of the device with our name."""
+        line = (
+            f"another device uses the name {self._device}: this agent tries again in {wait_s:g} s;"
+            " give it a name of its own with --device"
+        )
+        log.warning("%s", line)
+        self.wake_at = now + max(SHORTEST_AWAY_S, wait_s)
+        self._transport.close()
+        self._notifier.note(connection=line)
+
+    def tick(self, now: float) -> None:
+        """Connect again when it is time."""
+        if self.wake_at is not None and now >= self.wake_at:
+            self.wake_at = None
+            self._transport.connect()
+
+    def _topic(self, channel: topics.Channel) -> str:
+        return topics.topic(self._fleet, self._device, channel)
+
+
+def _outage_line(reason: str, finished: str | None) -> str:
+    if finished is None:
+        return f"not connected: {reason}"
+    return (
+        f"not connected: {reason}; run {finished} is over, and its broker may have ended with it: this"
+        " agent waits for the next run (Ctrl-C stops it; with --leave-after-run it ends by itself)"
+    )

@@ -1,0 +1,206 @@
+"""The agent's part in the run that it has joined: when it is ready, which task it works on, what it sends."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.edge_agent.run.activity import ActivityNotifier
+from fleetune.edge_agent.run.decline import declined
+from fleetune.edge_agent.run.device import Device
+from fleetune.edge_agent.run.jobs import Jobs, Worked
+from fleetune.edge_agent.run.joined_run import JoinedRun
+from fleetune.protocols.errors import BaseUnknown, StoreError, TrainingStopped
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Item, PeerLink
+
+LOOK_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Participation:
+    """Works on the tasks of one run at a time, in the jobs' thread.
+
+    Args:
+        device: that takes part.
+        jobs: `Worked` follows there.
+        link: to the coordinator.
+        notifier: is told what the agent does.
+        send: sends a message.
+        pass_on: takes what the link returns.
+        download_s: how long a task's transfer took; None: it was here before.
+        clock: seconds that never jump.
+
+    Attributes:
+        joined: the run; None: none is joined.
+        wake_at: when `tick` has something to do; None: never.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        jobs: Jobs,
+        link: PeerLink,
+        notifier: ActivityNotifier,
+        *,
+        send: Callable[[wire.Message | None], None],
+        pass_on: Callable[[Iterable[Item]], None],
+        download_s: Callable[[str], float | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._device, self._jobs, self._link, self._notifier = device, jobs, link, notifier
+        self._send, self._pass_on, self._download_s, self._clock = send, pass_on, download_s, clock
+        self.joined: JoinedRun | None = None
+        self._working: TransferKey | None = None
+        self._next: tuple[TransferKey, str] | None = None  # the newest task and its transfer
+        self._resting: str | None = None  # why the device takes no part now
+        self.wake_at: float | None = None
+
+    @property
+    def run(self) -> str | None:
+        """The id of the run; None: none is joined."""
+        return None if self.joined is None else self.joined.enrolment.run
+
+    def after_join(self, joined: JoinedRun | wire.Message | None) -> None:
+        """Take part in a run that was joined; else send why it was not."""
+        if not isinstance(joined, JoinedRun):
+            self._send(joined)
+            return
+        self.joined = joined
+        self._notifier.note(run=joined.enrolment.run, round=joined.last_round, finished=None)
+        self.report_ready()
+
+    def report_ready(self) -> None:
+        """Tell the coordinator that this device is ready, or why it is not for the time being."""
+        joined = self._joined()
+        self._link.compact = joined.compact
+        self._resting = self._device.guard.objection() or joined.refusal
+        if self._resting is None:
+            joined.note_samples(replied=bool(self._link.outbox))
+            self._notifier.note(resting=None)
+            self._send(joined.ready())
+        else:
+            key = TransferKey("enrolment", joined.enrolment.run)
+            self._send(declined(key, "resting", TrainingStopped(self._resting)))
+        if self._device.guard.is_on or self._resting is not None or joined.grows:
+            self.wake_at = self._clock() + LOOK_EVERY_S
+        self._pass_on(self._link.reconnected(self._clock()))  # the coordinator may be a new process
+
+    def tick(self, now: float) -> None:
+        """Check whether the board's state or its samples have changed, so that the coordinator must know."""
+        if self.wake_at is None or now < self.wake_at:
+            return
+        self.wake_at = None
+        if self.joined is None:
+            return
+        self.wake_at = now + LOOK_EVERY_S
+        if self.joined.refusal is not None:
+            self.joined.try_again()
+        if self._working is not None or self._link.outbox:
+            return
+        reason = self._device.guard.objection() or self.joined.refusal
+        if reason != self._resting or self.joined.note_samples():
+            self.report_ready()
+        if self.joined.loss_is_due():
+            self._jobs.run(self.joined.test_loss)
+
+    def work(self, key: TransferKey, transfer: str) -> None:
+        """Work on a task now; else, if it is the newest, when the one at hand is done."""
+        joined = self._joined()
+        overtaken = self._link.drop(
+            lambda waiting: waiting.run != key.run or waiting.turn < key.turn, self._clock()
+        )
+        self._pass_on(overtaken)
+        if key.update in self._link.outbox.keys or key == self._working:
+            return
+        if self._working is not None:
+            self._next = (key, transfer) if key.turn > self._working.turn else self._next
+            return
+        try:
+            payload = self._device.store.task(key.run, transfer).read()
+        except StoreError as problem:
+            self._decline(key, problem)
+            return
+        if payload is None:
+            return  # a late copy of an offer; a newer task has taken its place
+        log.info("round %d: training", key.round)
+        self._working = key
+        self._notifier.note(round=key.round, training=True, resting=None)
+        joined.begin(key, payload, self._download_s(transfer))
+        self._jobs.work(key, lambda: joined.work(payload))
+
+    def after_work(self, event: Worked, now: float) -> None:
+        """Send the reply to a task, or report why there is none; go on with the newest task."""
+        newer, self._working, self._next = self._next, None, None
+        self._notifier.note(training=newer is not None)
+        key = event.key
+        if self.run != key.run:
+            return
+        if newer is not None:
+            log.warning("round %d was over before its work was done", key.round)
+            self.work(*newer)
+            return
+        problem = event.reply.exception()
+        if problem is None:
+            self._send_reply(event, now)
+        elif isinstance(problem, BaseUnknown):
+            self._after_unread(key, problem, now)
+        else:
+            self._after_failure(key, problem, now)
+
+    def _send_reply(self, event: Worked, now: float) -> None:
+        key, reply, joined = event.key, event.reply.result(), self._joined()
+        log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
+        if joined.note_samples(replied=True):  # before the reply, which claims them
+            self._send(joined.ready())
+        self._send(joined.measured(key))
+        again = joined.taken.download_s is None  # another process had its task, and perhaps replied
+        self._pass_on(self._link.post(key.update, reply, now, perhaps_there=again))
+
+    def _after_unread(self, key: TransferKey, problem: BaseUnknown, now: float) -> None:
+        """Ask once for the whole of a task that could not be read; then decline it."""
+        why_declined = self._joined().planner.why_unread(key)
+        if why_declined is None:
+            log.info("round %d: %s; asking for all of it", key.round, problem)
+            self.report_ready()
+        else:
+            self._after_failure(key, BaseUnknown(why_declined), now)
+
+    def _after_failure(self, key: TransferKey, problem: BaseException, now: float) -> None:
+        self._decline(key, problem)
+        self.wake_at = now if self._device.guard.is_on else self.wake_at
+
+    def note_sent(self, sent: Sent) -> None:
+        """An update was delivered: learn from the round. Or the coordinator refused it."""
+        key, joined = sent.transfer_key, self.joined
+        if sent.refused is not None:
+            log.warning("round %d: update not taken: %s", key.round, wire.readable(sent.refused))
+            return
+        log.info("round %d: update delivered", key.round)
+        if joined is None or not joined.is_at(key):
+            return
+        joined.delivered(sent.seconds)
+        self._send(joined.measured(key, late=True))
+        joined.note_samples()
+        if joined.planner.is_news or joined.refusal:
+            self.report_ready()
+
+    def report_progress(self, fraction: float) -> None:
+        """Tell the coordinator how far local training is, 0..1."""
+        if self._working is not None:
+            fraction = round(fraction, 2) if self._link.compact else fraction
+            self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
+
+    def finish(self, run: str) -> None:
+        """A run is over."""
+        if self.run == run:
+            self.joined, self._next, self._link.compact = None, None, False
+        self._notifier.note(run=None, resting=None, finished=run)
+
+    def _decline(self, key: TransferKey, problem: BaseException) -> None:
+        self._send(declined(key, f"round {key.round}", problem))
+
+    def _joined(self) -> JoinedRun:
+        assert self.joined is not None, "called in a run only"
+        return self.joined

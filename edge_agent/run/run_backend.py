@@ -1,0 +1,64 @@
+"""The backend that trains a run's model on this board, within its memory."""
+
+import logging
+from collections.abc import Callable
+
+from fleetune.edge_agent.probes.memory import process_memory
+from fleetune.edge_agent.run.device import Device
+from fleetune.edge_agent.run.memory_room import check_holds, check_unpacks, room
+from fleetune.edge_agent.state.frozen_tensors import frozen_tensors
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend
+from fleetune.protocols.bundle.bundle import read_bundle
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.model.backbone_file import held_bytes
+from fleetune.protocols.wire.payloads import Enrolment
+
+LONGEST_STEP_S = 60.0  # at least; a step longer than the round is of no use
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_single_samples(device: str, backend: Backend, num_samples: int, batch_size: int) -> None:
+    """Raises ModelError: the backend cannot train on the single samples that this device's batches have."""
+    if has_single_batches(backend.spec, num_samples, batch_size):
+        who = f"{device} has {num_samples} training sample{'s' * (num_samples > 1)}"
+        if line := resting_words(who, resting_norms(backend), batch_size):
+            log.warning("%s", line)
+
+
+def backend_of(
+    device: Device,
+    enrolment: Enrolment,
+    kind: Kind,
+    conditions: Conditions,
+    stop: Callable[[], str | None],
+) -> Backend:
+    """The backend of a run's model.
+
+    Raises:
+        BackboneLacking: the frozen part of the model has to be fetched first.
+        ModelError: memory is too small for it, or the model cannot be built here.
+        PacketError: the bundle is damaged.
+        StoreError: it cannot be read.
+    """
+    spec, store = enrolment.spec, device.store
+    check_holds(held_bytes(spec, as_kept=kind == "onnx"), conditions)
+    frozen = frozen_tensors(store, enrolment)
+    check_room(kind, conditions.memory_bytes, process_memory().resident or 0)
+    bundle = store.bundle(enrolment.run)
+    if bundle is not None:
+        check_unpacks(bundle, "bundle", conditions)
+    return make_backend(
+        kind,
+        spec,
+        None if bundle is None else read_bundle(bundle, spec),
+        device.settings.threads,
+        task=enrolment.learns,
+        frozen=frozen,
+        guard=StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s)),
+        room=room(conditions),
+        device=device.settings.train_on,
+    )

@@ -1,0 +1,50 @@
+"""The device's own models: the one that it starts a run with, and the one that it deploys."""
+
+import logging
+
+from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, read_deployed
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.model.carried_layers import carry_over
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
+
+log = logging.getLogger(__name__)
+
+
+def deployed_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
+    """The deployed model, shape (spec.size,); None: there is none, or it is of another kind."""
+    found = read_deployed(store.deployed.read())
+    return None if found is None or not found.record.is_of(enrolment.spec) else found.weights
+
+
+def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
+    """The deployed model, where the run continues one in which this device took part; None: the common model.
+
+    Of another version of the model, the layers that this one still has are kept.
+    """
+    before, deployed = enrolment.continues, read_deployed(store.deployed.read())
+    if before is None or deployed is None:
+        return None
+    if deployed.record.run != before and store.session(before).read() is None:
+        return None
+    weights, words = _carried(enrolment, deployed, store.enrolment(deployed.record.run).read())
+    if weights is not None:
+        log.info(
+            "goes on from run %s with this device's own model%s: %s", before, words, deployed.record.words
+        )
+    return weights
+
+
+def _carried(
+    enrolment: Enrolment, deployed: DeployedModel, data: bytes | None
+) -> tuple[FlatArray | None, str]:
+    """The weights that a run's model keeps of a deployed one, and that in words.
+
+    `data` is the enrolment that the deployed model is from.
+    """
+    if deployed.record.is_of(enrolment.spec):
+        return deployed.weights, ""
+    if data is None or not deployed.record.is_of(before := read_enrolment(data).spec):
+        return None, ""
+    found = carry_over(before, deployed.weights, enrolment.spec, enrolment.weights)
+    return (found.weights, f", {found.words}") if found.kept else (None, "")

@@ -1,0 +1,44 @@
+"""From the options of `edge-agent run` to the device's samples, where its data grow."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import fields
+
+from fleetune.edge_agent.run_options import RunOptions
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.sample_stream import (
+    SampleStream,
+    StreamSettings,
+    check_stream,
+    is_stream,
+    open_stream,
+)
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_toml import convert
+
+
+def stream_maker(
+    options: RunOptions, state: Path, memory_bytes: int | None
+) -> Callable[[], SampleStream] | None:
+    """What opens the device's samples; None: its data do not grow.
+
+    Raises:
+        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
+    """
+    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not is_stream(options.data):
+        needless = [*asked, *(["intake"] if options.intake is not None else [])]
+        if needless:
+            option = needless[0].replace("_", "-")
+            raise SettingError(
+                f"--{option} goes with data that grow: --data watch:FOLDER, mqtt://, intake: or a generator"
+            )
+        return None
+    check_stream(options.data)
+    labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
+    settings = StreamSettings(convert(asked, Bounds), labels, options.intake, memory_bytes)
+    return partial(open_stream, AgentStore(state).samples, options.data, settings)

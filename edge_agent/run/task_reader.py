@@ -1,0 +1,90 @@
+"""Reads tasks: from bytes to an `Assignment`, with the model that its values are differences to."""
+
+from typing import Any
+
+from msgspec import UNSET
+
+from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
+from fleetune.edge_agent.run.task_preview import TaskHeader, read_task_header
+from fleetune.protocols.errors import BaseUnknown, PacketForeign
+from fleetune.protocols.method.method import Method
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.wire.payloads import Assignment, Enrolment
+
+
+class TaskReader:
+    """Reads the tasks of one device in one run.
+
+    Args:
+        enrolment: of the run.
+        device: its name.
+        method: made from the enrolment.
+        shared: what sessions of this process remember for each other; None: the device is alone in it.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        device: str,
+        method: Method[Any, Any, Any, Any],
+        shared: SharedSessionCache | None,
+    ) -> None:
+        self._enrolment, self._device, self._method, self._shared = enrolment, device, method, shared
+
+    def read(self, data: bytes, held: FlatArray) -> Assignment[Any]:
+        """A task for this device.
+
+        Args:
+            data: the encoded `Assignment`.
+            held: the weights that the device holds from earlier tasks, shape (spec.size,).
+
+        Raises:
+            PacketError: it is damaged, or not for this device.
+            BaseUnknown: its values are differences to a model that this device does not hold.
+        """
+        spec, shared = self._method.spec, self._shared
+        assignment: Assignment[Any] = codec.decode(
+            data,
+            Assignment[self._method.task_type],  # type: ignore[name-defined]
+            spec,
+            limit=codec.payload_limit(spec),
+            base=lambda task: self._base(task, held),
+            verified=shared is not None,
+            read_before=None if shared is None else shared.tasks,
+        )
+        if assignment.device != self._device:
+            raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
+        if (encoding := assignment.uplink or 0) >= (known := len(self._enrolment.uplinks)):
+            raise PacketForeign(f"task for an update by encoding {encoding} of a run that has {known}")
+        return assignment
+
+    def header(self, data: bytes) -> TaskHeader:
+        """What a task says without its values. Raises PacketError."""
+        return read_task_header(data, self._method.spec)
+
+    def base_after(self, assignment: Assignment[Any], held: FlatArray) -> Base:
+        """The model that both sides hold once this task has arrived."""
+        if assignment.base is UNSET:
+            return self.known(Base.of_task(assignment.task, self._method.spec))
+        return self.known(self._base(assignment, held).after(assignment.task, self._method.spec))
+
+    def digest(self, weights: FlatArray) -> str:
+        """Of a model that a task may be a difference to."""
+        return self.known(Base.whole(weights)).digest
+
+    def known(self, base: Base) -> Base:
+        """`base`, or the equal one that another session of this process has."""
+        return base if self._shared is None else self._shared.bases.known(base)
+
+    def _base(self, assignment: Assignment[Any], held: FlatArray) -> Base:
+        if assignment.base is UNSET:
+            return Base.nothing(self._method.spec)
+        for weights in (held, self._enrolment.weights):
+            base = self.known(Base.whole(weights))
+            if base.digest == assignment.base:
+                return base
+        raise BaseUnknown(
+            f"task of round {assignment.round} is a difference to what this device does not hold"
+        )
