@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
-from fleetune.tools.links import daemon, shaping
+from fleetune.tools.links import helper_process, shaping
 from fleetune.tools.links.link import Constant, Trace
 from fleetune.tools.links.shaping import Kind
 
@@ -198,7 +198,7 @@ def down(name: str) -> dict[str, list[int]]:
         return {}
     for file in [*folder.glob("relay-*"), folder / REPLAY]:
         try:
-            daemon.stop(file)
+            helper_process.stop(file)
         except TimeoutError as problem:
             raise SettingError(str(problem)) from None
     left = {}

@@ -66,7 +66,7 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
         ends: (namespace, device) of the two.
         delay_s: of a relay.
         loss: likewise.
-        file: of a relay's process, see `tools.links.daemon`.
+        file: of a relay's process, see `tools.links.helper_process`.
 
     Raises:
         SettingError: it cannot be made.

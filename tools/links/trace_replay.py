@@ -2,7 +2,7 @@
 
     python -m fleetune.tools.links.trace_replay NAME
 
-takes over the traces of the network NAME that is up, and detaches (`tools.links.daemon`).
+takes over the traces of the network NAME that is up, and detaches (`tools.links.helper_process`).
 """
 
 import heapq
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from fleetune.protocols.errors import SettingError
-from fleetune.tools.links import daemon
+from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Trace
 from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, plan_of, set_rates
 
@@ -31,8 +31,8 @@ def replay(name: str, plan: Plan) -> None:
     traces = ((index, link) for index, link in enumerate(plan.links) if isinstance(link, Trace))
     for at_s, index, rates_bps in heapq.merge(*(changes(trace, index) for index, trace in traces)):
         while (wait_s := plan.started_s + at_s - time.monotonic()) > 0:
-            time.sleep(min(wait_s, daemon.WATCH_S))
-            if not daemon.is_wanted(file):
+            time.sleep(min(wait_s, helper_process.WATCH_S))
+            if not helper_process.is_wanted(file):
                 return
         set_rates(name, index, plan.links[index], plan.kinds[index], rates_bps)
 
@@ -41,7 +41,7 @@ def main() -> None:
     name = sys.argv[1]
     try:
         plan = plan_of(name)
-        daemon.detach(folder_of(name) / REPLAY)
+        helper_process.detach(folder_of(name) / REPLAY)
         replay(name, plan)
     except (SettingError, OSError) as problem:
         sys.exit(str(problem))  # once detached nobody reads it: it was taken down

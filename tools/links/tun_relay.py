@@ -2,9 +2,9 @@
 
     python -m fleetune.tools.links.tun_relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
 
-makes the two devices, moves them to their namespaces, and detaches (`tools.links.daemon`). Every packet
-that comes out of one goes into the other `DELAY_S` later, or is lost. About 35 us of processor time a
-packet. Imports nothing but the standard library: there is one relay for each link.
+makes the two devices, moves them to their namespaces, and detaches (`tools.links.helper_process`). A packet
+that leaves one device enters the other `DELAY_S` later, or is lost. This takes about 35 us of processor time
+a packet. The module imports only the standard library, because each link has its own relay.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetune.tools.links import daemon
+from fleetune.tools.links import helper_process
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
@@ -44,9 +44,9 @@ def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> Non
     while True:
         now = time.monotonic()
         if now >= look_at:
-            if not daemon.is_wanted(file):
+            if not helper_process.is_wanted(file):
                 return
-            look_at = now + daemon.WATCH_S
+            look_at = now + helper_process.WATCH_S
         due = min((queue[0][0] for queue in under_way if queue), default=look_at)
         ready = select.select(ends, (), (), max(min(due, look_at) - now, 0))[0]
         for source, queue in zip(ends, under_way, strict=True):
@@ -85,7 +85,7 @@ def main() -> None:
         passing = f"ft{os.getpid()}{'ab'[number]}"
         ends.append(open_tun(passing))
         subprocess.run(["ip", "link", "set", passing, "netns", namespace, "name", name], check=True)
-    daemon.detach(Path(file))
+    helper_process.detach(Path(file))
     with contextlib.suppress(OSError):  # a packet is late when its relay waits for a processor
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     relay((ends[0], ends[1]), float(sys.argv[6]), float(sys.argv[7]), Path(file))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fleetune.tools.links import daemon
+from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Constant, Direction, Link, Trace
 from fleetune.tools.links.measure_link import Flow, Measured
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
@@ -85,9 +85,9 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
 
 
 def _dead(network: Network, plan: Plan, index: int) -> Iterator[str]:
-    if plan.kinds[index] == "relay" and not daemon.is_running(network.folder / f"relay-{index}"):
+    if plan.kinds[index] == "relay" and not helper_process.is_running(network.folder / f"relay-{index}"):
         yield "its relay process is gone"
-    if isinstance(plan.links[index], Trace) and not daemon.is_running(network.folder / REPLAY):
+    if isinstance(plan.links[index], Trace) and not helper_process.is_running(network.folder / REPLAY):
         yield "the process that replays its trace is gone"
 
 

@@ -25,7 +25,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, WirelessSection
 from fleetune.tools.cli import app
-from fleetune.tools.links import daemon, measure_link, network_namespaces, trace_replay, verify
+from fleetune.tools.links import helper_process, measure_link, network_namespaces, trace_replay, verify
 from fleetune.tools.links.fleet_links import links_named, links_of
 from fleetune.tools.links.link import SEGMENT_BYTES, Constant, Trace, tcp_bps
 from fleetune.tools.links.presets import DAY_S, PRESETS
@@ -432,11 +432,11 @@ def replace_delay(trace, delay_s):
 HELPER = """
 import sys, time
 from pathlib import Path
-from fleetune.tools.links import daemon
+from fleetune.tools.links import helper_process
 file = Path(sys.argv[1])
-daemon.detach(file)
+helper_process.detach(file)
 give_up_at = time.monotonic() + 120
-while daemon.is_wanted(file) or "stubborn" in sys.argv and time.monotonic() < give_up_at:
+while helper_process.is_wanted(file) or "stubborn" in sys.argv and time.monotonic() < give_up_at:
     time.sleep(0.02)
 """
 
@@ -463,14 +463,14 @@ def wait_until(happened):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_helper_process_is_found_and_ended_again(tmp_path):
     file = tmp_path / "helper"
-    assert not daemon.is_running(file)
+    assert not helper_process.is_running(file)
     start_helper(file, "stubborn")
     pid = int(file.read_text())
-    assert daemon.is_running(file)
-    daemon.stop(file)
+    assert helper_process.is_running(file)
+    helper_process.stop(file)
     assert not file.exists()
     wait_until(lambda: gone(pid))
-    daemon.stop(file)  # nothing to do
+    helper_process.stop(file)  # nothing to do
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -489,7 +489,7 @@ def test_a_helper_without_its_file_ends_itself_and_one_that_comes_too_late_never
 def test_a_dead_helpers_file_kills_nobody(tmp_path):
     file = tmp_path / "helper"
     file.write_text(str(os.getpid()))
-    daemon.stop(file)
+    helper_process.stop(file)
     assert not file.exists()
 
 
