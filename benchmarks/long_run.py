@@ -68,7 +68,7 @@ class Reading:
         threads: of the process.
         folder_mb: size of its folder without downsampled rounds.
         folder_files: number of files there.
-        past_mb: those rounds, bounded by `coordinator.run.downsampling.MOST_BYTES` twice.
+        past_mb: those rounds, bounded by `coordinator.extensions.downsampling.MOST_BYTES` twice.
     """
 
     round: int

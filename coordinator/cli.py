@@ -6,7 +6,7 @@ import signal
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -85,8 +85,9 @@ def serve(
     Stopped at any moment, the same command goes on where it was.
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
+    from fleetune.coordinator.commands.commands import withdraw_stop
+    from fleetune.coordinator.serving.control_watch import SUPERVISED
     from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
-    from fleetune.coordinator.serving.owner import SUPERVISED, take_up
     from fleetune.coordinator.store.folder_lock import check_unclaimed
     from fleetune.coordinator.trackers.follow import Following
     from fleetune.coordinator.trackers.tracker import makers_of
@@ -107,8 +108,8 @@ def serve(
 
             detector.wait()
             run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
-            if SUPERVISED not in os.environ:  # else whoever begins it has looked at its orders
-                take_up(folder)
+            if SUPERVISED not in os.environ:  # a service has looked at the control file itself
+                withdraw_stop(folder)
             with (
                 closing(run.store),
                 broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
@@ -168,33 +169,34 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> 
 @app.command()
 def pause(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
     """Let a run open no new round until `resume`; the one that is open is finished."""
-    _order(run, service_folder, paused=True)
+    _apply("Pause", run, service_folder)
 
 
 @app.command()
 def resume(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
     """Let a paused run go on."""
-    _order(run, service_folder, paused=False)
+    _apply("Resume", run, service_folder)
 
 
 @app.command()
 def stop(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
     """Leave a run as Ctrl-C does, from another terminal; it goes on when it is served again, or `start`ed."""
-    _order(run, service_folder, stopped=True)
+    _apply("Stop", run, service_folder)
 
 
 @app.command()
 def start(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
-    """Let a service begin a run again that was stopped."""
-    _order(run, service_folder, stopped=False)
+    """Let a service start a stopped run again."""
+    _apply("Start", run, service_folder)
 
 
-def _order(run: str, service_folder: Path, **changes: bool) -> None:
-    from fleetune.coordinator.service.ordering import folder_of
-    from fleetune.coordinator.serving.owner import order
+def _apply(name: Literal["Pause", "Resume", "Stop", "Start"], run: str, service_folder: Path) -> None:
+    from fleetune.coordinator.commands import commands
+    from fleetune.coordinator.service.service import folder_of
 
+    command: commands.Command = getattr(commands, name)()
     with one_line_errors("edge-coordinator"):
-        print(order(folder_of(run, service_folder), **changes))
+        print(commands.apply(command, folder_of(run, service_folder)))
 
 
 @app.command()

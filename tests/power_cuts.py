@@ -56,7 +56,7 @@ class ClientState:
                 name,
                 self.store,
                 joined=lambda: self.run,
-                objection=lambda: None,
+                rejection=lambda: None,
                 clock=lambda: 0.0,
             )
             self.lock = self.store.claim()

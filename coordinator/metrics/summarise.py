@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
+from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics.adoption import adoption_over, latest_adoption
 from fleetune.coordinator.metrics.averages import mean, total, weighted_mean
 from fleetune.coordinator.metrics.diagnostics import histories, metric_of
@@ -32,7 +33,6 @@ from fleetune.coordinator.metrics.summary import (
     over_participants,
 )
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
-from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.method.method import DeviceId

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from fleetune.coordinator.extensions.releases import read_rollout
+from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics import registry
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.queries.run_status import LATEST_ROUNDS, DeviceStatus, RunStatus, StatusReader
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
-from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.broker_outage import Outage, read_outage
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.coordinator.store.folder_lock import is_claimed
-from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.coordinator.store.run_folder import SHARED
 from fleetune.coordinator.store.troubles import read_troubles
 from fleetune.protocols.methods import diagnostics_of
@@ -182,7 +182,9 @@ class _Stored:
         return self._reader().status(
             state,
             self.ledger,
-            max(at - state.ahead_s, state.seen_at) if self.running else state.seen_at,  # clocks are set back
+            max(at - state.timing.ahead_s, state.timing.seen_at)
+            if self.running
+            else state.timing.seen_at,  # clocks are set back
             running=self.running,
             rollout=self.rollout,
             problem=_STOPPED if stopped else "" if outage is None else outage.words(at),

@@ -9,15 +9,16 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.metrics.adoption import LatestAdoption
 from fleetune.coordinator.metrics.diagnostics import diagnostics_line
 from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, PREDICTED, shown_at
 from fleetune.coordinator.metrics.summary import AdoptionSummary
 from fleetune.coordinator.queries.waiting import schedule_reason, waiting_reason
-from fleetune.coordinator.rounds.engine_state import EngineState, Stage
+from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.policies.selection import needed, target
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
-from fleetune.coordinator.rounds.rollout import Rollout
+from fleetune.coordinator.rounds.stages import Stage
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.conditions import Conditions
@@ -225,8 +226,8 @@ class OpenRound:
             replied=parts.count("replied"),
             declined=parts.count("declined"),
             awaited=parts.count("awaited"),
-            target=len(parts) if state.stage == "rehearsing" else target(state, settings),
-            until=state.until,
+            target=len(parts) if state.stage == "evaluating" else target(state, settings),
+            until=state.timing.until,
         )
 
 
@@ -322,9 +323,9 @@ class StatusReader:
             target=open_round.target,
             needed=needed(state, settings.round),
             scheduled=scheduled,
-            ended=(state.reason or "") if state.stage == "finished" else "",
+            ended=(state.ending.reason or "") if state.stage == "finished" else "",
             round_left_s=None if until is None else until - now,
-            round_span_s=state.span_s if predicted_deadline else None,
+            round_span_s=state.timing.span_s if predicted_deadline else None,
             elapsed_s=elapsed_s,
             remaining_s=self._remaining_s(open_round, elapsed_s),
             score=task_of(settings.task).score,
@@ -388,7 +389,7 @@ class StatusReader:
             return None
         usual_s = median(after - before for before, after in pairwise(closed))
         to_close = run.last_round - open_round.number + 1 + int(run.final_evaluation)
-        if open_round.stage == "rehearsing":
+        if open_round.stage == "evaluating":
             to_close = 1
         spent_s = min(usual_s, max(0.0, elapsed_s - closed[-1]))
         return to_close * usual_s - spent_s

@@ -7,11 +7,10 @@ from textwrap import shorten
 
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.rounds.actions import Miss
-from fleetune.coordinator.rounds.engine import START_S
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.policies.civil_time import utc
 from fleetune.coordinator.rounds.policies.schedule import Schedule
-from fleetune.coordinator.rounds.policies.selection import eligible, needed, target
+from fleetune.coordinator.rounds.policies.selection import START_S, eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundAbandoned
 from fleetune.protocols.method.method import DeviceId
@@ -25,7 +24,7 @@ _REASON_LENGTH = 80  # letters
 _ABANDONED: dict[Miss, str] = {
     "deadline": "too few replied in time",
     "too-few": "too few are left to reply",
-    "spoilt": "its updates do not aggregate to finite numbers",
+    "non-finite": "its updates do not aggregate to finite numbers",
     "diverged": "training diverges on the model that the round before made",
 }
 
@@ -46,11 +45,11 @@ def schedule_reason(state: EngineState, schedule: Schedule, now: float, *, count
     if state.paused:
         return PAUSED
     reporting = len(state.groups.telling)
-    look = schedule.look(state.plan, now, state.ahead_s, reporting, state.rounds_done)
+    look = schedule.look(state.plan, now, state.timing.ahead_s, reporting, state.rounds_done)
     if look.plan.due:
         return ""
     left = None if look.again_at is None else max(0.0, look.again_at - now)
-    when = "" if look.again_at is None else _local_time(look.again_at + state.ahead_s, schedule)
+    when = "" if look.again_at is None else _local_time(look.again_at + state.timing.ahead_s, schedule)
     within = f"in {readable.duration(left)}" if left is not None and countdown else ""
     parts = [when, within, _new_data(schedule, reporting)]
     missed = f"; {state.plan.missed} went by without a round" if state.plan.missed else ""
@@ -96,15 +95,15 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
     members = sorted(state.members.items())
     absent = _listed((name, _why(one, number)) for name, one in members if not (one.ready and one.stays))
     line = f"round {number} waits for devices: {there} there, needs {needed(state, settings)}"
-    if state.start_by is not None and not state.start_is_overdue:
+    if state.timing.start_by is not None and not state.start_is_overdue:
         line += f", or opens with fewer {START_S:g} s after the first came"
-    if state.gather_until is not None:
+    if state.timing.gather_until is not None:
         line = f"round {number} gives devices time to come back after the restart: {there} there"
     return f"{line}; {absent}" if absent else line
 
 
 def _awaits(state: EngineState, settings: RoundSection) -> str:
-    evaluating, number = state.stage == "rehearsing", state.turn.number
+    evaluating, number = state.stage == "evaluating", state.turn.number
     awaited = _listed((device, _why(state.members[device], number)) for device in state.awaited)
     asked, replied = len(state.participants), len(state.replied)
     enough = asked if evaluating else target(state, settings)

@@ -153,9 +153,9 @@ def _round(shot: RunStatus, devices: Sequence[DeviceStatus]) -> Text:
                 (number, "bold"),
                 (f"  waiting for devices: {there} there, needs {shot.needed}", "yellow"),
             )
-        case "training":
+        case "training" | "aggregating":
             return _line((number, "bold"), (f"  training: {replies}{left}", ""))
-        case "rehearsing":
+        case "evaluating":
             return _line(("final evaluation", "bold"), (f"  one more round on a copy: {replies}{left}", ""))
         case "finished":
             last = f"  after round {shot.scores[-1].number}" if shot.scores else ""
@@ -168,7 +168,7 @@ def _of(number: int, rounds: int) -> str:
 
 def _progress(shot: RunStatus, rounds: int) -> RenderableType:
     within = shot.replied / shot.target if shot.stage == "training" and shot.target else 0.0
-    over = shot.stage in ("rehearsing", "finished")
+    over = shot.stage in ("evaluating", "finished")
     done = rounds if over else shot.round - 1 + min(1.0, within)
     bar = Table.grid(padding=(0, 1))
     bar.add_row(ProgressBar(total=rounds, completed=done, width=50), f"{done / rounds:.0%}")

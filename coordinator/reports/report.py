@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, structs
 
+from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
@@ -18,8 +19,8 @@ from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
 from fleetune.coordinator.reports.provenance import provenance_of
 from fleetune.coordinator.rounds.engine import ALL_DONE
-from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
+from fleetune.coordinator.rounds.records import RoundRecord, lines_of
+from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
@@ -50,7 +51,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         reports={device: member.report for device, member in state.members.items() if member.report},
         simulated=simulated,
         diagnostics=declared_by(run.method),
-        rollout=controller.rollout,
+        rollout=rollout_in(run.store, run.settings.adoption),
     )
     agents = Counter(member.agent for member in state.members.values() if member.agent)
     if agents:

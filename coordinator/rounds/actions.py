@@ -7,11 +7,11 @@ as `coordinator.run.run_events`.
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetune.coordinator.rounds.rejections import Objection
+from fleetune.coordinator.rounds.rejections import RejectionReason
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId, Round
 
-Miss = Literal["deadline", "too-few", "spoilt", "diverged"]
+Miss = Literal["deadline", "too-few", "non-finite", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class KeepReply:
 
 @dataclass(frozen=True)
 class DropReply:
-    """Drop this reply: it does not count, because of its `objection`.
+    """Drop this reply: it does not count, because of its `rejection`.
 
     Its device is not told: its reply is acknowledged like any other, so that it is not offered again.
     """
@@ -62,12 +62,25 @@ class DropReply:
     device: DeviceId
     round: int
     attempt: int
-    objection: Objection
+    rejection: RejectionReason
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Aggregate exactly the replies of these devices, in this (ascending) order; at least one.
+
+    Answer with the event `Aggregated` or `NotAggregated` before any other event. The engine then closes the
+    round, tries it without some of the updates, or abandons it.
+    """
+
+    number: int
+    attempt: int
+    devices: tuple[DeviceId, ...]
 
 
 @dataclass(frozen=True)
 class CloseRound:
-    """Aggregate exactly the replies of these devices, in this (ascending) order; at least one."""
+    """Take over what the last `Aggregate` made of the replies of these devices, and record the round."""
 
     number: int
     attempt: int
@@ -79,7 +92,7 @@ class AbandonRound:
     """The quorum was missed: drop this attempt's plan and updates. The same number is asked again.
 
     `reason`: "deadline", too few had replied by then; "too-few", nobody is left who could still reply;
-    "spoilt", the updates do not aggregate to finite numbers; "diverged", training breaks on this model.
+    "non-finite", the updates do not aggregate to finite numbers; "diverged", training breaks on this model.
     """
 
     number: int
@@ -88,7 +101,7 @@ class AbandonRound:
 
 
 @dataclass(frozen=True)
-class TakeBack:
+class RollBack:
     """Undo this round, the last that was closed: the method's state is again that of before its plan, and
     every device is admitted again. The same number is asked again.
     """
@@ -121,9 +134,10 @@ Action = (
     | SendTask
     | KeepReply
     | DropReply
+    | Aggregate
     | CloseRound
     | AbandonRound
-    | TakeBack
+    | RollBack
     | CloseFinalEvaluation
     | FinishRun
 )

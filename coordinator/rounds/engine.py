@@ -1,42 +1,45 @@
 """The round engine: events in, actions out; no I/O, no clock, no method.
 
-Everything that decides who is asked, which reply counts and when a round is over lives in this file and in
-`intake.py`, `rejections.py`, `engine_state.py` and `policies/`. A simulation and a real fleet
-drive the same engine:
+A simulation and a fleet drive the same engine:
 
     actions = engine.handle(event, now)     # for each event, in whatever order they come
     ...                                     # do the actions, in order
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
-`now` is in seconds of any finite clock. When it jumps back, open deadlines move back with it; when it
-jumps ahead, at most one attempt is lost. No event raises: a wrong one is counted, a reply that does not
-count also answered with `DropReply`. After `FinishRun` nothing follows; what still comes is counted as late.
+`now` is in seconds of any finite clock. When it jumps back, open deadlines move back with it. When it jumps
+ahead, at most one attempt is lost. No event raises: a wrong one is counted. A reply that does not count is
+also answered with `DropReply`. After `FinishRun` no action follows; replies that still come are counted as
+late.
+
+Where each decision is made:
+
+- stages and transitions: `rounds.stages`
+- when a round closes, with or without its stragglers: `rounds.policies.stragglers`
+- how long a round may take: `rounds.policies.deadline`
+- which devices take part: `rounds.policies.selection`
+- when a round may open: `rounds.policies.schedule`
+- devices that never answer, and their back-off: `rounds.policies.unresponsive`
+- whether a reply counts: `rounds.rejections`
+- rounds that break training: `rounds.rollback`
+- semi-asynchronous rounds: `rounds.window_engine`
 
 **What the driver must store.** One record: `engine.state` (of its members those that changed) and the
 method's state, written together after each `handle`:
 
-1. store a reply that counts (a round may close with it); do `Admit`, `StartRound`, `KeepReply`, `DropReply`,
-   `CloseRound`, `AbandonRound`, `TakeBack`, `CloseFinalEvaluation`, in order;
-2. write the record, in one transaction; that of several events may be one;
-3. only then speak to devices: `SendTask`, `FinishRun`, and acknowledge the reply.
+1. Store a reply that counts, because a round may close with it. Do the actions in order. `Aggregate` is
+answered at
+   once with `Aggregated` or `NotAggregated`, whose actions belong to the same step.
+2. Write the record, in one transaction. One transaction may hold several events.
+3. Only then speak to devices: `SendTask`, `FinishRun`, and the acknowledgement of the reply.
 
-A crash before 2 loses the event, and nobody was told otherwise: the reply is not acknowledged, so the
-device offers it again, and the same event leads to the same actions. A crash after 2 loses only words:
-tasks are sent again when devices come back. The method's state in the record is the one **before** the
-open round's plan. Between `StartRound` and its `CloseRound` or `AbandonRound` no `Admit` comes (devices
-that join meanwhile are admitted, in ascending order, before the next `StartRound`), so that planning
-again on the recorded state gives the same tasks; `CloseRound` aggregates on the planned state,
-`AbandonRound` drops it.
+A crash before 2 loses the event. The reply is not acknowledged, so the device offers it again, and the same
+event leads to the same actions. A crash after 2 loses only messages: tasks are sent again when devices come
+back.
 
-Before a round is closed the driver is asked whether it may be (`judge`), which aggregates its updates. One
-that does not aggregate to finite numbers is asked again, without those who are told to have spoilt it. One
-that closed, but breaks the training of all who are asked next, is taken back (`TakeBack`) and asked again.
-After `rollback.MAX_SPOILT` of either at the same round training ends.
-
-When a round is over is decided in `_close_if_due` alone, how long it may take in
-`coordinator.rounds.policies.deadline` alone, whether a reply counts in `coordinator.rounds.rejections` alone,
-when one may open in `coordinator.rounds.policies.schedule` alone.
-`coordinator.rounds.window_engine` closes in another way, semi-asynchronously.
+The method's state in the record is the one **before** the open round's plan. Between `StartRound` and its
+`CloseRound` or `AbandonRound` no `Admit` comes. Devices that join meanwhile are admitted, in ascending order,
+before the next `StartRound`. So planning again on the recorded state gives the same tasks. `Aggregate` works
+on the planned state, and `AbandonRound` drops it.
 """
 
 from dataclasses import replace
@@ -46,35 +49,29 @@ from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Action,
     Admit,
+    Aggregate,
     CloseFinalEvaluation,
     CloseRound,
     FinishRun,
+    RollBack,
     SendTask,
     StartRound,
-    TakeBack,
 )
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
-from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
+from fleetune.coordinator.rounds.events import Aggregated, Declined, Event, NotAggregated, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.policies.deadline import keeps_pace, learn, proposed_s
 from fleetune.coordinator.rounds.policies.schedule import Schedule
-from fleetune.coordinator.rounds.policies.selection import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.policies.selection import START_S, draw, final_evaluators, needed, pool
+from fleetune.coordinator.rounds.policies.stragglers import Decision, decide
 from fleetune.coordinator.rounds.policies.unresponsive import note_missed
 from fleetune.coordinator.rounds.proposals.planner import Planner
-from fleetune.coordinator.rounds.rollback import (
-    DIVERGED,
-    Judge,
-    Verdict,
-    breaks_training,
-    hopeless,
-    take_back,
-)
+from fleetune.coordinator.rounds.rollback import DIVERGED, breaks_training, hopeless, roll_back
 from fleetune.protocols.method.method import DeviceId, Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
-START_S = 60.0  # after the first device came: round 1 opens with the devices that are there
 
 
 class RoundEngine:
@@ -82,12 +79,7 @@ class RoundEngine:
 
     Args:
         planner: what participants are asked to do.
-
-    Attributes:
-        judge: told the turn and the devices whose updates a round would close with.
     """
-
-    judge: Judge = staticmethod(lambda _, __: Verdict(True))
 
     def __init__(
         self,
@@ -99,7 +91,7 @@ class RoundEngine:
     ) -> None:
         self._planner = planner
         self.state = state or EngineState()
-        self.state.pays = schedule.pays
+        self.state.group(schedule.pays)
         self._run = run
         self._round = round_
         self._schedule = schedule
@@ -124,7 +116,7 @@ class RoundEngine:
         """
         engine = cls(run, round_, state.copy(), schedule, planner)
         engine.state.change(seen_at=now)
-        gathering = state.gather_until is not None
+        gathering = state.timing.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
             member = state.members[name]
             engine.state.put(name, ready=False, returning=member.ready or gathering)
@@ -132,8 +124,8 @@ class RoundEngine:
             engine.state.put(name, left=False)  # before its rounds were made open
         if state.stage == "waiting" and engine.state.groups.returning:
             engine.state.change(gather_until=now + min(GATHER_S, round_.deadline_s))
-        if state.until is not None:
-            span_s = (state.span_s if state.running else None) or round_.deadline_s
+        if state.timing.until is not None:
+            span_s = (state.timing.span_s if state.running else None) or round_.deadline_s
             engine.state.change(until=now + min(span_s, round_.deadline_s))
         restart: list[Action] = [engine._start_action(resumed=True)] if state.running else []
         return engine, restart + engine._advance(now)
@@ -146,15 +138,18 @@ class RoundEngine:
         """
         asked = any(member.asked >= self.state.turn for member in self.state.members.values())
         attempt = self.state.attempt + int(asked)
-        self.state.change(stage="waiting", attempt=attempt, participants=(), until=None, reason="")
+        self.state.move("run reopened", attempt=attempt, participants=(), until=None, reason="")
 
     @property
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
         waiting = self.state.stage == "waiting"
         first = self.state.turn == (1, 1) and not self.state.start_is_overdue
-        start_by = self.state.start_by if first else None
-        times = (self.state.until, *((self.state.gather_until, self._look_at, start_by) if waiting else ()))
+        start_by = self.state.timing.start_by if first else None
+        times = (
+            self.state.timing.until,
+            *((self.state.timing.gather_until, self._look_at, start_by) if waiting else ()),
+        )
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -173,59 +168,68 @@ class RoundEngine:
                 self.state.count("late")
             return []
         self._see(now)
-        return take_in(event, self.state, is_open=self._run.is_open) + self._advance(now)
+        return self._take_in(event) + self._advance(now)
+
+    def _take_in(self, event: Event) -> list[Action]:
+        if not isinstance(event, Aggregated | NotAggregated):
+            return take_in(event, self.state, is_open=self._run.is_open)
+        if self.state.stage != "aggregating":
+            self.state.count("unknown")
+            return []
+        if isinstance(event, Aggregated):
+            return self._closed(event.suspects)
+        return self._not_aggregated(event.suspects)
 
     def _see(self, now: float) -> None:
-        until, back_s = self.state.until, self.state.seen_at - now
+        until, back_s = self.state.timing.until, self.state.timing.seen_at - now
         if until is not None and back_s > 0:
             until = min(until - back_s, now + self._round.deadline_s)
         self.state.change(until=until, seen_at=now)
-        if self.state.gather_until is not None and back_s > 0:
-            self.state.change(gather_until=self.state.gather_until - back_s)
-        if self.state.start_by is not None and back_s > 0:
-            self.state.change(start_by=self.state.start_by - back_s)
+        if self.state.timing.gather_until is not None and back_s > 0:
+            self.state.change(gather_until=self.state.timing.gather_until - back_s)
+        if self.state.timing.start_by is not None and back_s > 0:
+            self.state.change(start_by=self.state.timing.start_by - back_s)
         if self.state.plan.since is not None and back_s > 0:
             self.state.change(plan=replace(self.state.plan, since=self.state.plan.since - back_s))
 
     def _advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        if self.state.running:
+        if self.state.stage in ("training", "evaluating"):
             actions += self._close_if_due(now)
         if self.state.stage == "waiting":
             actions += self._start_if_possible(now)
         return actions
 
     def _close_if_due(self, now: float) -> list[Action]:
-        state = self.state
-        overdue = state.until is not None and now >= state.until
-        settled = not state.groups.awaited
-        if state.stage == "rehearsing":
-            return self._close_final_evaluation() if overdue or settled else []
-        enough, replies = target(state, self._round), len(state.groups.replied)
-        if replies >= enough or ((overdue or settled) and replies >= self._round.quorum):
-            return self._close()
-        if overdue:
-            return self._abandon(AbandonRound(*state.turn, "deadline"), pause_until=None)
-        if settled:
-            return self._abandon(AbandonRound(*state.turn, "too-few"), pause_until=state.until)
-        return []
+        state, decision = self.state, self._decision(now)
+        if decision is None:
+            return []
+        if state.stage == "evaluating":
+            return self._close_final_evaluation()
+        if decision == "close":
+            state.move("replies suffice")
+            return [Aggregate(*state.turn, state.replied)]
+        pause_until = (
+            state.timing.until if decision == "too-few" and now < (state.timing.until or now) else None
+        )
+        return self._abandon(AbandonRound(*state.turn, decision), pause_until=pause_until)
 
-    def _close(self) -> list[Action]:
-        verdict = self.judge(self.state.turn, self.state.replied)
-        return self._closed(verdict) if verdict.sound else self._spoilt(verdict.suspects)
+    def _decision(self, now: float) -> Decision | None:
+        """What becomes of the open round, or the final evaluation, at `now`; None: it stays open."""
+        return decide(self.state, self._round, now)
 
-    def _closed(self, verdict: Verdict) -> list[Action]:
+    def _closed(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
         turn, state = self.state.turn, self.state
         action = CloseRound(*turn, state.replied)
         learn(state, self._round)
         self._planner.learn(state)
-        state.change(spent=state.spent.round_closed(state.seen_at))
+        state.change(spent=state.spent.round_closed(state.timing.seen_at))
         if self._round.mode == "synchronous":
             note_missed(state, self._round, paced=keeps_pace(self._round, self._planner.objective))
-        state.change(closed=turn, suspects=verdict.suspects)
-        attempt, rounds_done = state.next_attempt, turn.number
-        state.change(
-            stage="waiting",
+        state.change(closed=turn, suspects=suspects)
+        attempt, rounds_done = state.retries.next_attempt, turn.number
+        state.move(
+            "updates aggregated",
             rounds_done=rounds_done,
             attempt=attempt,
             next_attempt=1,
@@ -235,40 +239,41 @@ class RoundEngine:
         )
         return [action]
 
-    def _spoilt(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
-        """The updates do not aggregate: go on without the suspects', or ask everybody again."""
+    def _not_aggregated(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
+        """Go on without the suspects' updates; without any suspect, or any update left, abandon the round."""
+        self.state.move("updates did not aggregate")
         for device in suspects:
-            self.state.count("spoilt")
+            self.state.count("non-finite")
             mark_declined(self.state, Declined(device, *self.state.turn, "its update would break the model"))
         if suspects and self.state.groups.replied:
-            return self._close_if_due(self.state.seen_at)
+            return []  # `_advance` decides anew
         turn = self.state.turn
-        actions = self._abandon(AbandonRound(*turn, "spoilt"), pause_until=None)
+        actions = self._abandon(AbandonRound(*turn, "non-finite"), pause_until=None)
         reason = hopeless(self.state, turn.number, "its updates did not aggregate to finite numbers")
-        return actions + (self._end(reason, self.state.seen_at) if reason else [])
+        return actions + (self._end(reason, self.state.timing.seen_at) if reason else [])
 
     def _abandon(self, action: AbandonRound, pause_until: float | None) -> list[Action]:
         broken, turn = breaks_training(self.state), self.state.turn
-        if broken and self.state.closed != NEVER:
-            return self._take_back()
+        if broken and self.state.retries.closed != NEVER:
+            return self._roll_back()
         learn(self.state, self._round)
         note_missed(self.state, self._round)
         self.state.count("abandoned")
         attempt = self.state.attempt + 1
-        self.state.change(stage="waiting", attempt=attempt, participants=(), until=pause_until)
+        self.state.move("round abandoned", attempt=attempt, participants=(), until=pause_until)
         reason = hopeless(self.state, turn.number, DIVERGED) if broken else None
-        return [action, *(self._end(reason, self.state.seen_at) if reason else [])]
+        return [action, *(self._end(reason, self.state.timing.seen_at) if reason else [])]
 
-    def _take_back(self) -> list[Action]:
-        turn, closed = self.state.turn, self.state.closed
-        take_back(self.state)
-        actions: list[Action] = [AbandonRound(*turn, "diverged"), TakeBack(*closed)]
+    def _roll_back(self) -> list[Action]:
+        turn, closed = self.state.turn, self.state.retries.closed
+        roll_back(self.state)
+        actions: list[Action] = [AbandonRound(*turn, "diverged"), RollBack(*closed)]
         reason = hopeless(self.state, closed.number, f"{DIVERGED} after it")
-        return actions + (self._end(reason, self.state.seen_at) if reason else [])
+        return actions + (self._end(reason, self.state.timing.seen_at) if reason else [])
 
     def _gathers(self, now: float) -> bool:
         """Whether those that were there before a restart are still given time to come back."""
-        until = self.state.gather_until
+        until = self.state.timing.gather_until
         if until is not None and self.state.groups.returning and now < until:
             return True
         if until is not None:
@@ -280,8 +285,8 @@ class RoundEngine:
         """Why no round follows; None: one does."""
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
-            return self.state.ends or ALL_DONE
-        return self.state.ends or self._over_budget(())
+            return self.state.ending.ends or ALL_DONE
+        return self.state.ending.ends or self._over_budget(())
 
     def _over_budget(self, participants: tuple[DeviceId, ...]) -> str | None:
         """The reason why the coming round exceeds the run's budget; None: it fits."""
@@ -291,7 +296,7 @@ class RoundEngine:
         """Whether the coming round is not due yet."""
         state = self.state
         telling = len(state.groups.telling)
-        look = self._schedule.look(state.plan, now, state.ahead_s, telling, state.rounds_done)
+        look = self._schedule.look(state.plan, now, state.timing.ahead_s, telling, state.rounds_done)
         missed = look.plan.missed - state.plan.missed
         if missed:
             state.count("missed-slots", missed)
@@ -306,7 +311,7 @@ class RoundEngine:
             return
         if not self.state.groups.eligible:
             self.state.change(start_by=None)
-        elif self.state.start_by is None:
+        elif self.state.timing.start_by is None:
             self.state.change(start_by=now + START_S)
 
     def _start_if_possible(self, now: float) -> list[Action]:
@@ -317,7 +322,7 @@ class RoundEngine:
             return self._end(reason, now)
         if self._holds(now):
             return []
-        overdue = self.state.until is not None and now >= self.state.until
+        overdue = self.state.timing.until is not None and now >= self.state.timing.until
         if overdue:
             self.state.change(until=None)
         if not self.state.groups.eligible:
@@ -330,7 +335,7 @@ class RoundEngine:
         participants = draw(candidates, self.state, self._round, self._run.seed)
         if (reason := self._over_budget(participants)) is not None:
             return self._end(reason, now)
-        self.state.change(stage="training", participants=participants)
+        self.state.move("round opens", participants=participants)
         return self._open(participants, now)
 
     def _without_devices(self, overdue: bool, now: float) -> list[Action]:
@@ -341,7 +346,7 @@ class RoundEngine:
         groups = self.state.groups
         if (overdue and groups.left_there) or (groups.left and not groups.staying):
             return self._end("every device has left", now)
-        if groups.left_there and self.state.until is None:
+        if groups.left_there and self.state.timing.until is None:
             self.state.change(until=now + self._round.deadline_s)
         return []
 
@@ -350,7 +355,7 @@ class RoundEngine:
         self.state.change(reason=reason, participants=participants)
         if not (self._run.final_evaluation and participants):
             return self._finish()
-        self.state.change(stage="rehearsing")
+        self.state.move("evaluation opens")
         return self._open(participants, now)
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
@@ -364,7 +369,7 @@ class RoundEngine:
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:
         admits = self._admit_all()
-        timed = {"asked_at": self.state.seen_at} if self._round.by_utility else {}
+        timed = {"asked_at": self.state.timing.seen_at} if self._round.by_utility else {}
         for device in devices:
             self.state.put(device, asked=self.state.turn, answer=None, **timed)
         tasks = [SendTask(device, *self.state.turn) for device in devices]
@@ -375,7 +380,7 @@ class RoundEngine:
         return self._start_action(resumed=True)
 
     def _start_action(self, *, resumed: bool) -> StartRound:
-        final_evaluation = self.state.stage == "rehearsing"
+        final_evaluation = self.state.stage == "evaluating"
         round_ = Round(self.state.turn.number, self.state.participants, final_evaluation)
         return StartRound(round_, self.state.attempt, resumed)
 
@@ -393,5 +398,5 @@ class RoundEngine:
         return [CloseFinalEvaluation(*self.state.turn, self.state.replied), *self._finish()]
 
     def _finish(self) -> list[Action]:
-        self.state.change(stage="finished", participants=(), until=None)
-        return [FinishRun(self.state.reason)]
+        self.state.move("run ends", participants=(), until=None)
+        return [FinishRun(self.state.ending.reason)]

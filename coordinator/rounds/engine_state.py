@@ -10,15 +10,15 @@ from msgspec import UNSET
 from fleetune.coordinator.rounds.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.spent_budget import SpentBudget
+from fleetune.coordinator.rounds.stages import Stage, Transition, after
 from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
-Stage = Literal["waiting", "training", "rehearsing", "finished"]
 Answer = Literal["update", "declined", "expired"]
 
 
-class Turn(NamedTuple):
+class RoundAttempt(NamedTuple):
     """One asking; later turns are greater."""
 
     number: int
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
         return cls(key.round, key.attempt)
 
 
-NEVER = Turn(0, 0)
+NEVER = RoundAttempt(0, 0)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,29 @@ class ScheduleState:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """What the coordinator has seen of a device's rounds; None: not known.
+
+    Attributes:
+        asked_at: when it was asked last, on the run's clock.
+        took_s: how long its last reply took.
+        loss: that its last reply reported.
+        change: how much its last update changed what it was sent.
+        compression_error: of its last update (see `RoundCost`).
+        stretch: how many times longer than it says a round is expected to take it, at least 1.
+        missed: deadlines that it missed in a row, see `coordinator.rounds.policies.unresponsive`.
+    """
+
+    asked_at: float | None = None
+    took_s: float | None = None
+    loss: float | None = None
+    change: float | None = None
+    compression_error: float | None = None
+    stretch: float = 1.0
+    missed: int = 0
+
+
+@dataclass(frozen=True)
 class Member:
     """What is known of one device.
 
@@ -66,15 +89,10 @@ class Member:
         declined_round: the latest round it declined, 0 for none.
         declined_reason: why.
         diverged: because its training, or its task, was no longer finite.
-        stretch: how many times longer a round is thought to take it than it says, at least 1.
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
-        missed: deadlines that it let pass in a row, see `coordinator.rounds.policies.unresponsive`.
         trained: its report is older than its last update, so that what that calls new was trained on.
-        asked_at, took_s, loss: where devices are drawn by worth: when it was asked last, how long its
-            last reply took, and the loss that this told; None: not known.
-        change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
-        dealt: with an objective: what its latest task was planned at.
-        compression_error: likewise, of its last update (see `RoundCost`); None: not reported.
+        assigned: with an objective: what its latest task was planned at.
+        observed: what the coordinator has seen of its rounds.
         agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
     """
 
@@ -83,21 +101,15 @@ class Member:
     ready: bool = False
     left: bool = False
     refusal: str | None = None
-    asked: Turn = NEVER
+    asked: RoundAttempt = NEVER
     answer: Answer | None = None
     declined_round: int = 0
     declined_reason: str = ""
     diverged: bool = False
-    stretch: float = 1.0
     returning: bool = False
-    missed: int = 0
     trained: bool = False
-    asked_at: float | None = None
-    took_s: float | None = None
-    loss: float | None = None
-    change: float | None = None
-    dealt: Budget | None = None
-    compression_error: float | None = None
+    assigned: Budget | None = None
+    observed: Observed = Observed()
     agent: str = ""
 
     @property
@@ -108,15 +120,15 @@ class Member:
     @property
     def at_work(self) -> DeviceReport | None:
         """Its report, with the ratio that it is asked to work at and the seconds that it expects of it."""
-        report, dealt = self.report, self.dealt
-        if report is None or dealt is None or report.affords is UNSET or not report.affords:
+        report, assigned = self.report, self.assigned
+        if report is None or assigned is None or report.affords is UNSET or not report.affords:
             return report
-        told = next((one for one in report.affords if one.ratio == dealt.ratio), None)
-        values = values_sent(report, dealt)
-        round_s = report.round_s if told is None else told.seconds(dealt.local_work, values)
-        part = "" if dealt.local_work == 1 else f", {dealt.local_work:.0%} of local training"
-        why = f"p = {dealt.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"
-        return replace(report, ratio=dealt.ratio, round_s=round_s, reason=why)
+        told = next((one for one in report.affords if one.ratio == assigned.ratio), None)
+        values = values_sent(report, assigned)
+        round_s = report.round_s if told is None else told.seconds(assigned.local_work, values)
+        part = "" if assigned.local_work == 1 else f", {assigned.local_work:.0%} of local training"
+        why = f"p = {assigned.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"
+        return replace(report, ratio=assigned.ratio, round_s=round_s, reason=why)
 
     @property
     def is_unseen(self) -> bool:
@@ -125,7 +137,69 @@ class Member:
 
 
 _STRANGER = Member()
+_OBSERVED = Observed.__dataclass_fields__.keys()
+OPEN = frozenset(("training", "aggregating", "evaluating"))  # stages in which a round is open
 _PARTS = {"stage", "rounds_done", "participants"}  # what decides on a device's part, besides its member
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When something is due, on the run's clock; None: no such time.
+
+    Attributes:
+        until: when the open round is over; while waiting, when to look again.
+        span_s: how long the round that opened last is given.
+        extended: how often the open window was extended.
+        seen_at: the latest `now`.
+        ahead_s: by how much the time of day is ahead of `now`.
+        gather_until: until then no round opens, so that devices can come back after a restart.
+        start_by: where `round.start_with` is not set: when round 1 opens with the devices that are there.
+    """
+
+    until: float | None = None
+    span_s: float | None = None
+    extended: int = 0
+    seen_at: float = 0.0
+    ahead_s: float = 0.0
+    gather_until: float | None = None
+    start_by: float | None = None
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Rounds that were, or may be, tried again.
+
+    Attributes:
+        closed: the round that closed last, as long as it can be rolled back; NEVER: none can.
+        suspects: devices whose update-norm ratio stood out in it.
+        next_attempt: of the round after the open one: an attempt that was asked before is not asked again.
+        failed: the round that failed or was rolled back last, and how often.
+    """
+
+    closed: RoundAttempt = NEVER
+    suspects: tuple[DeviceId, ...] = ()
+    next_attempt: int = 1
+    failed: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the run comes to its end.
+
+    Attributes:
+        ends: why no further round opens, but for the final evaluation; "": they do.
+        reason: why training has ended; "": it has not.
+    """
+
+    ends: str = ""
+    reason: str = ""
+
+
+_PART_OF = {
+    **dict.fromkeys(Timing.__dataclass_fields__, "timing"),
+    **dict.fromkeys(Retries.__dataclass_fields__, "retries"),
+    **dict.fromkeys(Ending.__dataclass_fields__, "ending"),
+}
 
 
 @dataclass
@@ -136,29 +210,18 @@ class EngineState:
     not what there is; others read it, and `copy` it to keep it. Members are values: they are replaced.
 
     Attributes:
-        stage: waiting for devices, training a round, rehearsing, or finished.
+        stage: see `coordinator.rounds.stages`; only `move` changes it.
         rounds_done: training rounds that were aggregated.
         attempt: of round `rounds_done + 1`, the one that runs or comes next.
         participants: of the round that runs, ascending; semi-asynchronously, who works or has replied.
-        until: when the round that runs is over; while waiting, when to look again; None: no such time.
-        span_s: how long the turn that was opened last is given; None: none was.
-        extended: how often the window that is open was extended.
-        seen_at: the latest `now`.
+        timing: when something is due.
+        retries: rounds that are tried again.
         members: every device ever heard of.
-        counters: how often: replies and declines dropped, by objection; `declined` rounds, `refused` runs,
+        counters: how often: replies and declines dropped, by rejection; `declined` rounds, `refused` runs,
             `abandoned` attempts, devices `gone`.
-        reason: why training ended.
-        closed: the turn that closed last, as long as it can be taken back; NEVER: none can.
-        suspects: whose updates strained it most.
-        next_attempt: of the round after the one that runs: one that was asked before is not asked again.
-        spoilt: the round that was last spoilt or taken back, and how often.
-        gather_until: until then no round starts, so that those who were there before a restart can come back.
-        start_by: where `round.start_with` is not set: when round 1 opens with the devices that are there,
-            however few; None: no device is there yet.
+        ending: why the run comes to its end.
         plan: what is remembered of the run's schedule.
-        ahead_s: by how much the time of day is ahead of `now`.
         paused: no round opens.
-        ends: why none opens any more but the final evaluation; "": they do.
         compression_errors: with an objective: of the run's encodings, as devices report them.
         spent: what the run has spent.
     """
@@ -167,30 +230,23 @@ class EngineState:
     rounds_done: int = 0
     attempt: int = 1
     participants: tuple[DeviceId, ...] = ()
-    until: float | None = None
-    span_s: float | None = None
-    extended: int = 0
-    seen_at: float = 0.0
+    timing: Timing = Timing()
     members: dict[DeviceId, Member] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    closed: Turn = NEVER
-    suspects: tuple[DeviceId, ...] = ()
-    next_attempt: int = 1
-    spoilt: tuple[int, int] = (0, 0)
-    gather_until: float | None = None
-    start_by: float | None = None
+    ending: Ending = Ending()
+    retries: Retries = Retries()
     plan: ScheduleState = ScheduleState()
-    ahead_s: float = 0.0
     paused: bool = False
-    ends: str = ""
     compression_errors: CompressionErrors = CompressionErrors()  # noqa: RUF009 - frozen
     spent: SpentBudget = SpentBudget()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        self.pays: Callable[[DeviceReport], bool] = lambda _: False  # whether training would, see `Schedule`
         self._groups: Groups | None = None
         self._changed: set[DeviceId] = set()
+
+    def group(self, pays: Callable[[DeviceReport], bool]) -> None:
+        """Group the devices; `pays`: whether training on a device would pay, see `Schedule`."""
+        self._groups = Groups(self.members, self, pays)
 
     @property
     def groups(self) -> Groups:
@@ -200,19 +256,19 @@ class EngineState:
         return self._groups
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> RoundAttempt:
         """The asking that runs or comes next."""
-        return Turn(self.rounds_done + 1, self.attempt)
+        return RoundAttempt(self.rounds_done + 1, self.attempt)
 
     @property
     def start_is_overdue(self) -> bool:
         """Whether round 1 waits for no further device any more, see `start_by`."""
-        return self.start_by is not None and self.seen_at >= self.start_by
+        return self.timing.start_by is not None and self.timing.seen_at >= self.timing.start_by
 
     @property
     def running(self) -> bool:
         """Whether a round, or the final evaluation, is open."""
-        return self.stage in ("training", "rehearsing")
+        return self.stage in OPEN
 
     @property
     def replied(self) -> tuple[DeviceId, ...]:
@@ -238,9 +294,9 @@ class EngineState:
         if not self.takes_part(device):
             return False
         member = self.members[device]
-        return member.answer is None and (self.stage == "rehearsing" or not member.left)
+        return member.answer is None and (self.stage == "evaluating" or not member.left)
 
-    def awaited_turn(self, device: DeviceId) -> Turn | None:
+    def awaited_turn(self, device: DeviceId) -> RoundAttempt | None:
         """The task that the device is expected to answer; None: none."""
         return self.members[device].asked if self.awaits(device) else None
 
@@ -249,19 +305,36 @@ class EngineState:
         return self.members.get(device, _STRANGER)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
-        """Change these fields of one device; it may be new."""
-        self.members[device] = replace(self.member(device), **changes)
+        """Change these fields of one device, or of what was observed of it; it may be new."""
+        member = self.member(device)
+        seen = {name: changes.pop(name) for name in _OBSERVED & changes.keys()}
+        if seen:
+            changes["observed"] = replace(member.observed, **seen)
+        self.members[device] = replace(member, **changes)
         self._changed.add(device)
         if self._groups is not None:
             self._groups.place((device,), self)
 
+    def move(self, transition: Transition, **fields: Any) -> None:
+        """Go to the stage that the table has for this transition, and change these fields of the run."""
+        stage = after(self.stage, transition)
+        if {stage, self.stage} == {"training", "aggregating"}:
+            self.stage = stage  # no device's part changes, so that no group needs to be looked at
+            self.change(**fields)
+        else:
+            self.change(stage=stage, **fields)
+
     def change(self, **fields: Any) -> None:
-        """Change fields of the run itself."""
+        """Change fields of the run itself, or of its timing and retries."""
         moved: set[DeviceId] = set()
         if self._groups is not None and not _PARTS.isdisjoint(fields):
             moved.update(self.participants, fields.get("participants", ()), self._groups.declined)
         for name, value in fields.items():
-            setattr(self, name, value)
+            part = _PART_OF.get(name)
+            if part is None:
+                setattr(self, name, value)
+            else:
+                setattr(self, part, replace(getattr(self, part), **{name: value}))
         if self._groups is not None:
             self._groups.place(moved, self)
 

@@ -7,7 +7,7 @@ is asked and answered like any other round.
 
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.rejections import Objection
+from fleetune.coordinator.rounds.rejections import RejectionReason
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 
@@ -36,7 +36,7 @@ class DeviceGone:
 class ReplyArrived:
     """A device's whole reply, to a round or to the final evaluation, is verified and on disk.
 
-    `objection`: what speaks against counting it, asked once by whoever takes it in (see
+    `rejection`: what speaks against counting it, asked once by whoever takes it in (see
     `coordinator.rounds.rejections`); None: it counts. `leaving`: the device has nothing more to gain
     and leaves the run (early stopping). `loss`: of its training; None: not known. `num_bytes`: of its
     payload. `joules`: that its round took, or was to take.
@@ -47,7 +47,7 @@ class ReplyArrived:
     device: DeviceId
     round: int
     attempt: int
-    objection: Objection | None
+    rejection: RejectionReason | None
     leaving: bool = False
     loss: float | None = None
     num_bytes: int = 0
@@ -70,6 +70,24 @@ class Declined:
     reason: str
     diverged: bool = False
     replied: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The updates that `Aggregate` named made finite numbers.
+
+    `suspects`: devices whose update-norm ratio stood out. They are the first to be left out if the next round
+    shows that this one broke training.
+    """
+
+    suspects: tuple[DeviceId, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotAggregated:
+    """The updates that `Aggregate` named made numbers that are not finite; `suspects`: the likely causes."""
+
+    suspects: tuple[DeviceId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,4 +116,15 @@ class Tick:
     """Time has passed; due when `RoundEngine.wake_at` is reached."""
 
 
-Event = DeviceReady | DeviceGone | ReplyArrived | Declined | ClockSet | Paused | RoundsEnded | Tick
+Event = (
+    DeviceReady
+    | DeviceGone
+    | ReplyArrived
+    | Declined
+    | Aggregated
+    | NotAggregated
+    | ClockSet
+    | Paused
+    | RoundsEnded
+    | Tick
+)

@@ -1,20 +1,22 @@
 """What an event changes in the engine's state, before anything is decided: who is there, who said what."""
 
 from fleetune.coordinator.rounds.actions import Action, DropReply, KeepReply, SendTask
-from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt
 from fleetune.coordinator.rounds.events import (
+    Aggregated,
     ClockSet,
     Declined,
     DeviceGone,
     DeviceReady,
     Event,
+    NotAggregated,
     Paused,
     ReplyArrived,
     RoundsEnded,
     Tick,
 )
 from fleetune.coordinator.rounds.policies.unresponsive import note_answer
-from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 
@@ -42,7 +44,7 @@ def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
             state.change(paused=paused)
         case RoundsEnded(reason):
             state.change(ends=reason)
-        case Tick():
+        case Tick() | Aggregated() | NotAggregated():
             pass
     return []
 
@@ -79,14 +81,14 @@ def _take_gone(state: EngineState, device: DeviceId) -> None:
 
 
 def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> list[Action]:
-    objection = event.objection
-    if event.leaving and may_leave and objection not in ("foreign", "unknown"):
+    rejection = event.rejection
+    if event.leaving and may_leave and rejection not in ("foreign", "unknown"):
         state.put(event.device, left=True)
-    if objection not in ("foreign", "unknown"):
+    if rejection not in ("foreign", "unknown"):
         note_answer(state, event.device)
-    if objection:
-        state.count(objection)
-        return [DropReply(event.device, event.round, event.attempt, objection)]
+    if rejection:
+        state.count(rejection)
+        return [DropReply(event.device, event.round, event.attempt, rejection)]
     if state.stage == "training":
         state.change(spent=state.spent.replied(event.num_bytes, event.joules))
     state.put(event.device, answer="update", trained=True, **_seen_of(state, event))
@@ -97,22 +99,22 @@ def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]
     """How long the reply took and what it tells, where that is asked for (`usefulness`, `pace`)."""
     member = state.members[event.device]
     seen: dict[str, float | None] = (
-        {} if member.dealt is None else {"compression_error": event.compression_error}
+        {} if member.assigned is None else {"compression_error": event.compression_error}
     )
-    if member.asked_at is None or state.seen_at < member.asked_at:
+    if member.observed.asked_at is None or state.timing.seen_at < member.observed.asked_at:
         return seen
-    seen["took_s"] = state.seen_at - member.asked_at
+    seen["took_s"] = state.timing.seen_at - member.observed.asked_at
     told = {"loss": event.loss, "change": event.change}
     return seen | {name: figure for name, figure in told.items() if figure is not None}
 
 
 def _take_decline(state: EngineState, event: Declined) -> None:
-    objection = objection_to(state, event.device, Turn(event.round, event.attempt))
-    if not objection:
+    rejection = rejection_of(state, event.device, RoundAttempt(event.round, event.attempt))
+    if not rejection:
         mark_declined(state, event)
-    if objection not in ("foreign", "unknown"):
+    if rejection not in ("foreign", "unknown"):
         note_answer(state, event.device)
-    state.count(objection or "declined")
+    state.count(rejection or "declined")
 
 
 def _take_refusal(state: EngineState, event: Declined) -> None:

@@ -3,9 +3,10 @@
 An event changes a device or two, so that keeping them costs the same in a fleet of ten and of ten thousand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 
 if TYPE_CHECKING:
@@ -31,7 +32,13 @@ class Groups:
         telling: part of the training, there or not, and say that it would pay.
     """
 
-    def __init__(self, members: "Mapping[DeviceId, Member]", state: "EngineState") -> None:
+    def __init__(
+        self,
+        members: "Mapping[DeviceId, Member]",
+        state: "EngineState",
+        pays: Callable[[DeviceReport], bool] = lambda _: False,
+    ) -> None:
+        self._pays = pays
         self.eligible: set[DeviceId] = set()
         self.declined: set[DeviceId] = set()
         self.missing: set[DeviceId] = set()
@@ -66,7 +73,7 @@ class Groups:
             if eligible != (device in self.eligible):
                 self._eligible_ascending = None
             _set(self.eligible, device, eligible)
-            _set(self.missing, device, member.missed > 0)
+            _set(self.missing, device, member.observed.missed > 0)
             _set(self.declined, device, declined)
             _set(self.idle, device, eligible and not declined and not state.takes_part(device))
             _set(self.awaited, device, awaited)
@@ -77,7 +84,7 @@ class Groups:
             _set(self.staying, device, member.stays)
             _set(self.unseen, device, member.is_unseen)
             _set(self.returning, device, member.returning and member.stays)
-            pays = member.report is not None and not member.trained and state.pays(member.report)
+            pays = member.report is not None and not member.trained and self._pays(member.report)
             _set(self.telling, device, member.stays and pays)
 
 

@@ -1,7 +1,9 @@
 """What is written down of a run: a record of each round, and what crossed the wire."""
 
+from collections.abc import Sequence
 from typing import Self
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
@@ -40,10 +42,10 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     encoding: str = ""
     counted_samples: int | None = None
 
-    def told_late(self, told: RoundCost) -> Self:
-        """With what the device could tell only when its reply had arrived."""
-        upload_s = self.actual.upload_s if told.upload_s is None else told.upload_s
-        return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=told.joules))
+    def with_late_cost(self, late: RoundCost) -> Self:
+        """The same with what the device reported after its reply had arrived."""
+        upload_s = self.actual.upload_s if late.upload_s is None else late.upload_s
+        return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=late.joules))
 
 
 class RoundRecord(Struct, frozen=True, omit_defaults=True):
@@ -89,7 +91,7 @@ class Traffic(Struct):
 
 
 class Past(Struct, frozen=True, omit_defaults=True):
-    """What an open run let go of, added up; see `coordinator.run.downsampling`.
+    """What an open run let go of, added up; see `coordinator.extensions.downsampling`.
 
     Attributes:
         rounds: how many.
@@ -130,3 +132,8 @@ class Ledger(Struct):
         if device is not None:
             kinds = self.refusals_by_device.setdefault(device, {})
             kinds[kind] = kinds.get(kind, 0) + times
+
+
+def lines_of(records: Sequence[RoundRecord]) -> bytes:
+    """A line of JSON for each record."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)

@@ -7,13 +7,13 @@ A round that a device declines is asked about as well: the engine does that itse
 
 from typing import Literal
 
-from fleetune.coordinator.rounds.engine_state import EngineState, Turn
+from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
 from fleetune.protocols.method.method import DeviceId
 
-Objection = Literal["late", "duplicate", "stale", "foreign", "unknown"]
+RejectionReason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 
 
-def objection_to(state: EngineState, device: DeviceId, turn: Turn) -> Objection | None:
+def rejection_of(state: EngineState, device: DeviceId, turn: RoundAttempt) -> RejectionReason | None:
     """What speaks against counting a reply of `device` to `turn`; None: it counts.
 
     "late": its round is closed; "stale": its attempt was abandoned or, semi-asynchronously, its task was

@@ -1,39 +1,19 @@
-"""Rounds whose result nobody can go on from: found, undone, and not tried for ever.
+"""Rolling back a closed round, and ending a run whose rounds fail again and again.
 
-A round is spoilt when its updates do not aggregate to finite numbers, and taken back when it closed but the
-training of all who are asked next diverges; where there is nothing to take back, that round is tried again.
-The engine changes its state here and nowhere else for either.
+A round fails when its updates do not aggregate to finite numbers. It is then tried again. A closed round is
+rolled back when the training of all devices that are asked next diverges. Where no round can be rolled back,
+the open round is tried again.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Turn
-from fleetune.protocols.method.method import DeviceId
+from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 
 DIVERGED = "the training of all devices diverged"
-MAX_SPOILT = 3  # how often one round is tried again
-WITNESSES = 3  # devices, or all that are there, whose training must diverge before a round is taken back
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """On a round that could close.
-
-    Attributes:
-        sound: its updates aggregate.
-        suspects: whose are told to be the reason if not; if they do, whose strained it most.
-    """
-
-    sound: bool
-    suspects: tuple[DeviceId, ...] = ()
-
-
-Judge = Callable[[Turn, tuple[DeviceId, ...]], Verdict]
+MAX_RETRIES = 3  # how often one round is tried again
+WITNESSES = 3  # devices, or all that are there, whose training must diverge before a round is rolled back
 
 
 def breaks_training(state: EngineState) -> bool:
-    """Whether all who were asked say that training diverges on this model, and they are enough."""
+    """True if training diverged on every participant, and there are at least `WITNESSES` of them."""
     members = state.members
     if state.stage != "training" or not state.participants:
         return False
@@ -43,12 +23,12 @@ def breaks_training(state: EngineState) -> bool:
     return witnesses >= min(WITNESSES, len(state.groups.eligible))
 
 
-def take_back(state: EngineState) -> None:
-    """Undo the last closed round; whoever strained it most is not asked at once."""
-    closed, suspects = state.closed, state.suspects
-    state.count("taken-back")
-    state.change(
-        stage="waiting",
+def roll_back(state: EngineState) -> None:
+    """Undo the last closed round. The suspects, whose update-norm ratio stood out, are not asked at once."""
+    closed, suspects = state.retries.closed, state.retries.suspects
+    state.count("rolled-back")
+    state.move(
+        "round rolled back",
         rounds_done=closed.number - 1,
         attempt=closed.attempt + 1,
         next_attempt=state.attempt + 1,
@@ -66,10 +46,10 @@ def take_back(state: EngineState) -> None:
 
 
 def hopeless(state: EngineState, number: int, why: str) -> str | None:
-    """Note that round `number` is to be tried again; why training ends instead, None: it goes on."""
-    spoilt, times = state.spoilt
-    times = times + 1 if spoilt == number else 1
-    state.change(spoilt=(number, times))
-    if times <= MAX_SPOILT:
+    """Count one more try of round `number`. Returns why training ends instead, or None: it is tried again."""
+    failed, times = state.retries.failed
+    times = times + 1 if failed == number else 1
+    state.change(failed=(number, times))
+    if times <= MAX_RETRIES:
         return None
     return f"round {number} was tried {times} times and each time {why}; see what was refused"

@@ -20,12 +20,12 @@ takes longer starts afresh. Devices that are away keep their task but not their 
 
 from typing import Any
 
-from fleetune.coordinator.rounds.actions import AbandonRound, Action
+from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.policies.selection import choose, target
+from fleetune.coordinator.rounds.policies.stragglers import Decision
 from fleetune.coordinator.rounds.policies.unresponsive import miss
-from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.randomness import Key
@@ -85,6 +85,19 @@ def quorum(state: EngineState, settings: RoundSection) -> int:
     return max(1, min(settings.quorum, len(groups.staying) + left))
 
 
+def decide_window(state: EngineState, settings: RoundSection, seed: int, now: float) -> Decision | None:
+    """Decide what becomes of the open window at `now`. "deadline": it has too few updates. None: it stays."""
+    replies = len(state.groups.replied)
+    due = state.timing.until is not None and now >= state.timing.until
+    settled = not state.groups.awaited and not draw_idle(state, settings, seed)
+    full = settings.mode == "buffer" and replies >= target(state, settings)
+    if full or ((due or settled) and replies >= quorum(state, settings)):
+        return "close"
+    if settled:
+        return "too-few"
+    return "deadline" if due else None
+
+
 class WindowEngine(RoundEngine):
     """A `RoundEngine` for `mode = "window"` and `mode = "buffer"`.
 
@@ -112,32 +125,19 @@ class WindowEngine(RoundEngine):
         self.state.change(participants=tuple(sorted({*self.state.participants, *devices})))
         return self._ask(devices, resumed=True)
 
-    def _close_if_due(self, now: float) -> list[Action]:
-        state = self.state
-        if state.stage == "rehearsing":
-            return super()._close_if_due(now)
-        replies = len(state.groups.replied)
-        due = state.until is not None and now >= state.until
-        settled = not state.groups.awaited and not draw_idle(state, self._round, self._run.seed)
-        full = self._round.mode == "buffer" and replies >= target(state, self._round)
-        if full or ((due or settled) and replies >= quorum(state, self._round)):
-            return self._close()
-        if settled:
-            return self._abandon(
-                AbandonRound(*state.turn, "too-few"), pause_until=None if due else state.until
-            )
-        return self._extend_or_abandon(now) if due else []
+    def _decision(self, now: float) -> Decision | None:
+        if self.state.stage == "evaluating":
+            return super()._decision(now)
+        decision = decide_window(self.state, self._round, self._run.seed, now)
+        extended_s = (self.state.timing.extended + 2) * self._span_s
+        if decision != "deadline" or extended_s > self._round.deadline_s:
+            return decision
+        self.state.change(until=now + self._span_s, extended=self.state.timing.extended + 1)
+        return None
 
-    def _extend_or_abandon(self, now: float) -> list[Action]:
-        state = self.state
-        if (state.extended + 2) * self._span_s > self._round.deadline_s:
-            return self._abandon(AbandonRound(*state.turn, "deadline"), pause_until=None)
-        state.change(until=now + self._span_s, extended=state.extended + 1)
-        return []
-
-    def _closed(self, verdict: Verdict) -> list[Action]:
+    def _closed(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
         at_work = tuple(self.state.awaited)
-        actions = super()._closed(verdict)
+        actions = super()._closed(suspects)
         carried = [device for device in at_work if not self._expire(device)]
         self.state.change(participants=tuple(carried))
         return actions
@@ -159,7 +159,7 @@ class WindowEngine(RoundEngine):
             return []
         if not carried or self._over is not None:
             return super()._start_if_possible(now)
-        self.state.change(stage="training")
+        self.state.move("round opens")
         devices = draw_idle(self.state, self._round, self._run.seed)
         self.state.change(participants=tuple(sorted({*carried, *devices})))
         return self._open(devices, now)

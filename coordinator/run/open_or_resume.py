@@ -66,6 +66,7 @@ def open_run(
     *,
     fresh: bool = False,
     durable: bool = True,
+    in_process: bool = False,
     enrolment: Enrolment | None = None,
     backbone: bytes | None = None,
     bundle: bytes | None = None,
@@ -81,6 +82,7 @@ def open_run(
         folder: its own.
         fresh: remove what an earlier run left there, see `run_folder.clear`.
         durable: survive a power cut; simulations do without.
+        in_process: the devices run in this process, see `RunController`.
         enrolment: what a new run begins with; None: made here.
         backbone: of that enrolment, see `Beginning`.
         bundle: of its model, if it is made.
@@ -98,10 +100,10 @@ def open_run(
     with ExitStack() as opened:
         store = opened.enter_context(closing(RunStore.open(folder / STATE, durable=durable)))
         payload = store.get("enrolment")
-        run = None if payload is None else _go_on(settings, folder, store, payload)
+        run = None if payload is None else _go_on(settings, folder, store, payload, in_process=in_process)
         if run is None:
             new = new or _prepare(settings, beginning, folder.parent, find)
-            run = _begin(folder, store, new, durable=durable)
+            run = _begin(folder, store, new, durable=durable, in_process=in_process)
         opened.pop_all()
     return run
 
@@ -131,7 +133,7 @@ def _prepare(
     return _New(settings, payload, beginning.bundle, beginning.backbone)
 
 
-def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool) -> Run:
+def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool, in_process: bool) -> Run:
     if new.backbone is not None:
         write_atomically(folder / BACKBONE, new.backbone, durable=durable)
     with store.step():
@@ -141,10 +143,12 @@ def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool) -> Run:
         store.put(SOURCES, msgspec.json.encode(user_sources(new.settings)))
         if new.bundle is not None:
             store.put(BUNDLE, new.bundle)
-    return _run(new.settings, folder, store, new.payload, resumed=False)
+    return _run(new.settings, folder, store, new.payload, resumed=False, in_process=in_process)
 
 
-def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> Run | None:
+def _go_on(
+    settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, in_process: bool
+) -> Run | None:
     """The run that the store holds; None: nobody had joined it, and it is to be another one.
 
     Raises:
@@ -166,7 +170,7 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
         )
     if isinstance(enrolment.spec.backbone, Backbone):
         backbone_payload(folder, enrolment.spec)
-    run = _run(settings, folder, store, payload, resumed=True)
+    run = _run(settings, folder, store, payload, resumed=True, in_process=in_process)
     raised = is_raised(before, settings)
     if store.get(FINISHED) is not None and not raised:
         raise SettingError(
@@ -186,15 +190,17 @@ def _change(run: Run, found: Differences, *, raised: bool) -> None:
         run.store.put("settings", msgspec.json.encode(run.settings))
         if raised:
             run.store.drop(FINISHED)
-            if run.controller.engine_state.stage in ("rehearsing", "finished"):
+            if run.controller.engine_state.stage in ("evaluating", "finished"):
                 run.controller.reopen()
     log.warning("%s: %s", run.folder, difference_words(found))
 
 
-def _run(settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, resumed: bool) -> Run:
+def _run(
+    settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, resumed: bool, in_process: bool
+) -> Run:
     enrolment = read_enrolment(payload, folder)
     method = method_of(enrolment)
-    controller = RunController(settings, enrolment, method, store)
+    controller = RunController(settings, enrolment, method, store, in_process=in_process)
     processor = ProcessorTime(store)
     return Run(
         folder, settings, enrolment, payload, method, store, controller, resumed=resumed, processor=processor

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fleetune.coordinator.rounds.engine_state import Member, Turn
+from fleetune.coordinator.extensions.partial_work import share_done
+from fleetune.coordinator.rounds.engine_state import Member, RoundAttempt
 from fleetune.coordinator.rounds.records import DeviceRound
-from fleetune.coordinator.run.method_diagnostics import MethodDiagnostics
-from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.method.method import DeviceId, Method
@@ -51,34 +50,29 @@ class ArrivingReply:
         return None if change is None else change / share_done(member, self.reply.measures)
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """What is written down of a reply that counts.
+def row_of(
+    arriving: ArrivingReply, member: Member, bytes_down: int, encodings: tuple[str, ...]
+) -> DeviceRound:
+    """What the record says of an accepted reply.
 
-    Attributes:
-        diagnostics: what the method tells of its update.
-        encodings: as the run may ask for updates, in words; none where it asks for one alone.
+    Args:
+        arriving: the reply.
+        member: its device.
+        bytes_down: payload bytes of its task.
+        encodings: in words, those that the run may ask for; empty: it asks for one only.
     """
-
-    diagnostics: MethodDiagnostics
-    encodings: tuple[str, ...]
-
-    def record(self, arriving: ArrivingReply, member: Member, bytes_down: int) -> DeviceRound:
-        """Of a device, whose task took so many payload bytes."""
-        reply = arriving.reply
-        asked = member.dealt.uplink if member.dealt else 0
-        return DeviceRound(
-            ratio=member.at_work.ratio if member.at_work else 1.0,
-            bytes_down=bytes_down,
-            bytes_up=len(arriving.data),
-            measures=reply.measures,
-            actual=arriving.actual,
-            staleness=arriving.staleness,
-            predicted=arriving.predicted,
-            diagnostics=self.diagnostics.of_update(reply.update),
-            local_work=share_done(member, reply.measures),
-            encoding=self.encodings[asked] if self.encodings else "",
-        )
+    asked = member.assigned.uplink if member.assigned else 0
+    return DeviceRound(
+        ratio=member.at_work.ratio if member.at_work else 1.0,
+        bytes_down=bytes_down,
+        bytes_up=len(arriving.data),
+        measures=arriving.reply.measures,
+        actual=arriving.actual,
+        staleness=arriving.staleness,
+        predicted=arriving.predicted,
+        local_work=share_done(member, arriving.reply.measures),
+        encoding=encodings[asked] if encodings else "",
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ class ReadAhead:
 def read_reply(
     data: bytes,
     device: DeviceId,
-    turn: Turn,
+    turn: RoundAttempt,
     method: Method[Any, Any, Any, Any],
     base: Base | None = None,
     told: Told | None = None,

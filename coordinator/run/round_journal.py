@@ -8,9 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
-from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.rounds.records import RoundRecord, lines_of
 from fleetune.coordinator.run.run_events import RoundClosed, RunEvent
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
@@ -19,11 +17,6 @@ from fleetune.protocols.files import write_atomically
 log = logging.getLogger(__name__)
 
 ROUNDS = "rounds.jsonl"
-
-
-def lines_of(records: Sequence[RoundRecord]) -> bytes:
-    """A line of JSON for each record."""
-    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
 
 
 class RoundJournal:
@@ -53,7 +46,7 @@ class RoundJournal:
             self._add(event.record)
 
     def _add(self, record: RoundRecord) -> None:
-        """The round that has just closed; perhaps in place of one that was taken back."""
+        """The round that has just closed; perhaps in place of one that was rolled back."""
         self._added += 1
         full = self._most_lines is not None and self._added > self._most_lines
         if full or not self._is_whole or record.number <= self._newest:

@@ -39,7 +39,7 @@ class RunClock:
     def of(cls, store: RunStore, **clocks: Callable[[], float]) -> Self:
         """For the run that the store holds. Raises StoreError."""
         state = read_engine(store)
-        return cls(None if state is None else state.seen_at, **clocks)
+        return cls(None if state is None else state.timing.seen_at, **clocks)
 
     def __call__(self) -> float:
         return self._offset_s + self._steady()

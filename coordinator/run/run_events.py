@@ -11,7 +11,7 @@ from typing import Literal
 
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.rounds.rejections import Objection
+from fleetune.coordinator.rounds.rejections import RejectionReason
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -66,7 +66,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class ReplyDropped:
-    """A reply does not count, because of an `objection` (see `coordinator.rounds.rejections`).
+    """A reply does not count, because of an `rejection` (see `coordinator.rounds.rejections`).
 
     Its device is not told, but for an offer that was refused: a whole reply is acknowledged, so that it is
     not offered again.
@@ -75,7 +75,7 @@ class ReplyDropped:
     device: DeviceId
     round: int
     attempt: int
-    objection: Objection
+    rejection: RejectionReason
 
 
 @dataclass(frozen=True)

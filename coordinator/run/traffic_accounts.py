@@ -15,8 +15,8 @@ class Accounts:
         sent_bytes: of the open round's task, by device, until its reply is here.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.ledger = Ledger() if ledger is None else ledger
         self.sent_bytes: dict[DeviceId, int] = {}
         self._touched: set[DeviceId] = set()
 
@@ -49,8 +49,8 @@ class Accounts:
             traffic.updates += 1
             traffic.paper_up += round(as_in_papers)
 
-    def take_back(self, turn: tuple[int, int]) -> None:
-        """Count again whatever is sent after this turn."""
+    def roll_back(self, turn: tuple[int, int]) -> None:
+        """Count again what is sent after this turn: a closed round was rolled back."""
         for device, traffic in self.ledger.traffic.items():
             if traffic.delivered > turn:
                 number, attempt = turn

@@ -2,7 +2,7 @@
 
 What stands in the folder:
     *.toml              the runs; they may be added, changed and removed while the service is at work
-    runs/NAME           each run's folder, its orders among it
+    runs/NAME           each run's folder, with its control file
     .service/lock       held by the service that is at work
     .service/ports.json which port each fleet's embedded broker has
     .service/runs.json  how the service sees its runs
@@ -10,6 +10,7 @@ What stands in the folder:
 """
 
 import contextlib
+import difflib
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from msgspec import Struct
 from fleetune.coordinator.service.run_files import RunFiles
 from fleetune.coordinator.service.supervisor import Supervisor
 from fleetune.coordinator.store.folder_lock import claim, is_claimed
+from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.files import keep_private, make_folder, write_atomically
 
@@ -134,3 +136,28 @@ def read_statuses(folder: Path) -> list[ServiceRunStatus]:
 def is_service(folder: Path) -> bool:
     """Whether a service is, or was, at work in this folder."""
     return (folder / OWN).is_dir()
+
+
+def folder_of(run: str, service: Path) -> Path:
+    """The folder of the run that a command is for.
+
+    Args:
+        run: its folder, or its name in a service.
+        service: the folder of that service.
+
+    Raises:
+        SettingError: there is no such run.
+        StoreError: the service's notes are damaged.
+    """
+    if (Path(run) / STATE).exists():
+        return Path(run)
+    if not is_service(service):
+        raise SettingError(
+            f"{run} holds no run: name the folder of one, e.g. runs/demo, or a service's run with --service"
+        )
+    known = [note.name for note in read_statuses(service)]
+    if run not in known:
+        near = difflib.get_close_matches(run, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+        raise SettingError(f"the service in {service} has no run {run!r}; {hint}")
+    return service / RUNS / run

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.adoption import adoption_texts
 from fleetune.coordinator.queries import queries
 from fleetune.coordinator.service.service import OWN, RUNS, ServiceRunStatus, read_statuses
 from fleetune.coordinator.store.folder_lock import is_claimed
-from fleetune.coordinator.store.orders import read_orders
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import FleetuneError
 
@@ -49,7 +49,7 @@ def _row(folder: Path, note: ServiceRunStatus, *, at_work: bool) -> tuple[str, .
     number, devices, adopted, version, words = "", "", "", "", note.words
     run = folder / RUNS / note.name
     try:
-        if read_orders(run).paused and state == "running":
+        if read_control(run).paused and state == "running":
             state = "paused"
         if (run / STATE).exists():
             found = queries.status(run)

@@ -1,7 +1,7 @@
 """What a service does about each of its runs: begin it, leave it alone, end it, begin it again later.
 
 No processes, no clock: a `Launch` begins them, and time is told. What a run does of its own accord (its
-rounds, a pause) is none of a service's business: that is between the run and its orders.
+rounds, a pause) is none of a service's business: the run itself reads its control file.
 """
 
 import logging
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from fleetune.coordinator.commands.control_file import Control, read_control
 from fleetune.coordinator.service.run_files import RunFile
 from fleetune.coordinator.service.stored_run_checks import check_fits, is_finished
-from fleetune.coordinator.store.orders import Orders, read_orders
 from fleetune.protocols.errors import FleetuneError
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class SupervisedRun:
         began_at: when; failures: how often in a row it ended by itself.
         again_at: it is not begun before.
         end_by: it was asked to end, and has until then; None: it was not.
-        orders: as they were read last.
+        control: the requests that were read last.
         refused: a change of the file that the run cannot go on with.
     """
 
@@ -71,7 +71,7 @@ class SupervisedRun:
     failures: int = 0
     again_at: float = 0.0
     end_by: float | None = None
-    orders: Orders = field(default_factory=Orders)
+    control: Control = field(default_factory=Control)
     refused: RunFile | None = None
 
     def note(self, state: State, words: str = "") -> None:
@@ -166,13 +166,13 @@ class Supervisor:
             one.note("wrong", one.file.problem)
             return
         try:
-            orders = read_orders(self._folder(one))
+            control = read_control(self._folder(one))
             if (one.begun is not None and one.begun != one.file) or (
-                one.orders.stopped and not orders.stopped
+                one.control.stopped and not control.stopped
             ):
                 one.again_at, one.begun = 0.0, None
-            one.orders = orders
-            if orders.stopped:
+            one.control = control
+            if control.stopped:
                 one.note("stopped", "as ordered")
             elif now >= one.again_at:
                 self._begin_if_possible(one, now)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.queries.run_status import DeviceStatus, StatusReader
@@ -110,7 +111,11 @@ class LiveScreen:
         controller = self._run.controller
         state, ledger = controller.engine_state, controller.ledger
         status = self._reader.status(
-            state, ledger, moment.now, rollout=controller.rollout, problem=moment.problem or ""
+            state,
+            ledger,
+            moment.now,
+            rollout=rollout_in(self._run.store, self._run.settings.adoption),
+            problem=moment.problem or "",
         )
         devices = self._reader.devices(state, ledger, moment.activities())
         self._live.update(LiveView(status, devices), refresh=True)

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.engine_state import NEVER, Turn
+from fleetune.coordinator.rounds.engine_state import NEVER, RoundAttempt
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.coordinator.serving.payload_buffer import MemoryBudget, buffered_parts
 from fleetune.protocols.round_cost import RoundCost
@@ -49,8 +49,8 @@ class DeviceSession:
     measured: Measured | None = None
     offered_at: float | None = None
     download_s: float | None = None
-    tasked: Turn | None = None
-    asked: dict[str, tuple[Turn, int]] = field(default_factory=dict)
+    tasked: RoundAttempt | None = None
+    asked: dict[str, tuple[RoundAttempt, int]] = field(default_factory=dict)
 
     @classmethod
     def met(
@@ -92,7 +92,7 @@ class DeviceSession:
             return Activity("sending", self.link.inbox.progress)
         return Activity(self.stage, self.progress) if self.stage else None
 
-    def note_asked(self, what: str, turn: Turn = NEVER) -> int:
+    def note_asked(self, what: str, turn: RoundAttempt = NEVER) -> int:
         """How often the device has asked for this in this turn, since it came."""
         before, times = self.asked.get(what, (turn, 0))
         times = times + 1 if before == turn else 1

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.rounds.engine_state import NEVER, Turn
+from fleetune.coordinator.rounds.engine_state import NEVER, RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, RoundsEnded
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
@@ -95,7 +95,7 @@ class Dialogue:
         self._bundles = BundleServer(self.run, self.put, self._notice)
         self._names, self._shared = DuplicateNames(), set[str]()  # names that several devices use
         self._hopeless_at: float | None = None  # when a run that no device can train ends
-        self._resumed: Turn | None = None  # whose tasks the last process may have sent
+        self._resumed: RoundAttempt | None = None  # whose tasks the last process may have sent
 
     @property
     def present(self) -> set[str]:
@@ -219,14 +219,14 @@ class Dialogue:
                 self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
                 check_decline(number, peer, self.run)
-                self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
+                self._note_declined(peer, RoundAttempt(number, attempt), reason, diverged=diverged)
 
     def _hear_of_work(self, peer: DeviceSession, message: wire.Working | wire.Measured) -> None:
         if isinstance(message, wire.Working):
             peer.stage, peer.progress = message.stage, min(max(message.progress, 0.0), 1.0)
             self._keep_track(peer)
             return
-        turn = Turn(message.round, message.attempt)
+        turn = RoundAttempt(message.round, message.attempt)
         if self.run.controller.awaited_turn(peer.device) == turn:
             peer.measured = message
         else:
@@ -314,7 +314,7 @@ class Dialogue:
         self._lose(peer)
         self._enrol(peer)
 
-    def _asks_too_often(self, peer: DeviceSession, what: str, turn: Turn = NEVER) -> bool:
+    def _asks_too_often(self, peer: DeviceSession, what: str, turn: RoundAttempt = NEVER) -> bool:
         """True if a device asked for the same more than `MAX_REQUESTS` times. It is answered again when it
         connects again, or in another turn.
         """
@@ -371,7 +371,9 @@ class Dialogue:
         if self._asks_too_often(peer, "for its task", turn):
             self.tell(Declined(peer.device, *turn, f"it asked for its task {MAX_REQUESTS} times"))
 
-    def _note_declined(self, peer: DeviceSession, turn: Turn, reason: str, *, diverged: bool = False) -> None:
+    def _note_declined(
+        self, peer: DeviceSession, turn: RoundAttempt, reason: str, *, diverged: bool = False
+    ) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"
         self.refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
         self.tell(Declined(peer.device, *turn, reason, diverged))
@@ -385,7 +387,7 @@ class Dialogue:
 
     def _note_refused_offer(self, peer: DeviceSession, key: TransferKey, reason: str) -> None:
         outcomes = self.run.controller.note_refused_offer(peer.device, key, reason, self.clock())
-        expected = any(isinstance(one, ReplyDropped) and one.objection in _EXPECTED for one in outcomes)
+        expected = any(isinstance(one, ReplyDropped) and one.rejection in _EXPECTED for one in outcomes)
         level = logging.INFO if expected else logging.WARNING
         self.refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
         self.follow(outcomes)
@@ -418,9 +420,9 @@ class Dialogue:
         self.burst.say(partial(self.observers.tell, event))
 
     def _send_task(self, task: OutgoingTask) -> None:
-        peer, turn = self.peers[task.device], Turn.of(task.transfer_key)
+        peer, turn = self.peers[task.device], RoundAttempt.of(task.transfer_key)
         peer.forget_times()
-        self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
+        self._forget_tasks(peer, lambda key: RoundAttempt.of(key) != turn)
         payload = memory_mapped(task.make(), self.run.folder)
         again = turn in (peer.tasked, self._resumed)
         peer.tasked = turn
@@ -433,7 +435,7 @@ class Dialogue:
             awaited = controller.awaited_turn(peer.device)
             if awaited is None or awaited == controller.turn:
                 peer.stage = ""
-            self._forget_tasks(peer, lambda key, awaited=awaited: Turn.of(key) != awaited)  # type: ignore[misc]
+            self._forget_tasks(peer, lambda key, awaited=awaited: RoundAttempt.of(key) != awaited)  # type: ignore[misc]
             self._pass(peer, peer.link.refuse_unwanted())
 
     def _forget_tasks(self, peer: DeviceSession, unwanted: Callable[[TransferKey], bool]) -> None:
@@ -471,7 +473,7 @@ class Dialogue:
         key = sent.transfer_key
         if sent.refused is not None:
             log.warning("%s does not take its %s", peer.device, key.kind)
-            self._note_declined(peer, Turn.of(key), sent.refused)
+            self._note_declined(peer, RoundAttempt.of(key), sent.refused)
             return
         peer.enrolled = peer.enrolled or key.kind == "enrolment"
         if key.kind == "task":

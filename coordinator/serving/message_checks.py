@@ -2,15 +2,12 @@
 
 from functools import partial
 
-from msgspec import UNSET
-
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
 from fleetune.coordinator.serving.disk_space import no_space_reason
 from fleetune.coordinator.store.run_folder import INCOMING
-from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
-from fleetune.protocols.method import steps
+from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ready, TransferKey
 
@@ -34,22 +31,14 @@ def check_ready(ready: Ready, peer: DeviceSession, run: Run) -> None:
 
     Raises:
         PacketForeign: it speaks for another device, has another model, or was not enrolled.
-        PacketCorrupt: a ratio is not one of the method's, or those it affords are not in order.
-        PacketOverclaimed: it says that it holds more samples than a device of this run may.
+        PacketError: an extension of the run does not admit the report (`coordinator.extensions`).
     """
-    report, model, most = ready.report, run.enrolment.spec.hash, run.settings.round.max_samples
+    report, model = ready.report, run.enrolment.spec.hash
     if report.device != peer.device:
         raise PacketForeign(f"ready in the name of {report.device!r}")
     if ready.model_hash != model:
         raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
-    ratios = [choice.ratio for choice in steps.choices(run.method, report)]
-    if report.ratio not in ratios:
-        raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
-    offered = [] if report.affords is UNSET else [one.ratio for one in report.affords]
-    if any(ratio not in ratios for ratio in offered) or offered != sorted(set(offered)):
-        raise PacketCorrupt(f"ready to work at {offered}, ascending; the method has {ratios}")
-    if report.num_samples > most:
-        raise PacketOverclaimed(f"ready with {report.num_samples} samples; round.max_samples = {most}")
+    run.controller.admit(report)
     if not (peer.online and peer.enrolled):
         raise PacketForeign("ready before it was enrolled")
 
@@ -71,5 +60,5 @@ def offer_rejection(run: Run, device: str, key: TransferKey) -> str | None:
         return f"a coordinator takes no {key.kind}"
     if key.run != run.enrolment.run:
         return f"run {key.run!r} is not the one that runs here"
-    objection = run.controller.objection(device, Turn.of(key))
-    return None if objection is None else f"{objection}: round {key.round} does not wait for it"
+    rejection = run.controller.rejection(device, RoundAttempt.of(key))
+    return None if rejection is None else f"{rejection}: round {key.round} does not wait for it"

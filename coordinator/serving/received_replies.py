@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_controller import RunController
@@ -40,7 +40,7 @@ def take_in(
     Raises:
         StoreError: it cannot be kept.
     """
-    actual, turn = peer.actual(timer()), Turn.of(arrived.offer.transfer_key)
+    actual, turn = peer.actual(timer()), RoundAttempt.of(arrived.offer.transfer_key)
     try:
         outcomes = controller.receive(
             peer.device, turn, arrived.payload(), actual, clock(), predicted=peer.predicted

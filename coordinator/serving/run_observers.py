@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from fleetune.coordinator.run.downsampling import MOST_WHOLE
+from fleetune.coordinator.extensions.downsampling import MOST_WHOLE
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import ReplyDropped, RunEvent
@@ -25,7 +25,7 @@ class EventLog:
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
         if isinstance(event, ReplyDropped):
-            log.info("%s: reply does not count: %s", event.device, event.objection)
+            log.info("%s: reply does not count: %s", event.device, event.rejection)
 
 
 def journal_of(run: Run) -> RoundJournal:

@@ -19,11 +19,11 @@ from fleetune.coordinator.run.run_events import (
     RunLeft,
 )
 from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.control_watch import ControlWatch
 from fleetune.coordinator.serving.dialogue import Dialogue
 from fleetune.coordinator.serving.disk_space import KEEP_PARTS_S, remove_old_parts
 from fleetune.coordinator.serving.event_queue import EventQueue, Stop, TimerDue
 from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
-from fleetune.coordinator.serving.owner import Owner
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -107,11 +107,11 @@ class Server:
         run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
-        look_at, owner = float("-inf"), Owner(self.run, self.ahead_s)
+        look_at, control = float("-inf"), ControlWatch(self.run, self.ahead_s)
         while self.finished is None and not self._queue.stopped:
             with self.dialogue.burst.committed(self.run.store):
                 self._handle_all(self._queue.take(self._wait_s))
-                for event in owner.look(self.timer()):
+                for event in control.look(self.timer()):
                     self._handle(event)
             began = self.timer()
             self.dialogue.gate.look(began, self.events.take_dropped())

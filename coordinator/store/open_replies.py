@@ -14,17 +14,18 @@ _MOST_BYTES = 2**28  # of updates at hand, two arrays of the model's size each
 
 @dataclass
 class OpenReplies:
-    """In the run's store; or at hand, as they were read, where a round that is not whole is not gone on with.
+    """Keeps replies in the run's store, or in memory where an interrupted round is not continued (a
+    simulation).
 
     Attributes:
         store: of the run.
         method: of the run.
-        at_hand: keep them so, while there is room.
+        in_memory: keep them as they were read, while there is room.
     """
 
     store: RunStore
     method: Method[Any, Any, Any, Any]
-    at_hand: bool = False
+    in_memory: bool = False
     _read: dict[DeviceId, Reply[Any]] = field(default_factory=dict, init=False)
 
     def add(self, reply: Reply[Any], data: bytes | None = None) -> None:
@@ -35,7 +36,7 @@ class OpenReplies:
             data: as it came, where that can be read without anything else and nothing was moved.
         """
         self._read.pop(reply.device, None)
-        if self.at_hand and (1 + len(self._read)) * 8 * self.method.spec.size <= _MOST_BYTES:
+        if self.in_memory and (1 + len(self._read)) * 8 * self.method.spec.size <= _MOST_BYTES:
             self._read[reply.device] = reply
             return
         self.store.add_reply(reply.device, codec.encode(reply, self.method.spec) if data is None else data)

@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 from fleetune.coordinator.store.folder_lock import LOCK, claim
-from fleetune.coordinator.store.orders import ORDERS
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
@@ -15,6 +14,7 @@ INCOMING, BROKER, DEVICES, MODELS, DIAGNOSTICS = "incoming", "broker", "devices"
 PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
 DAYS = "days.jsonl"  # of simulated devices whose data grow
 SHARED = f"{MODELS}/shared.safetensors"
+CONTROL = "control.json"  # requests of the run's owner, see `coordinator.commands`
 BACKBONE = "backbone.safetensors"  # what is frozen in the run's model
 PICTURES = (
     "accuracy-by-round",
@@ -28,7 +28,7 @@ PICTURES = (
 OURS = (
     *(INCOMING, BROKER, DEVICES, DIAGNOSTICS, SHARED, BACKBONE),
     *("summary.json", "rounds.jsonl", "report.html", DAYS),
-    *(PAST, f"{PAST}.1", ORDERS),
+    *(PAST, f"{PAST}.1", CONTROL),
     *(f"{name}.png" for name in PICTURES),
     *(f"{STATE}-shm", f"{STATE}-wal", f"{STATE}-journal", STATE, LOCK),
 )

@@ -221,7 +221,7 @@ class RunStore:
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
     def drop_record(self, number: int) -> None:
-        """Drop the record of a round that is taken back, and what is told of its replies."""
+        """Drop the record of a round that is rolled back, and what is told of its replies."""
         self._connection.execute("DELETE FROM round WHERE number = ?", (number,))
         self.drop_device_rounds(number)
 

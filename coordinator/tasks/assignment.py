@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.downlink import Delivered, Downlink
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.finite import not_finite
-from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.update import codec
@@ -23,7 +21,6 @@ from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
-from fleetune.protocols.wire.release import Release
 
 _ON_THE_WAY = 64  # tasks of a device that may be there later and are counted then; nobody has as many
 
@@ -57,23 +54,19 @@ class Tasks:
         kind: of the method's tasks.
         outlive: semi-asynchronously tasks outlive the state they were planned on, so they are kept, as they
             were planned.
-        planned: of the open round, by participant.
-        release: which version of the shared model a device may serve; None: the run has no roll-out.
-        proposed: at what a device's task was planned, where the coordinator proposes that.
-        span_s: then, what the open round is given.
+        before_send: returns a task as it is to be sent (see `coordinator.extensions`).
         downlink: writes them as differences; None: they travel whole.
+        planned: the tasks of the open round, by participant.
     """
 
     store: RunStore
     spec: ModelSpec
     kind: type
     outlive: bool
-    planned: Mapping[DeviceId, Any] = field(default_factory=dict)
-    release: Callable[[DeviceId], Release] | None = None
-    proposed: Callable[[DeviceId], Budget | None] = lambda _: None
-    span_s: Callable[[], float | None] = lambda: None
+    before_send: Callable[[Assignment[Any]], Assignment[Any]]
     downlink: Downlink | None = None
-    _paper_bytes: dict[DeviceId, dict[Turn, float]] = field(default_factory=dict, init=False)
+    planned: Mapping[DeviceId, Any] = field(default_factory=dict, init=False)
+    _paper_bytes: dict[DeviceId, dict[RoundAttempt, float]] = field(default_factory=dict, init=False)
 
     def keeps(self, transfer_key: TransferKey) -> bool:
         """Whether a task is kept until it is answered, or replaced by the next one."""
@@ -94,14 +87,14 @@ class Tasks:
 
     def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
         """The task as it is sent, or was."""
-        turn = Turn.of(transfer_key)
+        turn = RoundAttempt.of(transfer_key)
         kept = self.store.task(device, *turn) if self.keeps(transfer_key) else None
         if kept is not None and self.downlink is None:
             return kept
         planned = self._assigned(self.planned, device, transfer_key) if kept is None else self._read(kept)
         return self._written(planned)
 
-    def sent(self, device: DeviceId, turn: Turn, open_turn: Turn) -> Assignment[Any] | None:
+    def sent(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> Assignment[Any] | None:
         """What was planned for a device that answers in this turn; None: it is not known any more."""
         if not self.outlive:
             known = turn == open_turn and device in self.planned
@@ -109,7 +102,7 @@ class Tasks:
         data = self.store.task(device, *turn)
         return None if data is None else self._read(data)
 
-    def delivered(self, device: DeviceId, turn: Turn, open_turn: Turn) -> Delivered | None:
+    def delivered(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> Delivered | None:
         """What its device has of such a task; None: it is not known any more."""
         planned = self.sent(device, turn, open_turn)
         if planned is None:
@@ -118,7 +111,9 @@ class Tasks:
             return Delivered(planned.task, Base.of_task(planned.task, self.spec))
         return self.downlink.delivered(planned)
 
-    def note_held(self, device: DeviceId, digest: str | None, awaited: Turn | None, open_turn: Turn) -> None:
+    def note_held(
+        self, device: DeviceId, digest: str | None, awaited: RoundAttempt | None, open_turn: RoundAttempt
+    ) -> None:
         """What a device says that it holds; inside `store.step()`.
 
         Args:
@@ -144,7 +139,7 @@ class Tasks:
         if self.downlink is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base)
 
-    def perhaps_taken(self, device: DeviceId, turn: Turn, open_turn: Turn) -> None:
+    def perhaps_taken(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> None:
         """Note that no answer of a device to its task of this turn counts any more. Inside `store.step()`.
 
         It holds what the task brought if it did the work, else what it held before: both are remembered.
@@ -160,7 +155,7 @@ class Tasks:
         if self.outlive:
             self.store.drop_task(device)
 
-    def paper_bytes(self, device: DeviceId, turn: Turn) -> float:
+    def paper_bytes(self, device: DeviceId, turn: RoundAttempt) -> float:
         """What papers would count of a task that was made, and reached its device; then it is forgotten, and
         those before it.
         """
@@ -182,7 +177,7 @@ class Tasks:
     def made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
         self._paper_bytes = {}
         for device, number, attempt, count in made:
-            self._paper_bytes.setdefault(device, {})[Turn(number, attempt)] = count
+            self._paper_bytes.setdefault(device, {})[RoundAttempt(number, attempt)] = count
 
     @property
     def told(self) -> Told | None:
@@ -202,28 +197,15 @@ class Tasks:
     def _assigned(
         self, tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey
     ) -> Assignment[Any]:
-        release = UNSET if self.release is None else self.release(device)
-        assignment = assigned(tasks, device, transfer_key, release)
-        if (budget := self.proposed(device)) is not None:
-            part = UNSET if budget.local_work == 1 else budget.local_work
-            span_s = self.span_s() or UNSET
-            uplink = budget.uplink or UNSET
-            assignment = replace(
-                assignment, ratio=budget.ratio, local_work=part, span_s=span_s, uplink=uplink
-            )
+        assignment = self.before_send(assigned(tasks, device, transfer_key))
         made = self._paper_bytes.setdefault(device, {})
-        made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
+        made[RoundAttempt.of(transfer_key)] = paper_bytes(assignment.task)
         if len(made) > _ON_THE_WAY:
             del made[min(made)]
         return assignment
 
 
-def assigned(
-    tasks: Mapping[DeviceId, Any],
-    device: DeviceId,
-    transfer_key: TransferKey,
-    release: Release | UnsetType = UNSET,
-) -> Assignment[Any]:
+def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey) -> Assignment[Any]:
     """The `Assignment` of a device; its task may only be made now.
 
     Raises:
@@ -234,4 +216,4 @@ def assigned(
     if (where := not_finite(task, "task")) is not None:
         raise PacketNotFinite(f"{where} for {device} is not finite: it is not sent")
     turn = transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation
-    return Assignment(device, *turn, task, release)
+    return Assignment(device, *turn, task)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetune.coordinator.tasks.held_models import HeldModels
+from fleetune.coordinator.tasks.device_models import DeviceModels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
@@ -55,18 +55,18 @@ class Downlink:
         kind: of the method's tasks.
         key: of the run.
         held: what devices hold.
-        mask_time: what the code of a mask takes of a device that reads it; None: it is no matter.
-        tells: what was written is told, to devices in this program.
-        told: then, what was written last says; None: they are not told.
+        mask_time: how long a device takes to read the code of a mask; None: that does not matter.
+        in_process: the devices run in this process, and read what was written from `told`.
+        told: then, what was written last; None: nothing was.
     """
 
     encoding: Encoding
     spec: ModelSpec
     kind: type
     key: Key
-    held: HeldModels
+    held: DeviceModels
     mask_time: Callable[[str], CodingTime | None] = lambda _: None
-    tells: bool = field(default=False, init=False)
+    in_process: bool = False
     told: Told | None = field(default=None, init=False)
     _written: Written = field(init=False)
     _bases: KnownBases = field(default_factory=KnownBases, init=False)
@@ -83,7 +83,7 @@ class Downlink:
         encoding, mask_time = self._encoding(base, assignment), self.mask_time(assignment.device)
         writer = PatchWriter(encoding, self.spec, key, base, written=self._written, mask_time=mask_time)
         payload = codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
-        if self.tells:
+        if self.in_process:
             self.told = writer.told(assignment.task)
         return payload
 

@@ -24,7 +24,7 @@ from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers, Selection
@@ -71,17 +71,26 @@ class Update:
 
 
 def covered_average(
-    weights: FlatArray, updates: Iterable[tuple[DeviceId, Update]], spec: ModelSpec
+    weights: FlatArray,
+    updates: Iterable[tuple[DeviceId, Update]],
+    spec: ModelSpec,
+    combine: Combine = MEAN,
 ) -> FlatArray:
-    """Each entry's mean over the devices that sent it, weighted by their training samples.
+    """Combine each entry over the devices that sent it, weighted by their training samples.
 
-    Entries that nobody sent keep their value in `weights`, shape (spec.size,). This is FedAvg when
-    everybody sends everything, and FedSPU's Fig. 9 when devices send parts.
+    By the mean this is FedAvg when every device sends everything, and FedSPU's Fig. 9 when devices send
+    parts.
+
+    Args:
+        weights: shape (spec.size,); entries that no device sent keep their value there.
+        updates: of a round.
+        spec: of the model.
+        combine: how updates are combined.
     """
-    mean = CoveredMean(spec)
+    combination = combine(spec)
     for _, update in updates:
-        mean.add(update.patch, update.num_samples)
-    return mean.over(weights)
+        combination.add(update.patch, update.num_samples)
+    return combination.over(weights)
 
 
 def equally(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
@@ -156,9 +165,18 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         task = Task(Patch.of(state.weights, self.shared, self.spec))
         return state, lazily(round_.participants, lambda _: task)
 
-    def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def aggregate(
+        self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> SharedModel:
         counted = updates if self.by_samples else equally(updates)
-        average = covered_average(state.weights, counted, self.spec)
+        return self.apply(state, covered_average(state.weights, counted, self.spec, combine))
+
+    def apply(self, state: SharedModel, average: FlatArray) -> SharedModel:
+        """The next shared model, from the combined updates of a round, shape (spec.size,)."""
         return SharedModel(np.where(self.shared.mask(self.spec), average, state.weights))
 
     def discount(self, state: SharedModel, update: Update, factor: float) -> Update:

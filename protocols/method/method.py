@@ -14,6 +14,7 @@ from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.combine import MEAN, Combine
 
 DeviceId = str
 
@@ -127,8 +128,22 @@ class Method(Protocol[S, D, T, U]):
         """Do a task: the device's next state and its update."""
         ...
 
-    def aggregate(self, state: S, updates: Iterable[tuple[DeviceId, U]]) -> S:
-        """Take a round's updates in: any non-empty subset, in ascending order of devices, one by one."""
+    @property
+    def combines(self) -> bool:
+        """True if `aggregate` forms every mean of updates by the `combine` that it is given.
+
+        Else a run that combines updates in another way than by their mean is refused with this method.
+        """
+        return False
+
+    def aggregate(self, state: S, updates: Iterable[tuple[DeviceId, U]], combine: Combine = MEAN) -> S:
+        """Take a round's updates in: any non-empty subset, in ascending order of devices, one by one.
+
+        Args:
+            state: as `plan` returned it.
+            updates: by device; they can be read once.
+            combine: makes an empty combination, to which weighted updates are added.
+        """
         ...
 
     def discount(self, state: S, update: U, factor: float) -> U:

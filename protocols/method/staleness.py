@@ -6,11 +6,6 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update.patch import Patch
 
 
-def staleness_factor(staleness: int, power: float) -> float:
-    """1 / (1 + s) ** power: 1 for a fresh update (the polynomial rule of FedAsync, Xie et al. 2019)."""
-    return float((1.0 + staleness) ** -power)
-
-
 def drawn_towards(patch: Patch, weights: FlatArray, factor: float, spec: ModelSpec) -> Patch:
     """The patch at factor * value + (1 - factor) * weights, entry by entry.
 

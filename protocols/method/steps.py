@@ -24,6 +24,7 @@ from fleetune.protocols.method.trainer import Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.arrays import can_travel
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.user_code import as_line, is_library
 
 _PLAIN = (bool, int, float, str, bytes, bytearray, Enum, set, frozenset, type(None), msgspec.UnsetType)
@@ -60,9 +61,11 @@ def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, M
     return planned, _Tasks(method, tasks)
 
 
-def aggregate(method: AnyMethod, state: Any, updates: Iterable[tuple[DeviceId, Any]]) -> Any:
+def aggregate(
+    method: AnyMethod, state: Any, updates: Iterable[tuple[DeviceId, Any]], combine: Combine = MEAN
+) -> Any:
     """The coordinator's state after a round. Raises MethodError, and what `updates` raises."""
-    merged = _called(method, "aggregate", lambda: method.aggregate(state, updates))
+    merged = _called(method, "aggregate", lambda: method.aggregate(state, updates, combine))
     return _checked(method, "aggregate", merged, method.state_type, "state")
 
 

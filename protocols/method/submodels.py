@@ -32,7 +32,7 @@ from fleetune.protocols.model.smaller import smaller_spec, smaller_work
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import (
     ChosenNeurons,
@@ -149,12 +149,18 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
 
         return state, lazily(round_.participants, task)
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
-        mean, parts = CoveredMean(self.spec), dict(state.parts)
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
+        combination, parts = combine(self.spec), dict(state.parts)
         for device, update in updates:
-            mean.add(update.patch, update.num_samples)
+            combination.add(update.patch, update.num_samples)
             parts[device] = update.patch.selection
-        return replace(state, weights=mean.over(state.weights), parts=parts)
+        return replace(state, weights=combination.over(state.weights), parts=parts)
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"active_share": update.patch.values.size / self.spec.num_parameters}

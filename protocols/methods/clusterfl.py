@@ -50,6 +50,7 @@ from fleetune.protocols.method.targets import PersonalTargets, Update
 from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
@@ -293,7 +294,9 @@ class ClusterFL(PersonalTargets[ServerState]):
         fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         models = dict(state.models)
         for device, update in updates:
             models[device] = update.patch.apply(models.get(device, state.initial), self.spec)

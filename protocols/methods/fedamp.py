@@ -26,6 +26,7 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.method.targets import PersonalTargets, Update
 from fleetune.protocols.method.trainer import Pull
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update.combine import MEAN, Combine
 
 Shares = NDArray[np.float64]
 
@@ -129,7 +130,9 @@ class FedAMP(PersonalTargets[ServerState]):
     def pull_towards(self, target: FlatArray) -> Pull:
         return Pull(target, self.pull / (2 * self.alpha))
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         latest = {device: update.patch.apply(state.initial, self.spec) for device, update in updates}
         return replace(state, latest={**state.latest, **latest})
 

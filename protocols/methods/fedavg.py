@@ -1,6 +1,5 @@
 """FedAvg (McMahan et al., AISTATS 2017): train the whole shared model, average by samples."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -8,8 +7,7 @@ import numpy as np
 from msgspec import UNSET, Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.method.averaging import ModelAveraging, SharedModel, Update
-from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.method.averaging import ModelAveraging, SharedModel
 from fleetune.protocols.model.spec import FlatArray
 
 
@@ -30,8 +28,8 @@ class FedAvg(ModelAveraging):
     server_rate: Annotated[float, Meta(gt=0, le=10)] = 1.0
     server_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
-    def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
-        averaged = super().aggregate(state, updates).weights
+    def apply(self, state: SharedModel, average: FlatArray) -> SharedModel:
+        averaged = super().apply(state, average).weights
         if self.server_rate == 1 and not self.server_momentum:
             return SharedModel(averaged)
         weights = state.weights.astype(np.float64)  # two extreme float32 numbers are too far apart for one

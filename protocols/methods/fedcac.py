@@ -41,6 +41,7 @@ from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -133,7 +134,9 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         sent = Patch.of(weights, Everything(), self.spec)
         return PersonalModel(weights), Update(sent, critical[: self.spec.num_parameters])
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         devices, masks, models = [], [], []
         for device, update in updates:
             devices.append(device)

@@ -30,6 +30,7 @@ from fleetune.protocols.model.compute_cost import below_largest, work_with_lower
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count
 
@@ -132,8 +133,14 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         update = Update(Patch.of(fit.weights, active, self.spec), trainer.num_samples)
         return self._after(state, fit.weights, trainer), update
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
-        return replace(state, weights=covered_average(state.weights, updates, self.spec))
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
+        return replace(state, weights=covered_average(state.weights, updates, self.spec, combine))
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))

@@ -9,6 +9,7 @@ from fleetune.protocols.method.method import DeviceId, Round, lazily
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import NOTHING
 
 
@@ -29,7 +30,13 @@ class LocalOnly(ModelAveraging):
         fit = trainer.fit(state.weights, FitPlan(), key)
         return PersonalModel(fit.weights), Update(NOTHING, trainer.num_samples)
 
-    def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
+    @property
+    def combines(self) -> bool:
+        return False
+
+    def aggregate(
+        self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> SharedModel:
         for _ in updates:  # read, so that a damaged update is found here as with every other method
             pass
         return state

@@ -45,6 +45,7 @@ from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
@@ -234,8 +235,14 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         sent = Patch.of(trained.weights, task.trained, self.spec)
         return ClientState(personal.weights, state.initial_head), Update(sent, trainer.num_samples)
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
-        average = covered_average(state.weights, updates, self.spec)
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
+        average = covered_average(state.weights, updates, self.spec, combine)
         return replace(state, weights=np.where(self.body.mask(self.spec), average, state.weights))
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:

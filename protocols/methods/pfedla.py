@@ -35,6 +35,7 @@ from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers
@@ -201,7 +202,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         latest, networks = dict(state.latest), dict(state.networks)
         for device, update in updates:
             latest[device] = update.patch.apply(state.initial, self.spec)

@@ -74,7 +74,7 @@ class RoundSection(Settings, frozen=True):
         buffer: updates an aggregation.
         staleness_power: an update that was planned s aggregations ago weighs 1 / (1 + s) ** staleness_power.
         max_staleness: with a greater s it is refused.
-        max_strain: an update whose largest or RMS value is more than this many times that of the shared model
+        norm_bound: an update whose largest or RMS value is more than this many times that of the shared model
             and of the other updates is refused, as if its device had declined; 0: none is.
         max_share: the largest share of one update in a round's mean of n updates, but never less than 2/n;
             the rest is spread over the others in proportion to their samples. 1: no limit. None: 0.3, or 1 in
@@ -97,7 +97,7 @@ class RoundSection(Settings, frozen=True):
     buffer: Count | None = None
     staleness_power: NonNegative = 0.5
     max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
-    max_strain: NonNegative = 100.0
+    norm_bound: NonNegative = 100.0
     max_samples: Count = 10_000_000
     max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 

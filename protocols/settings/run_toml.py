@@ -24,7 +24,11 @@ Changes = Sequence[str] | Mapping[str, Any]
 """`section.key=value` each, the value as in TOML, bare words are text; or values by `section.key`."""
 
 _MAX_SHOWN = 300  # characters of what stands in a file
-RENAMED = {"run.rehearsal": "run.final_evaluation", "encoding.brief": "encoding.compact"}
+RENAMED = {
+    "run.rehearsal": "run.final_evaluation",
+    "encoding.brief": "encoding.compact",
+    "round.max_strain": "round.norm_bound",
+}
 """Settings by their old names, with the names they have now."""
 
 

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from fleetune.coordinator.reports.summarise import summary_of
 from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.fleet.test_semi_asynchronous import Desk, settings
 from tests.helpers.played_run import PlayedRun
 
 from fleetune.coordinator.metrics.summary import FORMAT, SUMMARY, Summary, encoded, read_summary
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store.run_folder import clear

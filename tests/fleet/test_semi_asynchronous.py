@@ -10,7 +10,8 @@ from tests.conftest import tiny_spec
 from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, wait_until
 from tests.helpers.slow_proxy import SlowProxy
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.extensions.staleness import staleness_factor
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
@@ -20,7 +21,7 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
-from fleetune.protocols.method.staleness import drawn_towards, staleness_factor
+from fleetune.protocols.method.staleness import drawn_towards
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
@@ -143,10 +144,11 @@ class Desk:
     DEVICES = ("a", "b", "c", "d")
     PACE = (0, 1, 0, 2, 1, 0, 1, 0, 3, 2, 1, 0)  # whose turn it is to reply: a and b are the fast ones
 
-    def __init__(self, folder, run_settings, *, restart):
+    def __init__(self, folder, run_settings, *, restart, in_process=False):
         self.folder, self.settings, self.restart = folder, run_settings, restart
         self.enrolment = prepare(run_settings)
-        self.run = open_run(run_settings, folder, durable=False, enrolment=self.enrolment)
+        begin = {"durable": False, "in_process": in_process, "enrolment": self.enrolment}
+        self.run = open_run(run_settings, folder, **begin)
         self.now, self.tasks, self.closed = 0.0, {}, []
 
     def play(self, step=0, until_closed=None):
@@ -180,7 +182,7 @@ class Desk:
     def receive(self, device, data, now):
         """A reply comes in, offered as what it is."""
         reply = codec.decode(data, Reply[self.run.method.update_type], self.enrolment.spec)
-        turn = Turn(reply.round, reply.attempt)
+        turn = RoundAttempt(reply.round, reply.attempt)
         return self.run.controller.receive(device, turn, data, RoundCost(), now)
 
     def take(self, outcomes):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
@@ -125,7 +125,7 @@ class World:
             return
         name, (transfer_key, payload) = min(self.tasks.items())
         del self.tasks[name]
-        turn = Turn.of(transfer_key)
+        turn = RoundAttempt.of(transfer_key)
         try:
             data = self._answer(name, payload)
         except TrainingDiverged as problem:

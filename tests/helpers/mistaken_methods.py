@@ -83,29 +83,29 @@ class InitReturnsNothing(ModelAveraging):
 
 
 class AggregateWrites(ModelAveraging):
-    def aggregate(self, state, updates):
+    def aggregate(self, state, updates, combine):
         state.weights[:] = 0  # the mistake
-        return super().aggregate(state, updates)
+        return super().aggregate(state, updates, combine)
 
 
 class AggregateNaN(ModelAveraging):
-    def aggregate(self, state, updates):
-        return SharedModel(super().aggregate(state, updates).weights * np.float32("nan"))
+    def aggregate(self, state, updates, combine):
+        return SharedModel(super().aggregate(state, updates, combine).weights * np.float32("nan"))
 
 
 class AggregateReturnsNothing(ModelAveraging):
-    def aggregate(self, state, updates):
-        super().aggregate(state, updates)
+    def aggregate(self, state, updates, combine):
+        super().aggregate(state, updates, combine)
 
 
 class AggregateFloat64(ModelAveraging):
-    def aggregate(self, state, updates):
-        return SharedModel(super().aggregate(state, updates).weights.astype(np.float64))
+    def aggregate(self, state, updates, combine):
+        return SharedModel(super().aggregate(state, updates, combine).weights.astype(np.float64))
 
 
 class AggregateTensor(ModelAveraging):
-    def aggregate(self, state, updates):
-        return SharedModel(torch.from_numpy(super().aggregate(state, updates).weights.copy()))
+    def aggregate(self, state, updates, combine):
+        return SharedModel(torch.from_numpy(super().aggregate(state, updates, combine).weights.copy()))
 
 
 @dataclass(frozen=True)

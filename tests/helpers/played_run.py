@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_execution import Outcome
@@ -123,7 +123,7 @@ class PlayedRun:
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}
-        self.tasks: dict[str, tuple[Turn, bytes]] = {}
+        self.tasks: dict[str, tuple[RoundAttempt, bytes]] = {}
         self.sent: list[tuple[str, int, int, str]] = []
 
     def session(self, device: str) -> Session:
@@ -160,7 +160,7 @@ class PlayedRun:
         for outcome in outcomes:
             if isinstance(outcome, OutgoingTask):
                 device, key, task = outcome.device, outcome.transfer_key, outcome.make()
-                self.tasks[device] = Turn.of(key), task
+                self.tasks[device] = RoundAttempt.of(key), task
                 self.sent.append((device, key.round, key.attempt, digest(task)))
                 self.run.controller.note_delivered(device, key, len(task))
 

@@ -151,8 +151,8 @@ def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind
         ),
         (
             "round",
-            {"max_strain": 1e-300},
-            r"round 1 was tried 5 times, and updates are refused \(device-\d: .* round.max_strain",
+            {"norm_bound": 1e-300},
+            r"round 1 was tried 5 times, and updates are refused \(device-\d: .* round.norm_bound",
         ),
         ("data", {"mean": 1e15, "partition": {"samples": 20}}, "."),
     ],

@@ -49,7 +49,6 @@ def build_simulation(
         num_enrolment_bytes: see `Simulation`.
     """
     section, enrolment, controller = run.settings.fleet, run.enrolment, run.controller
-    controller.keeps_steps = False  # a checkpoint at the end of each round stores them
     zone = schedule_of(run.settings.schedule).zone
     queue = EventQueue(instant(FIRST_DAY, seconds_of_day(section.starts_at, "starts_at"), zone))
     fleet = Fleet(devices)

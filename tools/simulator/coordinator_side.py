@@ -63,7 +63,7 @@ class CoordinatorSide:
         store.
         """
         state = self.controller.engine_state
-        return self.closed and not (self._overlapping and state.stage == "rehearsing")
+        return self.closed and not (self._overlapping and state.stage == "evaluating")
 
     def handle(self, event: Event) -> None:
         """Tell the engine what happened; nothing once the run is over."""

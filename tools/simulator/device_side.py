@@ -1,6 +1,6 @@
 """What the devices of a simulated fleet do: enrol, report, train, reply, connect and disconnect."""
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, RoundsEnded
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
@@ -186,7 +186,7 @@ class DeviceSide:
         self._queue.add_next(ReplyAcknowledged(device.name))
         outcomes = self._coordinator.controller.receive(
             device.name,
-            Turn.of(work.key),
+            RoundAttempt.of(work.key),
             arrived.reply,
             work.taken,
             now,

@@ -106,6 +106,7 @@ def open_new(
         folder,
         fresh=fresh,
         durable=False,
+        in_process=True,
         enrolment=enrolment,
         backbone=beginning.backbone,
         bundle=trains.bundle,
@@ -125,7 +126,7 @@ def open_stopped(found: ExistingRun, folder: Path, caller_samples: CallerSamples
     """Open a run that was stopped."""
     data = PartitionedData.of_run(found.settings, caller_samples)
     devices = simulated_devices(found.settings, found.enrolment, data)
-    run = open_run(found.settings, folder, durable=False)
+    run = open_run(found.settings, folder, durable=False, in_process=True)
     run.controller.recall()
     arrivals, groups = arrivals_of(found.settings, data), groups_of(found.settings, data)
     return OpenRun(run, devices, arrivals=arrivals, groups=groups)

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundAbandoned, RoundClosed
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.wire.messages import readable
@@ -66,14 +66,14 @@ class ProgressGuard:
         elif isinstance(event, RoundAbandoned) and event.reason == "deadline" and self._always_connected:
             self._num_overdue, self._absent = self._num_overdue + 1, readable(", ".join(event.absent))
 
-    def check_attempts(self, turn: Turn) -> None:
+    def check_attempts(self, turn: RoundAttempt) -> None:
         """Raises SettingError: the open round was tried too often."""
         number, attempt = turn
         if len(self._refused) > MOST_REFUSED:
             last = self._refused[max(self._refused)]
             raise SettingError(
                 f"round {number} was tried {attempt - 1} times, and updates are refused ({last.device}:"
-                f" {last.problem}); are samples scaled (data.mean, data.std)? See round.max_strain"
+                f" {last.problem}); are samples scaled (data.mean, data.std)? See round.norm_bound"
             )
         if self._num_overdue >= MOST_OVERDUE:
             raise SettingError(
@@ -83,7 +83,7 @@ class ProgressGuard:
         if attempt > MOST_ATTEMPTS:
             raise SettingError(
                 f"round {number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
-                " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
+                " count; see round.quorum, round.deadline_s, round.norm_bound, and whether training diverges"
             )
 
     def _fault(self, what: str, turn: tuple[int, int]) -> FleetuneError:

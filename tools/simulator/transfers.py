@@ -6,7 +6,7 @@ acknowledged. A message takes the link's delay and no bytes.
 
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.task_preview import preview_task
@@ -83,7 +83,7 @@ class Transfers:
             PacketNotFinite: the task cannot be encoded.
         """
         device, key = self._fleet.changing(task.device), task.transfer_key
-        turn = Turn.of(key)
+        turn = RoundAttempt.of(key)
         self._guard.note_sent(device.name, turn)
         payload, told = task.make(), self._controller.told
         now, num_bytes = self._queue.now, len(payload)  # the queue may hold a thousand of these: no payload

@@ -111,7 +111,7 @@ def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[R
         used = ", ".join(f"{row.replies} by {row.encoding} ({readable.size(row.up)})" for row in rows)
         yield f"updates of all rounds, with their median size: {used}"
     names = [in_words(one) for one in settings.uplinks]
-    assigned = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
+    assigned = Counter(member.assigned.uplink for member in state.members.values() if member.assigned)
     asked = ", ".join(f"{assigned[number]} by {names[number]}" for number in sorted(assigned))
     yield f"updates in the latest plan: {asked}"
     shares = zip(names, state.compression_errors.shares, strict=False)

@@ -28,7 +28,7 @@ def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveS
     if (settings.deadline == "fixed" and not paced) or state.stage != "training" or state.attempt > 1:
         return settings.deadline_s
     members = [state.members[device] for device in state.participants]
-    expected_s = sorted(_expected_s(one, settings, 1.0 if paced else one.stretch) for one in members)
+    expected_s = sorted(_expected_s(one, settings, 1.0 if paced else one.observed.stretch) for one in members)
     enough_s = expected_s[target(state, settings) - 1]
     return min(settings.deadline_s, max(SHORTEST_S, settings.deadline_slack * enough_s))
 
@@ -45,11 +45,11 @@ def learn(state: EngineState, settings: RoundSection) -> None:
     replied = state.replied
     for device in tuple(state.groups.at_work) if len(replied) < target(state, settings) else ():
         member = state.members[device]
-        if _expected_s(member, settings, member.stretch) < settings.deadline_s:
-            state.put(device, stretch=2 * member.stretch)
+        if _expected_s(member, settings, member.observed.stretch) < settings.deadline_s:
+            state.put(device, stretch=2 * member.observed.stretch)
     for device in replied:
-        if state.members[device].stretch > 1.0:
-            state.put(device, stretch=max(1.0, 0.9 * state.members[device].stretch))
+        if state.members[device].observed.stretch > 1.0:
+            state.put(device, stretch=max(1.0, 0.9 * state.members[device].observed.stretch))
 
 
 def _expected_s(member: Member, settings: RoundSection, stretch: float) -> float:

@@ -3,14 +3,15 @@
 import math
 
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.policies.speed_tiers import draw_alike
+from fleetune.coordinator.rounds.policies.speed_tiers import draw_by_speed_tier
 from fleetune.coordinator.rounds.policies.unresponsive import rests
-from fleetune.coordinator.rounds.policies.utility_selection import draw_useful
+from fleetune.coordinator.rounds.policies.utility_selection import draw_by_utility
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 
+START_S = 60.0  # after the first device came, round 1 opens with the devices that are there
 USUAL_START = 2  # one device alone learns nothing from others
 
 
@@ -46,6 +47,17 @@ def usual_start(settings: RoundSection) -> int:
     return max(settings.participants or USUAL_START, settings.quorum)
 
 
+def short_start(state: EngineState, settings: RoundSection) -> str | None:
+    """A line for people when round 1 has opened with fewer devices than it waits for; else None."""
+    there, usual = len(state.participants), usual_start(settings)
+    if state.turn != (1, 1) or not state.start_is_overdue or there >= usual:
+        return None
+    return (
+        f"round 1 opens with {there} of {usual} devices: {START_S:g} s have passed since the first one came;"
+        " round.start_with in run.toml says how many to wait for"
+    )
+
+
 def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
     """Whom to draw the coming turn from, ascending.
 
@@ -54,7 +66,7 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
     """
     candidates, declined = eligible(state), state.groups.declined
     others = tuple(d for d in candidates if d not in declined) if declined else candidates
-    if len(others) >= needed(state, settings) or state.until is not None:
+    if len(others) >= needed(state, settings) or state.timing.until is not None:
         return others
     return candidates
 
@@ -122,7 +134,7 @@ def _drawn(
 ) -> tuple[DeviceId, ...]:
     if not settings.by_utility or not candidates or count <= 0:  # who came back may be one too many
         return _sample(candidates, count, key)
-    draws = draw_alike if settings.prefer == "tiers" else draw_useful
+    draws = draw_by_speed_tier if settings.prefer == "tiers" else draw_by_utility
     return draws(candidates, state, settings, count, key)
 
 

@@ -19,7 +19,7 @@ from statistics import median
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.policies.utility_selection import (
-    lessons_of,
+    learning_utilities,
     longest_wait,
     rounds_waited,
     seconds_of,
@@ -33,13 +33,13 @@ _NEARNESS = 2.0
 _LEAST_NEAR = 1e-3  # however far apart two are, so that everybody can be drawn
 
 
-def draw_alike(
+def draw_by_speed_tier(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, of which there is one at least, that take alike long."""
     number = state.turn.number
     members = {device: state.members[device] for device in candidates}
-    seconds, lessons = _seconds(members), lessons_of(members, number)
+    seconds, lessons = _seconds(members), learning_utilities(members, number)
     waited = {device: rounds_waited(member, number) for device, member in members.items()}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
     rolls = {device: -math.log(one or 2.0**-54) for device, one in chances.items()}
@@ -67,7 +67,7 @@ def _seconds(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
     told = seconds_of(members)
     usual_s = median(told.values())
     return {
-        name: max(told[name], usual_s) if member.took_s is None else told[name]
+        name: max(told[name], usual_s) if member.observed.took_s is None else told[name]
         for name, member in members.items()
     }
 

@@ -20,8 +20,8 @@ def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = Fal
     A deadline that was only predicted is no proof of silence; but where rounds keep a pace, who does not is
     asked more rarely, every eighth round at least, until an answer comes, however late.
     """
-    overdue = state.until is not None and state.seen_at >= state.until
-    whole = paced or settings.mode == "window" or (state.span_s or 0.0) >= settings.deadline_s
+    overdue = state.timing.until is not None and state.timing.seen_at >= state.timing.until
+    whole = paced or settings.mode == "window" or (state.timing.span_s or 0.0) >= settings.deadline_s
     if overdue and whole:
         for device in tuple(state.groups.awaited):
             miss(state, device, MISSES + 2 if paced else _MOST)
@@ -29,15 +29,17 @@ def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = Fal
 
 def miss(state: EngineState, device: DeviceId, most: int = _MOST) -> None:
     """It took too long for its task; `most`: times in a row that count."""
-    state.put(device, missed=min(state.members[device].missed + 1, most))
+    state.put(device, missed=min(state.members[device].observed.missed + 1, most))
 
 
 def note_answer(state: EngineState, device: DeviceId) -> None:
     """Whatever it says, it is there."""
-    if state.members[device].missed:
+    if state.members[device].observed.missed:
         state.put(device, missed=0)
 
 
 def rests(member: Member, number: int) -> bool:
     """Whether it is asked in round `number` only if others are too few."""
-    return member.missed >= MISSES and number - member.asked.number < 2 ** (member.missed - MISSES + 1)
+    return member.observed.missed >= MISSES and number - member.asked.number < 2 ** (
+        member.observed.missed - MISSES + 1
+    )

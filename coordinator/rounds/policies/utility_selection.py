@@ -33,7 +33,7 @@ _LEAST = 1e-3  # of a worth, so that who has learned all there is can still be d
 _TURNS = 3  # of asking everybody once, that a device waits for at most unless it is said
 
 
-def draw_useful(
+def draw_by_utility(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, by their worth, or by how long they waited."""
@@ -44,7 +44,7 @@ def draw_useful(
     if max(waited.values(), default=0) >= longest_wait(len(candidates), count, settings):
         order = sorted(candidates, key=lambda one: (-waited[one], chances[one]))
     else:
-        worth = worths(members, number, by_change=settings.prefer == "pyramid")
+        worth = utilities(members, number, by_change=settings.prefer == "pyramid")
         order = sorted(candidates, key=lambda one: -math.log(chances[one] or 2.0**-54) / worth[one])
     return tuple(order[:count])
 
@@ -61,26 +61,29 @@ def rounds_waited(member: Member, number: int) -> int:
     return max(0, number - 1 - member.asked.number)
 
 
-def worths(
+def utilities(
     members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
 ) -> dict[DeviceId, float]:
     """What each is worth in round `number`, above 0.
 
     `by_change`: of what its updates change instead of its loss.
     """
-    lessons, seconds = lessons_of(members, number, by_change=by_change), seconds_of(members)
+    lessons, seconds = learning_utilities(members, number, by_change=by_change), seconds_of(members)
     usual_s = _usual(seconds)
     return {name: lessons[name] * min(1.0, usual_s / seconds[name]) ** _SLOWNESS for name in members}
 
 
-def lessons_of(
+def learning_utilities(
     members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
 ) -> dict[DeviceId, float]:
     """What each has to teach, whatever time it takes; who never replied as much as the best of all.
 
     `by_change`: see `worths`.
     """
-    told = {name: member.change if by_change else member.loss for name, member in members.items()}
+    told = {
+        name: member.observed.change if by_change else member.observed.loss
+        for name, member in members.items()
+    }
     lessons = {name: one for name, one in told.items() if one is not None}
     samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
     usual_lesson, usual_samples = _usual(lessons), _usual(samples)
@@ -107,5 +110,5 @@ def _usual(amounts: Mapping[DeviceId, float]) -> float:
 def _seconds(member: Member) -> float | None:
     """What a round takes it, as it was seen; as it says, before it was; None: not known."""
     said_s = member.report.round_s if member.report else None
-    taken_s = said_s if member.took_s is None else member.took_s
+    taken_s = said_s if member.observed.took_s is None else member.observed.took_s
     return taken_s if taken_s is not None and 0 < taken_s < math.inf else None

@@ -60,15 +60,15 @@ class Planner:
         for device, some in sorted(self.worthwhile(state, reporting(plans), fixed_s).items()):
             budget, member = most_useful(some).budget, state.members[device]
             same = member.at_work is not None and member.at_work.ratio == budget.ratio
-            state.put(device, dealt=budget, admitted=member.admitted and same)
+            state.put(device, assigned=budget, admitted=member.admitted and same)
 
     def learn(self, state: EngineState) -> None:
         """Take the compression errors that a closing round's replies report into `state`."""
         reported: dict[int, list[float]] = {}
         for device in state.replied:
             member = state.members[device]
-            if member.dealt and member.compression_error is not None:
-                reported.setdefault(member.dealt.uplink, []).append(member.compression_error)
+            if member.assigned and member.observed.compression_error is not None:
+                reported.setdefault(member.assigned.uplink, []).append(member.observed.compression_error)
         if self.uplinks and (reported or state.compression_errors.shares):
             state.change(compression_errors=state.compression_errors.after(reported, self.uplinks))
 
@@ -86,7 +86,7 @@ class Planner:
             sum(min(one.bytes_up or 0 for one in some) for some in plans) / MEGABYTE,
             sum(min(one.joules or 0.0 for one in some) for some in plans),
         )
-        return over_budget(self.objective.within, state.spent, state.seen_at, least)
+        return over_budget(self.objective.within, state.spent, state.timing.seen_at, least)
 
     def candidates(self, state: EngineState, devices: Collection[DeviceId]) -> dict[DeviceId, Plans]:
         """The options of each device; () of a device that reports none."""

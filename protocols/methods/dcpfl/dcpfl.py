@@ -47,6 +47,7 @@ from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerS
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import NOTHING, Patch
 from fleetune.protocols.update.selection import Everything, Layers
 
@@ -151,7 +152,9 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         update = Update(NOTHING, trainer.num_samples, loss, losses)
         return ClientState(fit.weights, task.round, rival.weights), update
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         """Holds the round's updates together, because whole models are compared pair by pair."""
         received = dict(updates)
         heard = {device: update for device, update in received.items() if not update.lost}

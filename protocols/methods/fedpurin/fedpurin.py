@@ -46,6 +46,7 @@ from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerS
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything, Layers
 
@@ -200,7 +201,9 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     def _patch(self, weights: FlatArray, entries: MaskArray) -> Patch:
         return Patch(Entries(entries[: self.spec.num_parameters]), weights[entries])
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         received = [self._received(device, update) for device, update in updates]
         masks, models = [one.critical for one in received], [one.weights for one in received]
         held = {device: replace(earlier, collaborated=None) for device, earlier in state.held.items()}

@@ -50,6 +50,7 @@ from fleetune.protocols.methods.kapc.state import Coached, ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 
@@ -173,7 +174,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         count = reach if visit is None else min(visit.uploaded, self._affordable(budget.ratio))
         return ClientState(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
         """Eq. (33): layers that did not come keep their latest value."""
         latest, uploaded = dict(state.latest), dict(state.uploaded)
         for device, update in updates:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray, MaskArray
+from fleetune.protocols.update.combine import Combination
 from fleetune.protocols.update.covered_mean import CoveredMean
 
 Aggregation = Literal["covered", "delta", "literal"]
@@ -38,14 +39,14 @@ def choose(losses: Sequence[float]) -> int | None:
     return min(finite, key=losses.__getitem__, default=None)
 
 
-def merge(previous: FlatArray, mean: CoveredMean, num_samples: float, how: Aggregation) -> FlatArray:
+def merge(previous: FlatArray, combination: Combination, num_samples: float, how: Aggregation) -> FlatArray:
     """The next w_g from sum(n m w), sum(n m) and sum(n) over the updates; n are the training samples.
 
-    covered: each entry's mean over the devices that sent it; what nobody sent stays.
+    covered: each entry is combined over the devices that sent it; an entry that no device sent stays.
     delta: previous + sum(n m (w - previous)) / sum(n), the form of the proof (eq. 16).
     literal: sum(n m w) / sum(n) (eq. 4), where entries shrink that not everybody sends.
     """
-    if how == "covered" or not num_samples:
-        return mean.over(previous)
+    if how == "covered" or not num_samples or not isinstance(combination, CoveredMean):
+        return combination.over(previous)
     base = previous if how == "delta" else np.zeros_like(previous)
-    return (base + (mean.sums - mean.weights * base) / num_samples).astype(previous.dtype)
+    return (base + (combination.sums - combination.weights * base) / num_samples).astype(previous.dtype)

@@ -56,6 +56,7 @@ from fleetune.protocols.methods.srp_pfed.state import (
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
+from fleetune.protocols.update.combine import MEAN, Combination, Combine
 from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
@@ -199,15 +200,23 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         update = RatedUpdate(*told, rate) if self.credit == "used" else Update(*told)
         return ClientState(fit.weights, trained=True), update
 
-    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
-        mean, num_samples, losses, used = CoveredMean(self.spec), 0, [], set[int]()
+    @property
+    def combines(self) -> bool:
+        return self.aggregation == "covered"
+
+    def aggregate(
+        self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
+    ) -> ServerState:
+        covered = self.aggregation == "covered"
+        combination: Combination = combine(self.spec) if covered else CoveredMean(self.spec)
+        num_samples, losses, used = 0, [], set[int]()
         for _, update in updates:
-            mean.add(update.patch, update.num_samples)
+            combination.add(update.patch, update.num_samples)
             num_samples += update.num_samples
             losses.append(update.loss)
             used.update(self._credited(update, state.drawn))
         weights, parameters = state.weights.copy(), slice(0, self.spec.num_parameters)
-        weights[parameters] = merge(state.weights, mean, num_samples, self.aggregation)[parameters]
+        weights[parameters] = merge(state.weights, combination, num_samples, self.aggregation)[parameters]
         credited, gain = tuple(sorted(used)), increment(losses, self.loss)
         memory = reinforce(state.memory, credited, gain, self.decay) if self.memory else state.memory
         return replace(state, weights=weights, memory=memory, drawn=(), used=credited)

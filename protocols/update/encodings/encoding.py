@@ -107,14 +107,11 @@ class Encoding(Protocol):
         lossless: `decode` gives the same bits.
         on_average: one update is mostly noise, right in the mean of many, so nothing waits for the next one;
             tasks, of which nobody takes a mean, are written otherwise.
-        summable: the sum of what several devices wrote is written alike, at a scale and of entries that none
-            of them chose by its own values, so that it can be added up under masks (secure aggregation).
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     on_average: ClassVar[bool] = False
-    summable: ClassVar[bool] = False
 
     @property
     def cost(self) -> EncodingCost:

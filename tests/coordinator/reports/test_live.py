@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fleetune.coordinator.queries.run_status import DeviceStatus, RoundScore, RunStatus, StatusReader
 from fleetune.coordinator.reports.live import LiveView, plain_line, sparkline
-from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt, Timing
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.method.choice import DeviceReport
@@ -56,7 +56,7 @@ def member(device, **changes):
 
 
 def training_state():
-    turn = Turn(3, 2)
+    turn = RoundAttempt(3, 2)
     members = {
         "away": Member(report=DeviceReport("away"), asked=turn),
         "busy": member("busy", asked=turn),
@@ -73,7 +73,7 @@ def training_state():
         rounds_done=2,
         attempt=2,
         participants=("away", "busy", "declines", "done"),
-        until=160.0,
+        timing=Timing(until=160.0),
         members=members,
     )
 
@@ -165,7 +165,7 @@ def test_sparkline_spans_least_to_greatest(values, bars):
     assert sparkline(values) == bars
 
 
-@pytest.mark.parametrize("stage", ["waiting", "training", "rehearsing", "finished"])
+@pytest.mark.parametrize("stage", ["waiting", "training", "evaluating", "finished"])
 @pytest.mark.parametrize("width", [80, 100, 150, 160])
 @pytest.mark.parametrize("num_devices", [0, 6, 300])
 def test_the_view_fits_the_screen(num_devices, width, stage):
@@ -302,7 +302,7 @@ def test_a_status_tells_a_proposed_deadline(deadline, given_s):
     settings = msgspec.structs.replace(
         SETTINGS, round=msgspec.structs.replace(SETTINGS.round, deadline=deadline)
     )
-    state = dataclasses.replace(training_state(), span_s=57.0)
+    state = dataclasses.replace(training_state(), timing=Timing(until=160.0, span_s=57.0))
     assert StatusReader(settings, PARAMETERS).status(state, ledger(), 130.0).round_span_s == given_s
     waiting = dataclasses.replace(state, stage="waiting")
     assert StatusReader(settings, PARAMETERS).status(waiting, ledger(), 130.0).round_span_s is None

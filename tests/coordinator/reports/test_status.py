@@ -24,7 +24,7 @@ from fleetune.coordinator.queries.waiting import (
     waiting_reason,
 )
 from fleetune.coordinator.reports.status import follow, show_status
-from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt, Timing
 from fleetune.coordinator.rounds.events import DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
@@ -136,16 +136,19 @@ def test_who_waits_for_whom_is_named_with_the_reason():
     assert waiting_reason(waiting, RoundSection(start_with=2)) == wanted
     assert waiting_reason(EngineState(stage="finished"), round_) == ""
     usual = "round 1 waits for devices: 1 there, needs 2, or opens with fewer 60 s after the first came"
-    assert waiting_reason(EngineState(members=members, start_by=60.0), RoundSection()) == f"{usual}; b (away)"
+    assert (
+        waiting_reason(EngineState(members=members, timing=Timing(start_by=60.0)), RoundSection())
+        == f"{usual}; b (away)"
+    )
     overdue = "round 1 waits for devices: 1 there, needs 3; b (away)"
-    late = EngineState(members=members, start_by=60.0, seen_at=61.0)
+    late = EngineState(members=members, timing=Timing(start_by=60.0, seen_at=61.0))
     assert waiting_reason(late, RoundSection(quorum=3)) == overdue
 
 
 def test_a_closed_round_names_who_is_missing_and_why_unless_it_has_all_it_wanted():
     members = {
         "away": Member(DeviceReport("away")),
-        "slow": Member(DeviceReport("slow"), ready=True, asked=Turn(4, 1)),
+        "slow": Member(DeviceReport("slow"), ready=True, asked=RoundAttempt(4, 1)),
         "hot": Member(DeviceReport("hot"), ready=True, declined_round=3, declined_reason="41 °C\nof 40"),
     }
     after = EngineState(rounds_done=3, members=members)

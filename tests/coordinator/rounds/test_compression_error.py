@@ -26,7 +26,7 @@ class SendingThinly(Script):
 
     @property
     def asked_for(self):
-        return [self.state.members[name].dealt.uplink for name in "abc"]
+        return [self.state.members[name].assigned.uplink for name in "abc"]
 
     def replies(self, *errors):
         for name, share in zip("abc", errors, strict=True):
@@ -96,7 +96,7 @@ def test_without_an_objective_nothing_is_noted():
     fleet.ready("a")
     fleet.update("a", compression_error=0.5)
     assert fleet.state.compression_errors == CompressionErrors()
-    assert fleet.state.members["a"].compression_error is None
+    assert fleet.state.members["a"].observed.compression_error is None
     paced = playing(start_with=1)
     paced.ready("a", affords=(RatioCandidate(1.0, 2.0),), ratio=1.0)
     paced.update("a", compression_error=0.5)

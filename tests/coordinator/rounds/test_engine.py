@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.helpers.engine_driver import answered, handled
 
 from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
@@ -15,11 +16,12 @@ from fleetune.coordinator.rounds.actions import (
     SendTask,
     StartRound,
 )
-from fleetune.coordinator.rounds.engine import START_S, RoundEngine
-from fleetune.coordinator.rounds.engine_state import EngineState, Turn
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
+from fleetune.coordinator.rounds.policies.selection import START_S
 from fleetune.coordinator.rounds.proposals.planner import Planner
-from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
@@ -30,7 +32,7 @@ DEADLINE_S = 10.0
 
 def arrived(engine, device, turn, **said):
     """The event of a reply, judged as it comes in."""
-    return ReplyArrived(device, *turn, objection_to(engine.state, device, Turn(*turn)), **said)
+    return ReplyArrived(device, *turn, rejection_of(engine.state, device, RoundAttempt(*turn)), **said)
 
 
 NONE = ObjectiveSection()
@@ -51,7 +53,7 @@ class Script:
         return self.engine.state
 
     def do(self, event):
-        return self.engine.handle(event, self.now)
+        return handled(self.engine, event, self.now)
 
     def ready(self, *devices, **fields):
         return [a for d in devices for a in self.do(DeviceReady(DeviceReport(d, **fields)))]
@@ -80,7 +82,7 @@ class Script:
         self.engine, actions = RoundEngine.resume(
             self.run, changed, state, now, planner=Planner(self.objective)
         )
-        return actions
+        return answered(self.engine, actions, now)
 
 
 def of(kind, actions):
@@ -159,7 +161,7 @@ def test_start_with_counts_those_who_are_there_now_and_only_before_round_one():
 def test_round_one_opens_with_the_usual_number_of_devices(settings, wanted):
     script, names = Script(start_with=None, **settings), "abcd"[:wanted]
     assert script.ready(*names[:-1]) == []
-    assert script.state.start_by == START_S
+    assert script.state.timing.start_by == START_S
     assert asked(script.ready(names[-1])) == tuple(names)
 
 
@@ -175,7 +177,7 @@ def test_round_one_opens_with_those_there_when_others_do_not_come():
     assert script.ready("b") == []
     assert script.tick(29.0 + START_S) == []
     assert asked(script.tick(30.0 + START_S)) == ("b",)
-    assert script.engine.wake_at == script.state.until
+    assert script.engine.wake_at == script.state.timing.until
 
 
 def test_round_one_still_waits_for_its_quorum_after_that_and_does_not_wake_for_nothing():
@@ -348,24 +350,24 @@ def test_replies_that_do_not_count_are_dropped_with_their_objection_and_counted(
     pair = asked(script.ready("a", "b", "c"))
     (spare,) = {"a", "b", "c"} - set(pair)
 
-    def objection(device, turn):
+    def rejection(device, turn):
         (dropped,) = script.update(device, turn)
-        assert dropped == DropReply(device, *turn, dropped.objection)
-        return dropped.objection
+        assert dropped == DropReply(device, *turn, dropped.rejection)
+        return dropped.rejection
 
-    assert objection(spare, (1, 1)) == "foreign"
-    assert objection("nobody", (1, 1)) == "foreign"
+    assert rejection(spare, (1, 1)) == "foreign"
+    assert rejection("nobody", (1, 1)) == "foreign"
     assert Script().update("a", (1, 1)) == [DropReply("a", 1, 1, "unknown")]
-    assert objection(pair[0], (2, 1)) == "unknown"
-    assert objection(pair[0], (1, 2)) == "unknown"
-    assert objection(pair[0], (0, 0)) == "unknown"
-    assert objection(pair[0], (-3, 7)) == "unknown"
+    assert rejection(pair[0], (2, 1)) == "unknown"
+    assert rejection(pair[0], (1, 2)) == "unknown"
+    assert rejection(pair[0], (0, 0)) == "unknown"
+    assert rejection(pair[0], (-3, 7)) == "unknown"
     script.update(pair[0])
-    assert objection(pair[0], (1, 1)) == "duplicate"
+    assert rejection(pair[0], (1, 1)) == "duplicate"
     script.tick(DEADLINE_S)
-    assert objection(pair[1], (1, 1)) == "stale"
+    assert rejection(pair[1], (1, 1)) == "stale"
     script.updates(*asked_now(script))
-    assert objection(pair[1], (1, 1)) == "late"
+    assert rejection(pair[1], (1, 1)) == "late"
     assert script.state.counters == {
         "foreign": 2, "unknown": 4, "duplicate": 1, "abandoned": 1, "stale": 1, "late": 1
     }  # fmt: skip
@@ -464,7 +466,7 @@ def test_leavers_are_not_drawn_again_and_the_run_ends_when_none_is_left():
     script.gone("a")
     script.ready("a")
     assert asked(script.update("b", leaving=True)) == ("a", "b")
-    assert script.state.stage == "rehearsing"
+    assert script.state.stage == "evaluating"
     assert script.state.turn == (3, 1)
     assert script.updates("a", "b")[2:] == [
         CloseFinalEvaluation(3, 1, ("a", "b")),
@@ -514,7 +516,7 @@ def test_the_final_evaluation_closes_at_its_deadline_without_a_quorum():
     script = Script(rounds=1, final_evaluation=True, start_with=3, quorum=3)
     script.ready("a", "b", "c")
     script.updates("a", "b", "c")
-    assert script.state.stage == "rehearsing"
+    assert script.state.stage == "evaluating"
     script.update("b")
     script.decline("a")
     assert script.gone("c") == []
@@ -623,7 +625,7 @@ def test_who_does_not_come_back_in_time_or_refuses_is_not_waited_for(refuses):
         script.ready("d")
         assert script.state.stage == "waiting", "three are there, but b may come back"
         assert asked(script.tick(DEADLINE_S)) == ("a", "c", "d")
-    assert script.engine.state.gather_until is None
+    assert script.engine.state.timing.gather_until is None
 
 
 def test_an_event_lost_in_a_crash_leads_to_the_same_actions_when_it_is_offered_again():

@@ -10,7 +10,7 @@ from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, asked, of
 from tests.coordinator.rounds.test_window_engine import buffered, windowed
 
 from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, DropReply
-from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, Observed
 from fleetune.coordinator.rounds.policies.deadline import SHORTEST_S, proposed_s
 from fleetune.coordinator.rounds.policies.selection import able, draw
 from fleetune.protocols.conditions import UNKNOWN, Conditions
@@ -167,14 +167,14 @@ def test_a_deadline_that_was_the_whole_one_is_not_stretched_further():
     for _ in range(4):
         script.update("a")
         script.tick(script.engine.wake_at)
-    assert script.state.members["b"].stretch == 1.0
+    assert script.state.members["b"].observed.stretch == 1.0
 
 
 def test_the_final_evaluation_gets_the_whole_deadline():
     script = predicted(rounds=1, final_evaluation=True)
     expecting(script, a=2.0)
     script.update("a")
-    assert script.state.stage == "rehearsing"
+    assert script.state.stage == "evaluating"
     assert span_s(script) == DEADLINE_S
 
 
@@ -201,7 +201,7 @@ def test_a_state_that_knows_of_no_proposals_goes_on_with_the_whole_deadline():
     script = predicted()
     expecting(script, a=2.0)
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(script.state))
-    del kept["span_s"], kept["members"]["a"]["stretch"]
+    del kept["timing"]["span_s"], kept["members"]["a"]["observed"]["stretch"]
     state = msgspec.convert(kept, EngineState)
     engine, _ = type(script.engine).resume(script.run, script.round, state, 7.0)
     assert engine.wake_at == 7.0 + DEADLINE_S
@@ -354,7 +354,8 @@ def test_a_proposal_is_within_its_bounds_and_never_longer_for_a_faster_device(
 
     def proposal(round_s):
         members = {
-            f"d{i}": Member(DeviceReport(f"d{i}", round_s=s), stretch=stretch) for i, s in enumerate(round_s)
+            f"d{i}": Member(DeviceReport(f"d{i}", round_s=s), observed=Observed(stretch=stretch))
+            for i, s in enumerate(round_s)
         }
         state = EngineState("training", participants=tuple(members), members=members)
         return proposed_s(state, section, ObjectiveSection())

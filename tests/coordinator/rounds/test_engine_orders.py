@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import arrived, check_kept
+from tests.helpers.engine_driver import answered, handled
 
 from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
@@ -117,7 +118,7 @@ class Ledger:
         self.accepted.add(action.device)
 
     def DropReply(self, action):
-        assert action.objection in {"late", "duplicate", "stale", "foreign", "unknown"}
+        assert action.rejection in {"late", "duplicate", "stale", "foreign", "unknown"}
 
     def CloseRound(self, action):
         self._current(action.number, action.attempt)
@@ -155,7 +156,7 @@ class Ledger:
 
 
 def _pending(state):
-    return state.turn, state.stage, state.until, state.gather_until, state.start_is_overdue
+    return state.turn, state.stage, state.timing.until, state.timing.gather_until, state.start_is_overdue
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -169,11 +170,11 @@ class AnyOrder(RuleBasedStateMachine):
         before = self.engine.state.copy()
         frozen = msgspec.msgpack.encode(before)
         self.engine.state.take_changed()
-        actions = self.engine.handle(event, self.now)
+        actions = handled(self.engine, event, self.now)
         assert msgspec.msgpack.encode(before) == frozen, "a copy is a value"
         check_kept(before, self.engine.state)
         twin = RoundEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
-        assert twin.handle(event, self.now) == actions, "same state and event, same actions"
+        assert handled(twin, event, self.now) == actions, "same state and event, same actions"
         assert twin.state == self.engine.state
         self.ledger.take(actions)
         return actions
@@ -224,8 +225,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = now
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.engine.state), type=EngineState)
         self.engine, actions = RoundEngine.resume(self.run, self.round_, state, now)
+        actions = answered(self.engine, actions, now)
         if state.running and self.engine.state.turn == state.turn:
-            assert self.engine.wake_at == now + state.span_s, "the round is given the same time again"
+            assert self.engine.wake_at == now + state.timing.span_s, "the round is given the same time again"
         resumed = [action for action in actions if isinstance(action, StartRound) and action.resumed]
         assert bool(resumed) == (self.ledger.open is not None)
         assert not any(isinstance(action, SendTask) for action in actions)
@@ -234,7 +236,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_wake_up_is_ahead_and_within_one_deadline(self):
         if self.engine.wake_at is not None:
-            starts = self.engine.wake_at == self.engine.state.start_by
+            starts = self.engine.wake_at == self.engine.state.timing.start_by
             longest_s = START_S if starts else self.round_.deadline_s
             assert 0 < self.engine.wake_at - self.now <= longest_s + 1e-6
 
@@ -243,7 +245,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.engine.finished == self.ledger.over
         if self.ledger.open:
             assert self.engine.wake_at is not None
-            span_s, whole_s = self.engine.state.span_s, self.round_.deadline_s
+            span_s, whole_s = self.engine.state.timing.span_s, self.round_.deadline_s
             assert min(1.0, whole_s) <= span_s <= whole_s
             proposed = self.round_.deadline == "predicted" and self.ledger.open.attempt == 1
             assert span_s == whole_s or (proposed and not self.ledger.open.round.final_evaluation)
@@ -296,11 +298,11 @@ def arrivals(draw):
 def play(run, round_, ready_order, reply_orders):
     """A run in which everybody replies, in the given orders; what was asked, admitted and closed."""
     engine = RoundEngine(run, round_)
-    actions = [a for name in ready_order for a in engine.handle(DeviceReady(DeviceReport(name)), 0.0)]
+    actions = [a for name in ready_order for a in handled(engine, DeviceReady(DeviceReport(name)), 0.0)]
     for order in reply_orders:
         turn = engine.state.turn
         for name in [name for name in order if name in engine.state.participants]:
-            actions += engine.handle(arrived(engine, name, turn), 0.0)
+            actions += handled(engine, arrived(engine, name, turn), 0.0)
     shown = Admit | StartRound | SendTask | CloseRound | CloseFinalEvaluation | FinishRun | AbandonRound
     return [action for action in actions if isinstance(action, shown)]
 
@@ -328,12 +330,12 @@ def test_devices_that_always_decline_are_asked_once_a_deadline(seed, quorum, ste
     )
     now, starts = 0.0, []
     for name in ("a", "b", "c"):
-        engine.handle(DeviceReady(DeviceReport(name)), now)
+        handled(engine, DeviceReady(DeviceReport(name)), now)
     for _ in range(steps):
         starts.append(now)
         while engine.state.running:
             name = next(engine.state.awaited)
-            engine.handle(Declined(name, *engine.state.turn, "no"), now)
+            handled(engine, Declined(name, *engine.state.turn, "no"), now)
         now = engine.wake_at
-        engine.handle(Tick(), now)
+        handled(engine, Tick(), now)
     assert starts == [7.0 * step for step in range(steps)]

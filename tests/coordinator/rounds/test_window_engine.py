@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, arrived, asked, check_kept, of
+from tests.helpers.engine_driver import answered, handled
 
 from fleetune.coordinator.queries.run_status import OpenRound, part_of
 from fleetune.coordinator.rounds.actions import (
@@ -48,7 +49,7 @@ class WindowScript(Script):
         assert state == self.state
         self.now = now
         self.engine, actions = WindowEngine.resume(self.run, self.round, state, now)
-        return actions
+        return answered(self.engine, actions, now)
 
 
 def buffered(size, **options):
@@ -355,10 +356,10 @@ class AnyOrder(RuleBasedStateMachine):
         before = self.state.copy()
         frozen = msgspec.msgpack.encode(before)
         self.state.take_changed()
-        actions = self.engine.handle(event, self.now)
+        actions = handled(self.engine, event, self.now)
         check_kept(before, self.state)
         twin = WindowEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
-        assert twin.handle(event, self.now) == actions, "same state and event, same actions"
+        assert handled(twin, event, self.now) == actions, "same state and event, same actions"
         assert twin.state == self.state
         had = dict(self.judge.tasks)
         self.judge.take(actions)
@@ -416,6 +417,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = now
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=EngineState)
         self.engine, actions = WindowEngine.resume(self.run, self.round_, state, now)
+        actions = answered(self.engine, actions, now)
         if self.judge.open is not None:
             assert actions[0] == StartRound(self.judge.open.round, self.judge.open.attempt, resumed=True)
         self.judge.take(actions)

@@ -125,8 +125,8 @@ def test_a_whole_reply_that_came_too_late_is_acknowledged_and_dropped(talk):
 def test_a_reply_is_judged_once_on_its_way_in(talk, monkeypatch):
     import fleetune.coordinator.run.run_controller as asked_in
 
-    reply, judged, objection_to = answered(talk.session("a"), talk.task("a")), [], asked_in.objection_to
-    monkeypatch.setattr(asked_in, "objection_to", lambda *of: judged.append(of) or objection_to(*of))
+    reply, judged, rejection_of = answered(talk.session("a"), talk.task("a")), [], asked_in.rejection_of
+    monkeypatch.setattr(asked_in, "rejection_of", lambda *of: judged.append(of) or rejection_of(*of))
     controller = talk.run.controller
     actual = talk.server.dialogue.peers["a"].actual(0.0)
     outcomes = controller.receive("a", controller.turn, reply, actual, 0.0)

@@ -61,7 +61,7 @@ def test_a_finished_run_goes_on_when_its_rounds_are_raised_and_again(tmp_path, r
         with look_at(desk.folder) as run:
             records = run.controller.records()
             assert run.settings.run.rounds == rounds
-            assert run.controller.engine_state.reason == "all rounds are done"
+            assert run.controller.engine_state.ending.reason == "all rounds are done"
             assert run.controller.ledger.ended_at is not None
             updates = sum(traffic.updates for traffic in run.controller.ledger.traffic.values())
         assert [record.number for record in records] == list(range(1, rounds + 2))
@@ -79,7 +79,7 @@ def test_rounds_are_raised_in_the_midst_of_a_run_and_in_its_final_evaluation(tmp
     for device in desk.DEVICES:
         desk.take(desk.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     desk.now = 1.0
-    while desk.run.controller.engine_state.stage != "rehearsing":
+    while desk.run.controller.engine_state.stage != "evaluating":
         for device in [name for name in desk.DEVICES if name in desk.tasks]:
             reply = desk.reply(device, desk.tasks.pop(device))
             desk.take(desk.receive(device, reply, desk.now))
@@ -313,7 +313,7 @@ def with_objective(minimise, compact=None, quick_masks=None, **sections):
 
 def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):
     whole = played(tmp_path / "whole")
-    taken = whole.run.controller.engine_state.spending.megabytes
+    taken = whole.run.controller.engine_state.spent.megabytes
     settings = with_rounds(desk_settings(**ROUND), 4)
     tight = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=0.6 * taken)))
     desk = Desk(tmp_path / "run", tight, restart=False).play()

@@ -51,7 +51,7 @@ def test_who_trained_for_longer_changes_no_more_for_it():
     def made(local_work, update, delivered=known):
         reply = Reply("a", 1, 1, False, Measures(10, 0, local_work=local_work), update)
         arriving = ArrivingReply(reply, b"", delivered, RoundCost(), RoundCost(), 0)
-        return arriving.change(replace(member("a"), dealt=Budget(1.0, local_work)), SPEC)
+        return arriving.change(replace(member("a"), assigned=Budget(1.0, local_work)), SPEC)
 
     assert made(1.0, update_of(START + 0.5)) == pytest.approx(0.5, rel=1e-5)
     assert made(4.0, update_of(START + 2)) == pytest.approx(0.5, rel=1e-5)
@@ -67,5 +67,5 @@ def test_a_run_draws_by_it(tmp_path, encoding):
         members = run.controller.engine_state.members
     asked = {name for record in records if not record.final_evaluation for name in record.participants}
     assert asked == set(members), "nobody is left out"
-    assert all(members[name].change > 0 for name in asked)
+    assert all(members[name].observed.change > 0 for name in asked)
     assert summary.rounds == len([record for record in records if not record.final_evaluation])

@@ -1,13 +1,13 @@
-"""Rounds that nobody can go on from: spoilt, taken back, tried again, and ended by name."""
+"""Rounds that nobody can go on from: not finite, rolled back, tried again, and ended by name."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from tests.coordinator.run.test_reply_checks import forged
+from tests.coordinator.extensions.test_norm_bound import forged
 from tests.helpers.hostile_world import DEVICES, World, stores_closed  # noqa: F401 - a fixture
 
-from fleetune.coordinator.rounds.rollback import MAX_SPOILT
+from fleetune.coordinator.rounds.rollback import MAX_RETRIES
 from fleetune.protocols.errors import MethodError, TrainingDiverged
 from fleetune.protocols.update import codec
 
@@ -28,7 +28,7 @@ def states(world):
 def test_a_round_that_breaks_everybodys_training_is_taken_back_and_done_without_the_offender(
     weights, tmp_path, restart
 ):
-    world = World(tmp_path, "fedavg", {}, weights, forge=once(LARGE), max_strain=0.0)
+    world = World(tmp_path, "fedavg", {}, weights, forge=once(LARGE), norm_bound=0.0)
     world.join()
     while len(world.closed) < 1:
         world.step()
@@ -38,7 +38,7 @@ def test_a_round_that_breaks_everybodys_training_is_taken_back_and_done_without_
     assert abs(world.shared()).max() > 1e28
     if restart:
         world.restart()
-    while not world.state.counters.get("taken-back"):
+    while not world.state.counters.get("rolled-back"):
         world.step()
     assert states(world) == before
     assert world.controller.records()[-1].number == 1
@@ -62,7 +62,7 @@ def test_a_round_that_breaks_everybodys_training_is_taken_back_and_done_without_
 
 def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good(weights, tmp_path):
     """Everybody is told to have done it in turn: here no device can be told at all."""
-    world = World(tmp_path, "fedavg", {}, weights, max_strain=0.0)
+    world = World(tmp_path, "fedavg", {}, weights, norm_bound=0.0)
     session = world.sessions["a"]
     honest = type(session._trainer).fit
 
@@ -83,7 +83,7 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
             poisoned["weights"] = world.shared()[:3].copy()
         world.step()
     assert world.finished == (
-        f"round 2 was tried {MAX_SPOILT + 1} times and each time the training of all devices diverged after "
+        f"round 2 was tried {MAX_RETRIES + 1} times and each time the training of all devices diverged after "
         "it; see what was refused"
     )
     assert states(world) == good
@@ -92,27 +92,30 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
 
 def test_updates_that_do_not_aggregate_are_told_apart_and_the_round_closes_without_them(weights, tmp_path):
     """A method whose own sums overflow: float32 sums, as a method of the user's may take them."""
-    world = World(tmp_path, "fedavg", {}, weights, forge=LARGE, max_strain=0.0)
+    world = World(tmp_path, "fedavg", {}, weights, forge=LARGE, norm_bound=0.0)
     plain = type(world.run.method).aggregate
 
-    def careless(self, state, updates):
+    def careless(self, state, updates, combine):
         updates = list(updates)
         with_square = sum(np.float32(np.square(update.patch.values).sum()) for _, update in updates)
-        merged = plain(self, state, updates)
+        merged = plain(self, state, updates, combine)
         return dataclasses.replace(merged, weights=merged.weights + np.float32(0) * with_square)
 
     object.__setattr__(world.run.method, "aggregate", careless.__get__(world.run.method))
     world.play()
     assert world.finished == "all rounds are done"
     assert [set(record.devices) for record in world.controller.records()] == 4 * [HONEST]
-    assert world.state.counters["spoilt"] == 4
+    assert world.state.counters["non-finite"] == 4
     assert np.isfinite(world.shared()).all()
 
 
 def test_a_method_that_makes_nan_of_plain_updates_is_named(weights, tmp_path):
     world = World(tmp_path, "fedavg", {}, weights)
     nan = np.full_like(weights, np.nan)
-    broken = lambda self, state, updates: dataclasses.replace(state, weights=nan + len(list(updates)))  # noqa: E731
+
+    def broken(self, state, updates, combine):
+        return dataclasses.replace(state, weights=nan + len(list(updates)))
+
     object.__setattr__(world.run.method, "aggregate", broken.__get__(world.run.method))
     with pytest.raises(MethodError, match=r"`aggregate` returns NaN or infinite numbers in state.weights"):
         world.play()
@@ -126,7 +129,7 @@ def test_one_device_that_says_so_does_not_undo_a_round(weights, tmp_path):
     session.reply = lambda *_: (_ for _ in ()).throw(_diverged())
     world.play()
     assert world.finished == "all rounds are done"
-    assert "taken-back" not in world.state.counters
+    assert "rolled-back" not in world.state.counters
 
 
 def _diverged():

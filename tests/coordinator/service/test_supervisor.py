@@ -11,17 +11,16 @@ from tests.helpers.fleet_processes import run_toml, wait_until
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.commands.commands import Pause, Start, Stop, apply
+from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import mark_finished
 from fleetune.coordinator.service import run_files
-from fleetune.coordinator.service.ordering import folder_of
 from fleetune.coordinator.service.run_files import RunFiles
 from fleetune.coordinator.service.run_process import Launcher
-from fleetune.coordinator.service.service import OWN, RUNS, Service, held, read_statuses
+from fleetune.coordinator.service.service import OWN, RUNS, Service, folder_of, held, read_statuses
 from fleetune.coordinator.service.supervisor import LONGEST_RETRY_S, STEADY_S, Supervisor
-from fleetune.coordinator.serving.owner import order
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError
@@ -242,7 +241,7 @@ def test_a_removed_file_ends_its_run_and_its_folder_stays(world):
 
 def test_a_stopped_run_stays_stopped_also_for_the_next_service_until_it_is_started(world):
     run = world.folder / RUNS / "one"
-    order(run, stopped=True)
+    apply(Stop(), run)
     world.process("one").code = 0  # it saw the order itself
     for _ in range(3):
         world.look()
@@ -250,7 +249,7 @@ def test_a_stopped_run_stays_stopped_also_for_the_next_service_until_it_is_start
     again = World(world.folder)
     again.look()
     assert [one.file.name for one in again.begun] == ["two"]
-    order(run, stopped=False)
+    apply(Start(), run)
     again.look()
     assert again.begun[-1].file.name == "one"
 
@@ -325,7 +324,7 @@ def test_each_fleet_keeps_its_port(tmp_path):
 def test_status_of_a_service_is_a_line_a_run(world):
     world.write("c.toml", text="[run]\nname = 3\n")
     world.begin_run("a.toml")
-    order(world.folder / RUNS / "one", paused=True)
+    apply(Pause(), world.folder / RUNS / "one")
     world.look()
     (world.folder / OWN).mkdir()
     Service(world.folder, world.supervisor)._note()
@@ -378,4 +377,4 @@ def test_orders_from_the_command_line(world):
         assert CliRunner().invoke(app, [command, str(run)]).exit_code == 0
     result = CliRunner().invoke(app, ["pause", "nobody", "--service", str(world.folder)])
     assert result.exit_code == 2
-    assert (run / "orders.json").is_file()
+    assert (run / "control.json").is_file()

@@ -26,8 +26,8 @@ def test_what_it_affords_is_heard_and_proposed(talk):
     talk.greet("a", num_samples=10, affords=affording(*RATIOS))
     talk.greet("b", num_samples=10, affords=affording(0.3))
     members = talk.run.controller.members
-    assert members["b"].dealt == Budget(0.3)
-    assert members["a"].dealt.ratio in RATIOS
+    assert members["b"].assigned == Budget(0.3)
+    assert members["a"].assigned.ratio in RATIOS
 
 
 @pytest.mark.parametrize(

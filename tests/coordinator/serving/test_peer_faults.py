@@ -41,7 +41,7 @@ def _greeted(talk):
 def play(talk, sessions, device):
     """The device's part in the round that is open; what became of its reply."""
     turn = talk.run.controller.engine_state.turn
-    final_evaluation = talk.run.controller.engine_state.stage == "rehearsing"
+    final_evaluation = talk.run.controller.engine_state.stage == "evaluating"
     reply = answered(sessions[device], talk.task(device))
     return talk.send(device, TransferKey("update", talk.id, *turn, final_evaluation), reply)
 

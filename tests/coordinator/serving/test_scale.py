@@ -73,9 +73,8 @@ def test_what_is_told_after_the_round_changes_one_row_of_its_record(tmp_path):
 
 def test_a_simulation_is_written_down_when_a_round_closes(tmp_path):
     """Nobody goes on with one, and what was aggregated can be looked at."""
-    desk = Desk(tmp_path, settings(rounds=2, start_with=4), restart=False)
+    desk = Desk(tmp_path, settings(rounds=2, start_with=4), restart=False, in_process=True)
     store, controller = desk.run.store, desk.run.controller
-    controller.keeps_steps = False
     for device in desk.DEVICES:
         ready = DeviceReady(DeviceReport(device, num_samples=10))
         assert rows_of(store, lambda ready=ready: desk.take(controller.handle(ready, 0.0))) == 0

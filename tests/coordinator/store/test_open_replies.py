@@ -27,7 +27,7 @@ def reply(device, factor=1.0):
 @pytest.fixture(params=[False, True], ids=["in the store", "at hand"])
 def replies(request, tmp_path):
     with closing(RunStore.open(tmp_path / "state.sqlite", durable=False)) as store:
-        yield OpenReplies(store, create("fedavg", SPEC, {}), at_hand=request.param)
+        yield OpenReplies(store, create("fedavg", SPEC, {}), in_memory=request.param)
 
 
 def values_of(replies, device):
@@ -62,4 +62,4 @@ def test_those_that_find_no_room_are_in_the_store(replies, monkeypatch):
     found = [values_of(replies, device) for device in "abcd"]
     assert all(after[1] - before[1] == 1 for before, after in pairwise(found))
     kept_in_store = [name for (name,) in replies.store._rows("SELECT device FROM reply ORDER BY device")]
-    assert kept_in_store == (["c", "d"] if replies.at_hand else [*"abcd"])
+    assert kept_in_store == (["c", "d"] if replies.in_memory else [*"abcd"])

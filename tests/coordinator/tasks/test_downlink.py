@@ -10,7 +10,7 @@ from tests.helpers.played_run import DEVICES, SPEC, PlayedRun
 
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.coordinator.tasks.held_models import HeldModels
+from fleetune.coordinator.tasks.device_models import DeviceModels
 from fleetune.protocols.errors import BaseUnknown, StoreError
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods.fedavg import FedAvg
@@ -155,7 +155,7 @@ def test_what_a_lossy_downlink_left_out_is_not_lost_to_the_coordinator(tmp_path,
 def test_tasks_of_a_final_evaluation_leave_what_a_device_holds(tmp_path):
     played = begun(tmp_path)
     while played.run.controller.finished is None:
-        if played.run.controller.evaluating:
+        if played.run.controller.engine_state.stage == "evaluating":
             before = {device: session.base for device, session in played.sessions.items()}
         all_but(played, "")
     assert {device: session.base for device, session in played.sessions.items()} == before
@@ -165,13 +165,13 @@ def test_tasks_of_a_final_evaluation_leave_what_a_device_holds(tmp_path):
 def test_a_model_kept_under_another_ones_name_ends_the_run_instead_of_misleading_devices(tmp_path):
     with closing(RunStore.open(tmp_path / "run.sqlite")) as store:
         weights = np.zeros(SPEC.size, np.float32)
-        held = HeldModels(store, SPEC, weights)
+        held = DeviceModels(store, SPEC, weights)
         with store.step():
             for number in (1, 2):
                 held.advance(f"device-{number}", Base.whole(weights + number))
             other = store.held_model(Base.whole(weights + 2).digest)
             store.add_held_model(Base.whole(weights + 1).digest, other)
-        fresh = HeldModels(store, SPEC, weights)
+        fresh = DeviceModels(store, SPEC, weights)
         fresh.recall()
         assert fresh.of("device-2").values[0] == 2
         with pytest.raises(StoreError, match="damaged: a model that devices hold is another one"):
@@ -188,11 +188,11 @@ def test_small_models_that_devices_hold_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(RunStore, "held_model", counted)
     with closing(RunStore.open(tmp_path / "run.sqlite")) as store:
         weights = np.zeros(SPEC.size, np.float32)
-        held = HeldModels(store, SPEC, weights)
+        held = DeviceModels(store, SPEC, weights)
         with store.step():
             for number in range(1, 21):
                 held.advance(f"device-{number}", Base.whole(weights + number))
-        fresh = HeldModels(store, SPEC, weights)
+        fresh = DeviceModels(store, SPEC, weights)
         fresh.recall()
         for _ in range(3):
             for number in range(1, 21):

@@ -22,10 +22,10 @@ class Watched(Run):
         method, told = type(self.method), self.seen
 
         class Listening(method):
-            def aggregate(self, state, updates):
+            def aggregate(self, state, updates, *combine):
                 taken = list(updates)
                 told.extend(("update", self.diagnose_update(update)) for _, update in taken)
-                state = super().aggregate(state, iter(taken))
+                state = super().aggregate(state, iter(taken), *combine)
                 told.append(("round", self.diagnose_round(state)))
                 return state
 

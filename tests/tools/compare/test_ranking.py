@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 import fleetune
+from fleetune.coordinator.extensions.reply_claims import check_scores
 from fleetune.coordinator.metrics.summary import Accuracies, Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
-from fleetune.coordinator.run.reply_checks import check_scores
 from fleetune.protocols.errors import PacketOverclaimed
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import task_of

@@ -15,8 +15,8 @@ METHOD = """from fleetune import ModelAveraging, SharedModel
 from {helper} import FACTOR
 
 class Scaled(ModelAveraging):
-    def aggregate(self, state, updates):
-        return SharedModel(super().aggregate(state, updates).weights * FACTOR)
+    def aggregate(self, state, updates, combine):
+        return SharedModel(super().aggregate(state, updates, combine).weights * FACTOR)
 """
 RUN = {
     "run": {"name": "r", "rounds": 2},

@@ -11,10 +11,10 @@ from rich.console import Console
 from tests.tools.simulator.test_simulate import settings
 from tests.tools.simulator.test_simulate_adoption import NAMES, served
 
+from fleetune.coordinator.extensions.releases import read_rollout
+from fleetune.coordinator.extensions.rollout import Rollout
 from fleetune.coordinator.reports.status import show_status
-from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import stored_run
-from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.extensions.session_state import read_state
 from fleetune.protocols.errors import SettingError
@@ -90,9 +90,9 @@ def test_a_version_goes_to_canaries_then_to_all_and_its_weights_to_each_once(tmp
 def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monkeypatch):
     aggregate, clean = FedAvg.aggregate, []
 
-    def poisoned(self, state, updates):
+    def poisoned(self, state, updates, combine):
         """One round's sum goes wrong; the next one goes on from what it should have been."""
-        clean.append(aggregate(self, state, updates))
+        clean.append(aggregate(self, state, updates, combine))
         if len(clean) == POISONED:
             return replace(clean[-1], weights=-10 * clean[-1].weights)
         return clean[-2] if len(clean) == POISONED + 1 else clean[-1]
@@ -131,8 +131,8 @@ def test_a_run_that_goes_on_from_another_keeps_what_devices_served_there_until_a
     before = {name: one.weights.tobytes() for name, one in served(first).items()}
     aggregate = FedAvg.aggregate
 
-    def poisoned(self, state, updates):
-        merged = aggregate(self, state, updates)
+    def poisoned(self, state, updates, combine):
+        merged = aggregate(self, state, updates, combine)
         return replace(merged, weights=-3 * merged.weights)
 
     monkeypatch.setattr(FedAvg, "aggregate", poisoned)

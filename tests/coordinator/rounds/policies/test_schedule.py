@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.helpers.engine_driver import answered, handled
 
 from fleetune.coordinator.queries.waiting import schedule_reason
 from fleetune.coordinator.rounds.actions import CloseRound, FinishRun, SendTask, StartRound
@@ -24,7 +25,7 @@ from fleetune.coordinator.rounds.events import (
     Tick,
 )
 from fleetune.coordinator.rounds.policies.schedule import Schedule
-from fleetune.coordinator.rounds.rejections import objection_to
+from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.coordinator.rounds.window_engine import WindowEngine
 from fleetune.coordinator.run.run_clock import zone_of
 from fleetune.protocols.method.choice import DeviceReport
@@ -59,7 +60,7 @@ class Nights:
 
     @property
     def civil(self):
-        return datetime.fromtimestamp(self.now + self.state.ahead_s, self.zone)
+        return datetime.fromtimestamp(self.now + self.state.timing.ahead_s, self.zone)
 
     @property
     def nights(self):
@@ -69,7 +70,7 @@ class Nights:
         self.do(DeviceReady(report))
 
     def do(self, event):
-        self.take(self.engine.handle(event, self.now))
+        self.take(handled(self.engine, event, self.now))
 
     def take(self, actions):
         self.actions += actions
@@ -93,11 +94,12 @@ class Nights:
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=EngineState)
         self.now += off_s
         self.engine, actions = RoundEngine.resume(self.run, self.round, state, self.now, self.schedule)
+        actions = answered(self.engine, actions, self.now)
         self.take(actions)
         self.say(DeviceReport("a"))
 
     def set_clock(self, by_s):
-        self.do(ClockSet(self.state.ahead_s + by_s))
+        self.do(ClockSet(self.state.timing.ahead_s + by_s))
 
 
 def test_back_to_back_is_as_ever_and_needs_no_clock():
@@ -390,13 +392,13 @@ def test_a_pause_gives_up_what_slower_devices_are_at_and_asks_them_afresh_after_
     round_ = RoundSection(mode="buffer", buffer=1, deadline_s=100.0)
     engine = WindowEngine(RunSection("test", rounds="open"), round_)
     for device in "ab":
-        engine.handle(DeviceReady(DeviceReport(device)), 0.0)
+        handled(engine, DeviceReady(DeviceReport(device)), 0.0)
     slow = engine.state.members["b"].asked
-    engine.handle(Paused(True), 1.0)
-    engine.handle(ReplyArrived("a", *engine.state.turn, None), 2.0)
+    handled(engine, Paused(True), 1.0)
+    handled(engine, ReplyArrived("a", *engine.state.turn, None), 2.0)
     assert (engine.state.stage, engine.state.participants) == ("waiting", ())
-    assert objection_to(engine.state, "b", slow) == "late"
-    actions = engine.handle(Paused(False), 3.0)
+    assert rejection_of(engine.state, "b", slow) == "late"
+    actions = handled(engine, Paused(False), 3.0)
     assert [one.device for one in actions if isinstance(one, SendTask)] == ["a", "b"]
     assert engine.state.members["b"].asked > slow
 

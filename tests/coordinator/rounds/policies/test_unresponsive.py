@@ -21,7 +21,7 @@ def played(script, rounds, honest):
             if state.turn == turn and device in honest:
                 script.update(device)
         if script.state.turn == turn:
-            script.tick(script.state.until)
+            script.tick(script.state.timing.until)
     return seen
 
 
@@ -39,13 +39,13 @@ def test_one_answer_is_enough_to_count_again_and_a_restart_forgets_nothing():
     script.ready("a", "b", "lost")
     played(script, 3, {"a", "b"})
     script.restart(script.now)
-    assert script.state.members["lost"].missed == MISSES
+    assert script.state.members["lost"].observed.missed == MISSES
     script.ready("a", "b", "lost")
     assert script.state.participants == ("a", "b"), "being there is no answer"
     script.updates("a", "b")
     assert script.state.participants == ("a", "b", "lost")
     script.update("lost")
-    assert script.state.members["lost"].missed == 0
+    assert script.state.members["lost"].observed.missed == 0
     script.updates("a", "b")
     assert "lost" in script.state.participants
 
@@ -57,9 +57,9 @@ def test_an_answer_that_comes_too_late_is_one(late):
     for _ in range(MISSES + 2):
         before = script.state.turn
         script.update("a")
-        script.tick(script.state.until)
+        script.tick(script.state.timing.until)
         getattr(script, late)("slow", before)
-        assert script.state.members["slow"].missed == 0
+        assert script.state.members["slow"].observed.missed == 0
         assert script.state.participants == ("a", "slow")
 
 
@@ -81,13 +81,13 @@ def test_a_deadline_that_was_only_predicted_and_a_round_that_closed_in_time_are_
     script.ready("a", "b", round_s=1.0)
     for _ in range(2):
         script.update("a")
-        script.tick(script.state.until)
-    assert script.state.members["b"].missed == 0
+        script.tick(script.state.timing.until)
+    assert script.state.members["b"].observed.missed == 0
     script = Script(rounds=50, participants=1, over_selection=2.0, start_with=2)
     script.ready("a", "b")
     for _ in range(MISSES + 1):
         script.update("a")
-    assert script.state.members["b"].missed == 0
+    assert script.state.members["b"].observed.missed == 0
 
 
 def test_semi_asynchronously_too():
@@ -103,14 +103,14 @@ def test_semi_asynchronously_too():
                 seen.append(number)
             script.update("a")
             while script.state.turn.number == number and not script.engine.finished:
-                script.tick(script.state.until)
+                script.tick(script.state.timing.until)
         assert seen[:4] == [1, 2, 3, 5]
         assert len(seen) <= 9
 
 
 def test_a_member_that_was_stored_before_has_missed_nothing():
     stored = msgspec.to_builtins(EngineState(members={"a": Member(DeviceReport("a"))}))
-    del stored["members"]["a"]["missed"]
+    del stored["members"]["a"]["observed"]
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(stored), type=EngineState)
     assert state.members["a"] == Member(DeviceReport("a"))
 

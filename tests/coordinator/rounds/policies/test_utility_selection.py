@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.rounds.test_engine import Script, asked
 
-from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, Observed, RoundAttempt
 from fleetune.coordinator.rounds.policies.selection import draw
-from fleetune.coordinator.rounds.policies.utility_selection import longest_wait, rounds_waited, worths
+from fleetune.coordinator.rounds.policies.utility_selection import longest_wait, rounds_waited, utilities
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.coordinator import RoundSection
 
@@ -18,12 +18,13 @@ OORT = RoundSection(participants=3, prefer="oort")
 
 def member(name="a", *, samples=100, loss=1.0, took_s=10.0, asked_in=5, says_s=None, change=None):
     report = DeviceReport(name, num_samples=samples, round_s=says_s)
-    return Member(report, ready=True, asked=Turn(asked_in, 1), loss=loss, took_s=took_s, change=change)
+    observed = Observed(loss=loss, took_s=took_s, change=change)
+    return Member(report, ready=True, asked=RoundAttempt(asked_in, 1), observed=observed)
 
 
 def alone(number=6, **fields):
     """What a device is worth beside three usual ones, over theirs."""
-    found = worths({"a": member(**fields), **{name: member(name) for name in "bcd"}}, number)
+    found = utilities({"a": member(**fields), **{name: member(name) for name in "bcd"}}, number)
     return found["a"] / found["b"]
 
 
@@ -43,7 +44,7 @@ def test_what_is_not_learned_yet_is_worth_more_and_slowness_less():
 def test_who_never_replied_is_thought_the_best_and_as_fast_as_it_says():
     assert alone(loss=None, took_s=None) == 1
     assert alone(loss=None, took_s=None, says_s=20) == pytest.approx(1 / 4)
-    found = worths({"a": member(loss=None), "b": member(loss=3.0), "c": member(), "d": member()}, 6)
+    found = utilities({"a": member(loss=None), "b": member(loss=3.0), "c": member(), "d": member()}, 6)
     assert found["a"] == found["b"] > found["c"]
 
 
@@ -57,7 +58,7 @@ def test_claims_beyond_twice_the_median_gain_nothing():
 def test_with_pyramid_it_is_what_updates_change_that_counts():
     members = {name: member(name, change=0.1) for name in "bcd"}
     for changed, worth in {0.15: 1.5, 0.05: 0.5, 1e9: 2.0}.items():
-        found = worths({"a": member(loss=50.0, change=changed), **members}, 1, by_change=True)
+        found = utilities({"a": member(loss=50.0, change=changed), **members}, 1, by_change=True)
         assert found["a"] / found["b"] == pytest.approx(worth)
     section = RoundSection(participants=1, prefer="pyramid", max_wait=1000)
     several = {"a": member("a", change=0.2, loss=0.01), **members}
@@ -116,11 +117,11 @@ def test_the_engine_times_replies_and_notes_what_they_tell():
     script.now = 5.0
     script.update("a", loss=1.5)
     known = script.state.members["a"]
-    assert (known.took_s, known.loss, known.change) == (5, 1.5, None)
-    assert script.state.members["b"].took_s is None
+    assert (known.observed.took_s, known.observed.loss, known.observed.change) == (5, 1.5, None)
+    assert script.state.members["b"].observed.took_s is None
     script.now = 7.0
     script.update("b", loss=None)
-    assert (script.state.members["b"].took_s, script.state.members["b"].loss) == (7, None)
+    assert (script.state.members["b"].observed.took_s, script.state.members["b"].observed.loss) == (7, None)
     assert rounds_waited(script.state.members["a"], 4) == 1
 
 
@@ -129,6 +130,6 @@ def test_without_it_nothing_is_noted_and_its_key_is_refused():
     script.ready("a", "b")
     script.update("a", loss=1.5)
     known = script.state.members["a"]
-    assert (known.asked_at, known.took_s, known.loss) == (None, None, None)
+    assert (known.observed.asked_at, known.observed.took_s, known.observed.loss) == (None, None, None)
     with pytest.raises(ValueError, match="max_wait goes with prefer"):
         RoundSection(max_wait=3)

@@ -61,7 +61,7 @@ def playing(objective=TIME, **options):
 
 
 def dealt(script):
-    found = {device: member.dealt for device, member in script.state.members.items()}
+    found = {device: member.assigned for device, member in script.state.members.items()}
     return {device: budget and budget.ratio for device, budget in found.items()}
 
 
@@ -187,7 +187,7 @@ def test_who_trains_slowly_does_a_share_of_the_local_training():
     script = playing(start_with=1)
     affords = RatioCandidate(0.5, 20.0, 1000, 8.0, 16.0, 4.0, 1.0)
     script.ready("a", affords=(affords,), ratio=0.5)
-    assert script.state.members["a"].dealt == Budget(0.5), "a second of training is worth as much as any"
+    assert script.state.members["a"].assigned == Budget(0.5), "a second of training is worth as much as any"
     assert (affords.seconds(0.25), affords.energy(0.25)) == (8.0, 5.0)
 
 
@@ -209,7 +209,7 @@ def test_who_makes_much_of_its_least_choice_holds_up_a_round_by_a_bound(share, o
     script = playing(objective, start_with=10)
     for name, affords in (honest | {"liar": liar}).items():
         script.ready(name, affords=affords, ratio=affords[0].ratio, idle_w=1.0)
-    assert all(member.dealt for member in script.state.members.values())
+    assert all(member.assigned for member in script.state.members.values())
     of_liar = options_of(script.state.members["liar"], TIME)
     assert of_liar[0].utility == pytest.approx(LEAST_UTILITY)
     times = (of_liar[-1].utility / LEAST_UTILITY) ** (1 / 10)
@@ -301,9 +301,9 @@ def test_a_task_says_what_its_round_takes_with_the_encoding_that_is_asked_for():
     script = playing(start_with=1)
     script.ready("a", affords=sending(50.0), ratio=1.0, values=(1.0, 0.2, 0.01))
     member = script.state.members["a"]
-    script.state.put("a", dealt=Budget(0.4, 1.0, 2))
+    script.state.put("a", assigned=Budget(0.4, 1.0, 2))
     assert script.state.members["a"].at_work.round_s == pytest.approx(2.0 + 0.01 * 20.0)
-    script.state.put("a", dealt=Budget(0.4))
+    script.state.put("a", assigned=Budget(0.4))
     assert script.state.members["a"].at_work.round_s == pytest.approx(22.0)
     assert member.report.values == (1.0, 0.2, 0.01)
 
@@ -427,5 +427,5 @@ def test_a_state_without_it_is_as_it_was():
     script.ready("a", affords=needing(1.0), ratio=1.0)
     script.update("a")
     member = script.state.members["a"]
-    assert member.dealt is None
+    assert member.assigned is None
     assert msgspec.to_builtins(script.state.members["a"].report)["ratio"] == 1.0

@@ -74,19 +74,19 @@ def a_device_stops_when_its_loss_falls(rose, loss, previous):
 
 
 @fault("fedspu", fedspu, "covered_average")
-def the_average_does_not_weigh_samples(average, weights, updates, spec):
-    return average(weights, equally(updates), spec)
+def the_average_does_not_weigh_samples(average, weights, updates, spec, *combine):
+    return average(weights, equally(updates), spec, *combine)
 
 
 @fault("fedspu", fedspu, "covered_average")
-def full_devices_overwrite_partial_ones(average, weights, updates, spec):
+def full_devices_overwrite_partial_ones(average, weights, updates, spec, *combine):
     updates = list(updates)
     full = [u for u in updates if u[1].patch.selection.count(spec) == spec.num_parameters]
-    return average(weights, full or updates, spec)
+    return average(weights, full or updates, spec, *combine)
 
 
 @fault("fedspu", fedspu, "covered_average")
-def biases_of_partial_devices_take_the_first_channels_value(average, weights, updates, spec):
+def biases_of_partial_devices_take_the_first_channels_value(average, weights, updates, spec, *combine):
     def of_first(patch):
         dense, mask = patch.apply(np.zeros_like(weights), spec), patch.selection.mask(spec)
         for tensor in spec.tensors:
@@ -95,7 +95,7 @@ def biases_of_partial_devices_take_the_first_channels_value(average, weights, up
                 dense[here] = dense[here[0]]
         return Patch.of(dense, patch.selection, spec)
 
-    return average(weights, [(d, replace(u, patch=of_first(u.patch))) for d, u in updates], spec)
+    return average(weights, [(d, replace(u, patch=of_first(u.patch))) for d, u in updates], spec, *combine)
 
 
 # SRP-pFed
@@ -166,8 +166,8 @@ def what_few_devices_send_shrinks(merge, previous, mean, num_samples, how):
 
 
 @fault("kapc", kapc.KAPC, "aggregate")
-def targets_are_of_first_copies(aggregate, method, state, updates):
-    after = aggregate(method, state, updates)
+def targets_are_of_first_copies(aggregate, method, state, updates, *combine):
+    after = aggregate(method, state, updates, *combine)
     return replace(after, latest={**after.latest, **state.latest})
 
 
@@ -234,10 +234,10 @@ def a_layer_that_did_not_come_pulls_to_zero(work, method, state, task, trainer, 
 
 
 @fault("kapc-bls", kapc.KAPC, "aggregate")
-def layers_that_did_not_come_go_back_to_the_start(aggregate, method, state, updates):
+def layers_that_did_not_come_go_back_to_the_start(aggregate, method, state, updates, *combine):
     updates = list(updates)
     forgotten = {device: state.initial for device, _ in updates if device in state.latest}
-    return aggregate(method, replace(state, latest={**state.latest, **forgotten}), updates)
+    return aggregate(method, replace(state, latest={**state.latest, **forgotten}), updates, *combine)
 
 
 @fault("kapc-bls", bls, "self_taught")
@@ -254,13 +254,13 @@ def distances_are_to_nothing(bounds, weights, targets):
 
 
 @fault("fedpurin", fedpurin.FedPURIN, "aggregate")
-def bar_is_over_those_who_sent(aggregate, method, state, updates):
-    return aggregate(replace(method, average="coverage"), state, updates)
+def bar_is_over_those_who_sent(aggregate, method, state, updates, *combine):
+    return aggregate(replace(method, average="coverage"), state, updates, *combine)
 
 
 @fault("fedpurin", fedpurin.FedPURIN, "aggregate")
-def an_absent_device_gets_its_old_delta(aggregate, method, state, updates):
-    after = aggregate(method, state, updates)
+def an_absent_device_gets_its_old_delta(aggregate, method, state, updates, *combine):
+    after = aggregate(method, state, updates, *combine)
     old = {device: held for device, held in state.held.items() if after.held[device].number == held.number}
     return replace(after, held={**after.held, **old})
 
@@ -349,8 +349,8 @@ def the_curve_forgets_who_is_absent(after, method, state, heard):
 
 
 @fault("dc-pfl", groups, "covered_average")
-def a_groups_average_does_not_weigh_samples(average, weights, updates, spec):
-    return average(weights, equally(updates), spec)
+def a_groups_average_does_not_weigh_samples(average, weights, updates, spec, *combine):
+    return average(weights, equally(updates), spec, *combine)
 
 
 @fault("dc-pfl", groups, "calm_layers")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,23 +10,25 @@ from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import DEVICES, NUM_SAMPLES, SPEC, World, stores_closed  # noqa: F401 - a fixture
 from tests.protocols.methods.test_method_contract import Run
 
-from fleetune.coordinator.reports.report import summary_of
-from fleetune.coordinator.run.reply_checks import (
-    Scrutiny,
-    check_scores,
+from fleetune.coordinator.extensions.extension import Arrival
+from fleetune.coordinator.extensions.norm_bound import NormBound
+from fleetune.coordinator.extensions.reply_claims import check_scores
+from fleetune.coordinator.extensions.update_norms import (
+    UpdateNorms,
+    norm_ratio,
     not_finite,
     numbers,
     sizes_of,
-    strain_of,
-    telling,
+    suspect,
 )
+from fleetune.coordinator.reports.report import summary_of
 from fleetune.protocols.errors import PacketOverclaimed
 from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
-from fleetune.protocols.wire.payloads import Measures
+from fleetune.protocols.wire.payloads import Measures, Reply
 
 IDS = ["-".join([name, *options]) for name, options in SETTINGS]
 every_method = pytest.mark.parametrize(("name", "options"), SETTINGS, ids=IDS)
@@ -65,19 +68,19 @@ def has_claim(update):
 
 
 @every_method
-def test_honest_rounds_strain_nothing(name, options, weights):
+def test_the_norm_ratio_of_honest_rounds_is_far_from_the_bound(name, options, weights):
     """Far from the limit in every method, also for one device, a few, and a model that starts at 0."""
     for start in (weights, np.zeros_like(weights)):
         for participants in (("d0",), ("d0", "d1", "d2", "d3")):
             run = Run(name, options, start)
             aggregate, worst = run.method.aggregate, [0.0]
 
-            def watched(state, updates, run=run, aggregate=aggregate, worst=worst):
+            def watched(state, updates, *combine, run=run, aggregate=aggregate, worst=worst):
                 updates = list(updates)
-                scrutiny = Scrutiny(100.0, lambda: run.method.shared_model(run.state))
+                norms = UpdateNorms(run.method, lambda: run.state)
                 for _, update in updates:
-                    worst[0] = max(worst[0], strain_of(sizes_of(update), scrutiny.model, []).times)
-                return aggregate(state, updates)
+                    worst[0] = max(worst[0], norm_ratio(sizes_of(update), norms.model, []).times)
+                return aggregate(state, updates, *combine)
 
             object.__setattr__(run.method, "aggregate", watched)
             for number in range(1, 7):
@@ -150,7 +153,7 @@ def test_without_the_bound_no_task_holds_what_is_not_finite_and_the_run_ends(
 ):
     """Off by choice: the largest finite numbers get in. Every task that is sent is finite (`World` looks)."""
     largest = forged(lambda values: np.full_like(values, 3e38))
-    world = World(tmp_path, name, options, weights, forge=largest, max_strain=0.0).play()
+    world = World(tmp_path, name, options, weights, forge=largest, norm_bound=0.0).play()
     assert not world.refused
     assert not_finite(world.controller.method_state, "state") is None
     assert world.finished == "all rounds are done" or "each time" in world.finished
@@ -167,27 +170,32 @@ def test_sizes_are_those_of_all_that_an_update_holds():
 
 def test_a_size_is_held_against_the_larger_of_the_model_and_the_others():
     own = {"peak": 50.0, "RMS": 2.0}
-    assert strain_of(own, {"peak": 10.0, "RMS": 1.0}, []).times == 5
-    assert strain_of(own, {"peak": 10.0, "RMS": 1.0}, 3 * [{"peak": 25.0, "RMS": 1.0}]).times == 2
-    assert strain_of(own, {}, []).times == 50  # against the floors, where nothing else is known
-    assert strain_of({"update.loss": 400.0}, {}, 2 * [{"update.loss": 100.0}]).times == 4
+    assert norm_ratio(own, {"peak": 10.0, "RMS": 1.0}, []).times == 5
+    assert norm_ratio(own, {"peak": 10.0, "RMS": 1.0}, 3 * [{"peak": 25.0, "RMS": 1.0}]).times == 2
+    assert norm_ratio(own, {}, []).times == 50  # against the floors, where nothing else is known
+    assert norm_ratio({"update.loss": 400.0}, {}, 2 * [{"update.loss": 100.0}]).times == 4
 
 
 def test_others_are_asked_for_only_when_the_model_alone_would_turn_an_update_away():
-    scrutiny, asked = Scrutiny(10.0, lambda: np.ones(SPEC.size, np.float32)), []
+    method = SimpleNamespace(shared_model=lambda _: np.ones(SPEC.size, np.float32))
+    bound, asked = NormBound(10.0, UpdateNorms(method, lambda: None)), []
 
     def others(size):
         asked.append(size)
         return iter([Update(Patch(Everything(), np.full(4, size, np.float32)), 5)])
 
-    scrutiny.check(Update(Patch(Everything(), np.full(4, 9, np.float32)), 5), lambda: others(1))
+    def arrival(size, others):
+        update = Update(Patch(Everything(), np.full(4, size, np.float32)), 5)
+        return Arrival(Reply("a", 1, 1, False, Measures(5, 0), update), None, True, others)
+
+    bound.check(arrival(9, lambda: others(1)))
     assert not asked
-    scrutiny.check(Update(Patch(Everything(), np.full(4, 90, np.float32)), 5), lambda: others(30))
+    bound.check(arrival(90, lambda: others(30)))
     assert asked == [30]
 
 
 def test_the_worst_is_told_only_when_it_is_clear():
-    assert telling({}) == ()
-    assert telling({"a": 1.0, "b": 1.1}) == ()
-    assert telling({"a": 9.0, "b": 8.0}) == ()
-    assert telling({"a": 1.0, "b": 90.0}) == ("b",)
+    assert suspect({}) == ()
+    assert suspect({"a": 1.0, "b": 1.1}) == ()
+    assert suspect({"a": 9.0, "b": 8.0}) == ()
+    assert suspect({"a": 1.0, "b": 90.0}) == ("b",)

@@ -1,15 +1,17 @@
-"""What a run is told that does not come over the network: orders in a file, and clocks that were set."""
+"""Watching what does not come over the network: requests in the control file, and clocks that were set."""
 
 from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace
 
+from fleetune.coordinator.commands.commands import Pause, Resume, apply
+from fleetune.coordinator.commands.commands import Stop as StopCommand
+from fleetune.coordinator.commands.control_file import read_control
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import ClockSet, Paused
+from fleetune.coordinator.serving.control_watch import LOOK_EVERY_S, ControlWatch
 from fleetune.coordinator.serving.event_queue import Stop
-from fleetune.coordinator.serving.owner import LOOK_EVERY_S, Owner, order, take_up
-from fleetune.coordinator.store.orders import ORDERS, Orders, read_orders, write_orders
+from fleetune.coordinator.store.run_folder import CONTROL
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.settings.schedule import ScheduleSection
 
@@ -24,7 +26,7 @@ class Looks:
             settings=SimpleNamespace(schedule=ScheduleSection(at="02:00")),
             controller=SimpleNamespace(engine_state=self.state),
         )
-        self.owner = Owner(run, lambda: self.ahead_s)
+        self.owner = ControlWatch(run, lambda: self.ahead_s)
 
     def told(self):
         self.now += LOOK_EVERY_S
@@ -50,17 +52,17 @@ def test_without_orders_and_with_a_steady_clock_nothing_is_told(looks):
 
 
 def test_orders_are_told_once_each(looks, tmp_path):
-    order(tmp_path, paused=True)
+    apply(Pause(), tmp_path)
     assert looks.told() == [Paused(True)]
     assert looks.told() == []
-    order(tmp_path, paused=False)
+    apply(Resume(), tmp_path)
     assert looks.told() == [Paused(False)]
-    order(tmp_path, stopped=True)
+    apply(StopCommand(), tmp_path)
     assert looks.told() == [Stop()]
 
 
 def test_an_order_from_before_a_restart_stands(looks, tmp_path):
-    order(tmp_path, paused=True)
+    apply(Pause(), tmp_path)
     looks.told()
     again = Looks(tmp_path)
     assert again.told() == [Paused(True)]
@@ -82,25 +84,11 @@ def test_a_clock_that_is_set_is_told_and_said(looks, caplog):
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'{"paused": "yes"}', b"\xff"])
 def test_a_damaged_order_is_a_line_and_what_was_ordered_before_stands(looks, tmp_path, data, caplog):
-    order(tmp_path, paused=True)
+    apply(Pause(), tmp_path)
     looks.told()
-    (tmp_path / ORDERS).write_bytes(data)
+    (tmp_path / CONTROL).write_bytes(data)
     assert looks.told() == []
     assert looks.told() == []
     assert caplog.text.count("is damaged") == 1
-    with pytest.raises(StoreError, match="remove it, then no order stands"):
-        read_orders(tmp_path)
-
-
-def test_whoever_serves_a_run_withdraws_the_order_to_stop_it_and_no_other(tmp_path):
-    write_orders(tmp_path, Orders(paused=True, stopped=True))
-    take_up(tmp_path)
-    assert read_orders(tmp_path) == replace(Orders(), paused=True)
-
-
-def test_what_follows_from_an_order_is_said(tmp_path):
-    assert order(tmp_path, paused=True).endswith(
-        "no new round opens until it is resumed; no coordinator is at it"
-    )
-    assert order(tmp_path, paused=False).endswith("rounds open when they are due; no coordinator is at it")
-    assert order(tmp_path, stopped=True).endswith(": stopped")
+    with pytest.raises(StoreError, match="delete it to clear pending pause and stop requests"):
+        read_control(tmp_path)

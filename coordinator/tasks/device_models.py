@@ -29,7 +29,7 @@ class Standing(Struct, frozen=True, omit_defaults=True):
     before: str = ""
 
 
-class HeldModels:
+class DeviceModels:
     """Keeps what devices hold; all that changes anything is called inside `store.step()`.
 
     Args:

@@ -133,7 +133,7 @@ def after_round(
     return _drawn(fresh, number, now, devices, rule, key), line
 
 
-def taken_back(rollout: Rollout, number: int) -> Rollout:
+def rolled_back(rollout: Rollout, number: int) -> Rollout:
     """A round that had closed never was: the shared model after it is no version."""
     if rollout.trial != number:
         return rollout

@@ -1,50 +1,70 @@
-"""The versions of a run's shared model that are out or on trial: kept in the store, and given to devices.
+"""Releases: the versions of a run's shared model that are deployed or on trial, kept in the store and sent to
+devices.
 
-What changes is written in the step of the store that closes a round, with the round: a coordinator that is
-killed goes on with the same roll-out, and plans the same tasks again.
+Changes are written in the step of the store that closes a round. A coordinator that is killed goes on with
+the same roll-out, and plans the same tasks again.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RunContext, StateSlot
+from fleetune.coordinator.extensions.rollout import Rollout, after_round, heard, rolled_back
 from fleetune.coordinator.rounds.records import DeviceRound
-from fleetune.coordinator.rounds.rollout import Rollout, after_round, heard, taken_back
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
+from fleetune.protocols.wire.payloads import Assignment, run_key
 from fleetune.protocols.wire.release import Release, ReleaseWord, Version
 
 _ROLLOUT, _HOLDS = "rollout", "release-holds"
 _Held = dict[DeviceId, tuple[int, ...]]
 
 
-class ReleaseStore:
-    """Of one run; all but `release` and `recall` inside `store.step()`.
+class Releases(Extension):
+    """Rolls versions of the shared model out: to canaries first, then to all devices.
 
     Args:
-        store: of the run.
-        rule: its [adoption] section.
-        key: of its draws of canaries.
+        run: of which it uses the store, the method, the engine's state and [adoption].
 
     Attributes:
         rollout: as it stands.
     """
 
-    def __init__(self, store: RunStore, rule: AdoptionSection, key: Key) -> None:
-        self._store, self._rule, self._key = store, rule, key
+    slots = (_ROLLOUT, _HOLDS)
+
+    def __init__(self, run: RunContext) -> None:
+        self._store, self._method, self._state = run.store, run.method, run.state
+        self._rule, self._key = run.settings.adoption, run_key(run.settings.run.seed).child("canary")
+        self._rollouts = StateSlot(run.store, _ROLLOUT, Rollout, Rollout())
+        self._held = StateSlot(run.store, _HOLDS, _Held, {})
         self.rollout = Rollout()
         self._holds: _Held = {}
 
+    @classmethod
+    def of_run(cls, run: RunContext) -> Self | None:
+        return cls(run) if run.settings.adoption.canary else None
+
     def recall(self) -> None:
-        """Take over what the store holds."""
-        self.rollout = read_rollout(self._store) or Rollout()
-        held = self._store.get(_HOLDS)
-        self._holds = {} if held is None else msgspec.json.decode(held, type=_Held)
+        self.rollout, self._holds = self._rollouts.read(), self._held.read()
+
+    def before_send(self, assignment: Assignment[Any]) -> Assignment[Any]:
+        return replace(assignment, release=self.release(assignment.device))
+
+    def after_round(self, closed: ClosedRound) -> Iterable[str]:
+        record, members = closed.record, self._state.members.items()
+        if record.final_evaluation:
+            return ()
+        there = [device for device, member in members if member.refusal is None and member.report is not None]
+        shared = self._method.shared_model(closed.method_state)[: self._method.spec.num_parameters]
+        line = self.closed(record.number, closed.now, record.devices, there, shared)
+        return (line,) if line else ()
 
     def release(self, device: DeviceId) -> Release:
         """What a device may serve, with the weights that it has not said that it holds."""
@@ -63,7 +83,7 @@ class ReleaseStore:
         devices: Iterable[DeviceId],
         shared: FlatArray,
     ) -> str:
-        """A round has closed; a line for people, "" for none.
+        """Note a closed round. Returns a line for people, or "".
 
         Args:
             number: of the round.
@@ -86,9 +106,8 @@ class ReleaseStore:
         self._keep(rollout)
         return line
 
-    def take_back(self, number: int) -> None:
-        """A round that had closed never was."""
-        self._keep(taken_back(self.rollout, number))
+    def after_rollback(self, number: int) -> None:
+        self._keep(rolled_back(self.rollout, number))
 
     def _keep(self, rollout: Rollout) -> None:
         before, self.rollout = self.rollout, rollout
@@ -97,8 +116,8 @@ class ReleaseStore:
             self._store.drop(_name(number))
         holds = {device: tuple(wanted.intersection(held)) for device, held in self._holds.items()}
         self._holds = {device: held for device, held in holds.items() if held}
-        self._store.put(_ROLLOUT, msgspec.json.encode(rollout))
-        self._store.put(_HOLDS, msgspec.json.encode(self._holds))
+        self._rollouts.write(rollout)
+        self._held.write(self._holds)
 
     def _version(self, number: int, holds: tuple[int, ...]) -> Version:
         if not number or number in holds:
@@ -112,6 +131,11 @@ def read_rollout(store: RunStore) -> Rollout | None:
     """How a run's roll-out stands; None: it has none."""
     data = store.get(_ROLLOUT)
     return None if data is None else msgspec.json.decode(data, type=Rollout)
+
+
+def rollout_in(store: RunStore, rule: AdoptionSection) -> Rollout | None:
+    """How a run's roll-out stands, from its beginning; None: the run has none."""
+    return (read_rollout(store) or Rollout()) if rule.canary else None
 
 
 def _name(number: int) -> str:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.rollout import (
+from fleetune.coordinator.extensions.rollout import (
     Rollout,
     after_round,
     chance_of_each,
     heard,
-    taken_back,
+    rolled_back,
     worse_canaries,
 )
 from fleetune.protocols.randomness import Key
@@ -107,10 +107,10 @@ def test_canaries_that_say_nothing_are_waited_for_and_then_drawn_anew():
     assert "none of its canaries told" in line
 
 
-def test_a_round_that_is_taken_back_leaves_no_version():
+def test_a_round_that_is_rolled_back_leaves_no_version():
     rollout = begun()
-    assert taken_back(rollout, 2) is rollout
-    gone = taken_back(rollout, 1)
+    assert rolled_back(rollout, 2) is rollout
+    gone = rolled_back(rollout, 1)
     assert (gone.trial, gone.canaries) == (0, ())
     assert after_round(gone, 1, 0.0, DEVICES, RULE, KEY)[0].trial == 1
 

@@ -8,13 +8,15 @@ in the step that lets go, and what a crash left beyond that in the file is cut o
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 from msgspec import Struct
 
-from fleetune.coordinator.rounds.records import Ledger, Past, RoundRecord
-from fleetune.coordinator.run.round_journal import lines_of
+from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RunContext, StateSlot
+from fleetune.coordinator.rounds.records import Ledger, Past, RoundRecord, lines_of
 from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols import disk
@@ -42,8 +44,8 @@ class Written(Struct, frozen=True):
     num_bytes: int = 0
 
 
-class Downsampling:
-    """Of one open run.
+class Downsampling(Extension):
+    """Keeps the store of an open run from growing with its rounds.
 
     Args:
         store: of the run.
@@ -51,10 +53,21 @@ class Downsampling:
         most_whole: rounds that are kept whole; None: `MOST_WHOLE`.
     """
 
+    slots = (_WRITTEN,)
+
     def __init__(self, store: RunStore, folder: Path, most_whole: int | None = None) -> None:
         self._store = store
+        self._slot = StateSlot(store, _WRITTEN, Written, Written())
         self._path = folder / PAST
         self._most_whole = most_whole or MOST_WHOLE
+
+    @classmethod
+    def of_run(cls, run: RunContext) -> Self | None:
+        return cls(run.store, run.store.path.parent) if run.settings.run.is_open else None
+
+    def after_round(self, closed: ClosedRound) -> Iterable[str]:
+        self.closed(closed.record, closed.ledger)
+        return ()
 
     def closed(self, newest: RoundRecord, ledger: Ledger) -> None:
         """Let go of what is too much after this round, inside `store.step()`; `ledger` is changed.
@@ -75,8 +88,7 @@ class Downsampling:
             self._store.drop_record(record.number)
 
     def _write_past(self, last: int) -> None:
-        kept = self._store.get(_WRITTEN)
-        written = Written() if kept is None else msgspec.json.decode(kept, type=Written)
+        written = self._slot.read()
         size = self._path.stat().st_size if self._path.exists() else 0
         at = written.num_bytes if written.num_bytes <= size else 0  # shorter: it is new, see below
         if size > at:
@@ -88,7 +100,7 @@ class Downsampling:
             at = 0
         append(self._path, lines, at=at)
         seal(self._path)
-        self._store.put(_WRITTEN, msgspec.json.encode(Written(last, at + len(lines))))
+        self._slot.write(Written(last, at + len(lines)))
 
 
 def stride(last: int, most: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetune.protocols.method.max_share import samples_cut
+from fleetune.coordinator.extensions.max_share import samples_cut
 
 HUGE = 10_000_000
 

@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.hostile_world import DEVICES, SPEC, World, stores_closed  # noqa: F401 - a fixture
 from tests.helpers.telling_methods import DIAGNOSTICS
 
+from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.method.diagnostics import MOST_PARTS, declared_by
 from fleetune.protocols.methods import create, diagnostics_of
@@ -73,8 +74,7 @@ def test_what_is_wrong_of_a_report_harms_no_round_and_is_logged_once(weights, tm
 
 def test_the_final_evaluation_tells_nothing_because_nothing_is_sent(weights, tmp_path):
     world = World(tmp_path, f"{TELLING}:Telling", {}, weights)
-    diagnostics = world.controller._execution._diagnostics
-    assert diagnostics.of_update(None) == {}
+    assert MethodDiagnostics(world.run.method).of_update(None) == {}
 
 
 def test_only_what_is_well_declared_counts():

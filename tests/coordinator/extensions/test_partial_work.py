@@ -1,13 +1,12 @@
 """Updates of a share of the local training count as if all had done the same (FedNova)."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from tests.conftest import tiny_spec
 
+from fleetune.coordinator.extensions.extension import Extensions, RoundUpdates
+from fleetune.coordinator.extensions.partial_work import PartialWork, move, share_done
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.run.partial_updates import Normalising, move, share_done
 from fleetune.protocols.method.averaging import Task, Update, covered_average
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.update.patch import Patch
@@ -22,13 +21,17 @@ START = np.random.default_rng(1).normal(size=SPEC.size).astype(np.float32)
 
 def member(num_samples, local_work=None):
     dealt = None if local_work is None else Budget(0.5, local_work)
-    return Member(report=DeviceReport("d", num_samples=num_samples), dealt=dealt)
+    return Member(report=DeviceReport("d", num_samples=num_samples), assigned=dealt)
 
 
-def normalising(**devices):
+def normalised(ends, **devices):
+    """The updates of these devices as they count: by device what its values end at, samples and shares."""
     state = EngineState(members={name: member(*told) for name, told in devices.items()})
-    planned = dict.fromkeys(devices, Task(Patch.of(START, EVERYTHING, SPEC)))
-    return Normalising(lambda: state, SimpleNamespace(planned=planned), SPEC)
+    tasks = dict.fromkeys(devices, Task(Patch.of(START, EVERYTHING, SPEC)))
+    replies = {name: reply(name, ends[name], told[0]) for name, told in devices.items()}
+    names = tuple(devices)
+    round_ = RoundUpdates(1, names, None, tasks, replies.__getitem__)
+    return list(Extensions((PartialWork(state, SPEC),)).updates(round_))
 
 
 def reply(name, end, num_samples, **told):
@@ -38,11 +41,11 @@ def reply(name, end, num_samples, **told):
 
 @pytest.mark.parametrize("share", [0.25, 0.75, 1.0, None])
 def test_where_all_do_the_same_nothing_changes(share):
-    of_all = normalising(a=(10, share), b=(33, share), c=(7, share))
-    found = reply("b", START + 1, 33)
-    of_all.apply(found, of_all.mean_share(("a", "b", "c")))
-    assert np.array_equal(found.update.patch.values, (START + 1)[SENT])
-    assert normalising(a=(0, 0.5)).mean_share(("a",)) == 1.0
+    ends = dict.fromkeys("abc", START + 1)
+    for _, update in normalised(ends, a=(10, share), b=(33, share), c=(7, share)):
+        assert np.array_equal(update.patch.values, (START + 1)[SENT])
+    ((_, update),) = normalised(ends, a=(0, 0.5))
+    assert update.patch.values == pytest.approx((START + 2)[SENT], abs=1e-6)
 
 
 def test_the_mean_of_normalised_updates_is_that_of_the_paper():
@@ -50,12 +53,7 @@ def test_the_mean_of_normalised_updates_is_that_of_the_paper():
     rng = np.random.default_rng(0)
     told = {"a": (10, 0.25), "b": (30, 1.0), "c": (20, 0.75)}
     ends = {name: START + rng.normal(0, 0.1, SPEC.size).astype(np.float32) for name in told}
-    of_all = normalising(**told)
-    mean, updates = of_all.mean_share(tuple(told)), []
-    for name, (num_samples, _) in told.items():
-        one = reply(name, ends[name], num_samples)
-        of_all.apply(one, mean)
-        updates.append((name, one.update))
+    updates = normalised(ends, **told)
     shares = {name: num_samples / 60 for name, (num_samples, _) in told.items()}
     effective = sum(shares[name] * work for name, (_, work) in told.items())
     step = sum(shares[name] * (ends[name] - START) / work for name, (_, work) in told.items())

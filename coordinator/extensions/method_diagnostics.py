@@ -1,17 +1,20 @@
-"""What a method tells of its inner workings, fit for a record: checked, bounded, never in a round's way."""
+"""The diagnostics of a method, checked and bounded, for the records. A fault in them never stops a round."""
 
 import logging
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.records import Diagnostics
+from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RunContext
+from fleetune.coordinator.rounds.records import DeviceRound, Diagnostics
 from fleetune.protocols.method.diagnostics import MOST_PARTS, Diagnostic, declared_by
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.wire.payloads import Reply
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +23,7 @@ _DIGITS = 8  # significant: what float32 knows, and a short line in rounds.jsonl
 _LONGEST_PART = 64
 
 
-class MethodDiagnostics:
+class MethodDiagnostics(Extension):
     """Asks one method, for the records of one run; each thing that is wrong is logged once.
 
     Args:
@@ -31,6 +34,19 @@ class MethodDiagnostics:
         self._method = method
         self._declared = declared_by(method)
         self._said: set[str] = set()
+
+    @classmethod
+    def of_run(cls, run: RunContext) -> Self | None:
+        return cls(run.method)
+
+    def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:
+        return replace(row, diagnostics=self.of_update(reply.update))
+
+    def after_round(self, closed: ClosedRound) -> Iterable[str]:
+        if not closed.record.final_evaluation:
+            diagnostics = self.of_round(closed.method_state)
+            closed.record = replace(closed.record, diagnostics=diagnostics)
+        return ()
 
     def of_update(self, update: object) -> Diagnostics:
         """Of an update that was decoded and checked; None, of the final evaluation, has none."""

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from tests.conftest import PullToTarget
 from tests.helpers.played_run import SPEC, enrolment, settings
 
+from fleetune.coordinator.extensions import downsampling
+from fleetune.coordinator.extensions.downsampling import Downsampling, stride
 from fleetune.coordinator.reports.report import summary_of
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
-from fleetune.coordinator.run import downsampling
-from fleetune.coordinator.run.downsampling import Downsampling, stride
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundClosed
@@ -174,7 +174,7 @@ class OneDevice:
     def take(self, outcomes):
         for one in outcomes:
             if isinstance(one, OutgoingTask):
-                task, turn = one.make(), Turn.of(one.transfer_key)
+                task, turn = one.make(), RoundAttempt.of(one.transfer_key)
                 self.run.controller.note_delivered("a", one.transfer_key, len(task))
                 reply = self.session.reply(task, Budget())
                 cost = RoundCost(train_s=1.0)

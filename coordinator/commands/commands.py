@@ -1,0 +1,68 @@
+"""Commands of a run's owner, as one union, and the function that applies one to the folder of a run.
+
+The command line gives them. Another carrier, such as HTTP, decodes a `Command` from JSON and calls `apply`.
+"""
+
+from pathlib import Path
+from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fleetune.coordinator.commands.control_file import Control, read_control, write_control
+from fleetune.coordinator.store.folder_lock import is_claimed
+
+
+class Pause(Struct, frozen=True, tag_field="command", tag="pause"):
+    """Open no new round until `Resume`. The open round is finished."""
+
+
+class Resume(Struct, frozen=True, tag_field="command", tag="resume"):
+    """Open rounds again."""
+
+
+class Stop(Struct, frozen=True, tag_field="command", tag="stop"):
+    """Leave the run. It goes on when it is served or started again."""
+
+
+class Start(Struct, frozen=True, tag_field="command", tag="start"):
+    """Withdraw `Stop`, so that a service starts the run again."""
+
+
+Command = Pause | Resume | Stop | Start
+
+
+def apply(command: Command, folder: Path) -> str:
+    """Apply a command to the run in a folder. Returns a line that says what follows from it.
+
+    Raises:
+        StoreError: the control file cannot be read or written.
+    """
+    control = with_command(read_control(folder), command)
+    write_control(folder, control)
+    served = is_claimed(folder)
+    if control.stopped:
+        return f"{folder} is being stopped; serve it again to go on" if served else f"{folder}: stopped"
+    what = "no new round opens until it is resumed" if control.paused else "rounds open when they are due"
+    return f"{folder}: {what}" + ("" if served else "; no coordinator is at it")
+
+
+def with_command(control: Control, command: Command) -> Control:
+    """The requests that stand after a command."""
+    match command:
+        case Pause():
+            return replace(control, paused=True)
+        case Resume():
+            return replace(control, paused=False)
+        case Stop():
+            return replace(control, stopped=True)
+        case Start():
+            return replace(control, stopped=False)
+    assert_never(command)
+
+
+def withdraw_stop(folder: Path) -> None:
+    """Withdraw `Stop`, because the run is served again. Raises StoreError."""
+    control = read_control(folder)
+    if control.stopped:
+        write_control(folder, with_command(control, Start()))

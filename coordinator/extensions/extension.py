@@ -1,0 +1,247 @@
+"""The seam between a run and its features on the coordinator: hooks, what they are given, and a state slot.
+
+A feature is one class here and one line in `coordinator.extensions.order`. Its hooks are called at fixed
+points of a round. A hook that the class does not override changes nothing.
+
+All hooks but `admit`, `check` and `weigh` run inside `store.step()`, so that what they write is durable
+together with the round. Everything an extension remembers beyond one round lies in its `StateSlot`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import msgspec
+
+from fleetune.coordinator.extensions.update_norms import UpdateNorms
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId, Method
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks.task import Task
+from fleetune.protocols.wire.payloads import Assignment, Reply
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What an extension may use of its run.
+
+    Attributes:
+        settings: of the run; an extension keeps only the section that it needs.
+        learns: the run's task, with its scores.
+        method: of the run.
+        store: of the run.
+        state: of the round engine; extensions read it and never change it.
+        norms: measures updates against the shared model and against each other.
+    """
+
+    settings: RunSettings
+    learns: Task
+    method: Method[Any, Any, Any, Any]
+    store: RunStore
+    state: EngineState
+    norms: UpdateNorms
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A reply that has arrived and is not accepted yet.
+
+    Attributes:
+        reply: as it was read.
+        report: the latest report of its device; None: it gave none.
+        counts: the reply is to count in the open round. Else only its claims are checked.
+        others: makes the updates that the open round has from other devices, weighed.
+    """
+
+    reply: Reply[Any]
+    report: DeviceReport | None
+    counts: bool
+    others: Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One device's update on its way into the aggregate.
+
+    Attributes:
+        reply: that brought it; the extension's own to change.
+        update: as it stands now.
+    """
+
+    reply: Reply[Any]
+    update: Any
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """The round whose updates are weighed.
+
+    Attributes:
+        number: of the round.
+        devices: whose updates it takes, ascending.
+        planned: the method's state after the plan of the round.
+        tasks: that were planned, by device.
+        reply_of: reads a device's reply.
+    """
+
+    number: int
+    devices: tuple[DeviceId, ...]
+    planned: Any
+    tasks: Mapping[DeviceId, Any]
+    reply_of: Callable[[DeviceId], Reply[Any]]
+
+
+@dataclass
+class ClosedRound:
+    """A round that has just closed, before its record is written.
+
+    Attributes:
+        record: of the round; extensions replace it to add to it.
+        now: on the run's clock, seconds.
+        ledger: counts over the whole run.
+        method_state: of the method after the round.
+        amended: devices whose part of the record was changed.
+    """
+
+    record: RoundRecord
+    now: float
+    ledger: Ledger
+    method_state: Any
+    amended: set[DeviceId] = field(default_factory=set)
+
+    def amend(self, device: DeviceId, **changes: Any) -> None:
+        """Change these fields of a device's part of the record."""
+        devices = dict(self.record.devices)
+        devices[device] = msgspec.structs.replace(devices[device], **changes)
+        self.record = msgspec.structs.replace(self.record, devices=devices)
+        self.amended.add(device)
+
+
+class StateSlot(Generic[S]):
+    """What one extension keeps in the run's store, under a name of its own.
+
+    Args:
+        store: of the run.
+        name: of the value; no two extensions share one.
+        kind: a msgspec type.
+        new: what an extension begins with.
+    """
+
+    def __init__(self, store: RunStore, name: str, kind: type[S], new: S) -> None:
+        self._store, self._name, self._kind, self._new = store, name, kind, new
+
+    def read(self) -> S:
+        """Read the state as it was written; that of a new run if it never was."""
+        data = self._store.get(self._name)
+        return self._new if data is None else msgspec.json.decode(data, type=self._kind)
+
+    def write(self, state: S) -> None:
+        """Replace the state, inside `store.step()`."""
+        self._store.put(self._name, msgspec.json.encode(state))
+
+
+class Extension:
+    """One feature of a run. Every hook here does nothing."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the values that it keeps in the run's store."""
+
+    @classmethod
+    def of_run(cls, run: RunContext) -> Self | None:
+        """The extension for this run; None: the run does not use it."""
+        raise NotImplementedError
+
+    def recall(self) -> None:
+        """Take over what the store holds, when a run goes on."""
+
+    def admit(self, report: DeviceReport) -> None:
+        """Check what a device reports when it joins. Raises PacketError: the device may not take part so."""
+
+    def check(self, arrival: Arrival) -> None:
+        """Check a reply. Raises PacketError: it is refused."""
+
+    def before_send(self, assignment: Assignment[Any]) -> Assignment[Any]:
+        """Return the task as it is to be sent."""
+        return assignment
+
+    def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:  # noqa: ARG002 - for those that use it
+        """Return what is recorded of a reply that was accepted."""
+        return row
+
+    def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:  # noqa: ARG002
+        """Pass a round's updates on, one by one, as they are to count."""
+        yield from updates
+
+    def after_round(self, closed: ClosedRound) -> Iterable[str]:  # noqa: ARG002
+        """Note a closed round, training or final evaluation. Returns lines for people."""
+        return ()
+
+    def after_rollback(self, number: int) -> None:
+        """Note that closed round `number` was rolled back."""
+
+
+class Extensions:
+    """The extensions of one run, called in their order.
+
+    Args:
+        chain: in the order of `coordinator.extensions.order`.
+    """
+
+    def __init__(self, chain: tuple[Extension, ...]) -> None:
+        self._chain = chain
+
+    def recall(self) -> None:
+        """See `Extension`."""
+        for one in self._chain:
+            one.recall()
+
+    def admit(self, report: DeviceReport) -> None:
+        """See `Extension`."""
+        for one in self._chain:
+            one.admit(report)
+
+    def check(self, arrival: Arrival) -> None:
+        """See `Extension`."""
+        for one in self._chain:
+            one.check(arrival)
+
+    def before_send(self, assignment: Assignment[Any]) -> Assignment[Any]:
+        """See `Extension`."""
+        for one in self._chain:
+            assignment = one.before_send(assignment)
+        return assignment
+
+    def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:
+        """See `Extension`."""
+        for one in self._chain:
+            row = one.record(reply, row)
+        return row
+
+    def updates(self, round_: RoundUpdates) -> Iterator[tuple[DeviceId, Any]]:
+        """The round's updates, read one by one and weighed by each extension in turn."""
+        stream: Iterator[Contribution] = (
+            Contribution(reply, reply.update) for reply in map(round_.reply_of, round_.devices)
+        )
+        for one in self._chain:
+            stream = one.weigh(stream, round_)
+        for contribution in stream:
+            yield contribution.reply.device, contribution.update
+
+    def after_round(self, closed: ClosedRound) -> list[str]:
+        """See `Extension`."""
+        return [line for one in self._chain for line in one.after_round(closed)]
+
+    def after_rollback(self, number: int) -> None:
+        """See `Extension`."""
+        for one in self._chain:
+            one.after_rollback(number)
+
+
+def with_update(contribution: Contribution, update: Any) -> Contribution:
+    """The contribution with another update."""
+    return replace(contribution, update=update)

@@ -1,0 +1,30 @@
+"""The order of extensions: the one place that declares it. Every hook runs through them in this order."""
+
+from fleetune.coordinator.extensions.downsampling import Downsampling
+from fleetune.coordinator.extensions.extension import Extension, Extensions, RunContext
+from fleetune.coordinator.extensions.max_share import MaxShare
+from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
+from fleetune.coordinator.extensions.norm_bound import NormBound
+from fleetune.coordinator.extensions.partial_work import PartialWork
+from fleetune.coordinator.extensions.proposed_work import ProposedWork
+from fleetune.coordinator.extensions.releases import Releases
+from fleetune.coordinator.extensions.reply_claims import ReplyClaims
+from fleetune.coordinator.extensions.staleness import StalenessDiscount
+
+ORDER: tuple[type[Extension], ...] = (
+    ReplyClaims,  # a claim that cannot be true is refused before anything is computed with it
+    NormBound,
+    Releases,
+    ProposedWork,
+    StalenessDiscount,
+    PartialWork,
+    MaxShare,  # last of those that weigh: it limits what an update counts as after all other changes
+    MethodDiagnostics,
+    Downsampling,
+)
+
+
+def extensions_of(run: RunContext) -> Extensions:
+    """The extensions that a run uses."""
+    found = (kind.of_run(run) for kind in ORDER)
+    return Extensions(tuple(one for one in found if one is not None))

@@ -1,0 +1,44 @@
+"""Staleness: an update counts for less when its task was planned on a model that has been replaced since."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+from fleetune.coordinator.extensions.extension import (
+    Contribution,
+    Extension,
+    RoundUpdates,
+    RunContext,
+    with_update,
+)
+from fleetune.protocols.method.method import Method
+
+
+class StalenessDiscount(Extension):
+    """Discounts stale updates by `Method.discount`.
+
+    Args:
+        method: of the run.
+        power: `round.staleness_power`.
+    """
+
+    def __init__(self, method: Method[Any, Any, Any, Any], power: float) -> None:
+        self._method, self._power = method, power
+
+    @classmethod
+    def of_run(cls, run: RunContext) -> Self | None:
+        section = run.settings.round
+        return None if section.mode == "synchronous" else cls(run.method, section.staleness_power)
+
+    def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:
+        for one in updates:
+            staleness = round_.number - one.reply.round
+            if not staleness:
+                yield one
+                continue
+            factor = staleness_factor(staleness, self._power)
+            yield with_update(one, self._method.discount(round_.planned, one.update, factor))
+
+
+def staleness_factor(staleness: int, power: float) -> float:
+    """1 / (1 + s) ** power: 1 for a fresh update (the polynomial rule of FedAsync, Xie et al. 2019)."""
+    return float((1.0 + staleness) ** -power)

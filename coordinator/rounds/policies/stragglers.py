@@ -1,0 +1,38 @@
+"""Stragglers: when a round closes without the devices that have not replied.
+
+A round waits for `round.participants` updates. Three rules let it go on without its stragglers:
+
+- **over-selection** (`round.over_selection`, see `policies.selection`): more devices are asked than are
+  needed, and the round closes with the first updates;
+- **the deadline** (`round.deadline_s`, see `policies.deadline`): when it is over, `round.quorum` updates
+  suffice;
+- **nobody is left to wait for**: every participant has replied, declined or left.
+
+A straggler's reply to a closed round is dropped (`rounds.rejections`: "late"). A device that misses several
+deadlines in a row is asked more rarely (`policies.unresponsive`). Semi-asynchronous rounds keep a straggler's
+update for a later window (`rounds.window_engine`).
+"""
+
+from typing import Literal
+
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.policies.selection import target
+from fleetune.protocols.settings.coordinator import RoundSection
+
+Decision = Literal["close", "deadline", "too-few"]
+"""close: aggregate what has arrived. deadline, too-few: abandon the attempt, because the deadline has passed
+or no device is left to wait for, and fewer than `round.quorum` updates are there."""
+
+
+def decide(state: EngineState, settings: RoundSection, now: float) -> Decision | None:
+    """Decide what becomes of the open round, or the final evaluation, at `now`. None: it stays open."""
+    overdue = state.timing.until is not None and now >= state.timing.until
+    settled = not state.groups.awaited
+    if state.stage == "evaluating":
+        return "close" if overdue or settled else None
+    replies = len(state.groups.replied)
+    if replies >= target(state, settings) or ((overdue or settled) and replies >= settings.quorum):
+        return "close"
+    if overdue:
+        return "deadline"
+    return "too-few" if settled else None

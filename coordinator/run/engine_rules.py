@@ -1,0 +1,43 @@
+"""The round engine of a run, made from its settings."""
+
+from typing import Any
+
+from fleetune.coordinator.rounds.actions import Action
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.proposals.planner import Planner
+from fleetune.coordinator.rounds.window_engine import engine_type
+from fleetune.coordinator.run.run_clock import schedule_of
+from fleetune.protocols.method.method import Method
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.wire.payloads import Enrolment
+
+
+class EngineRules:
+    """The rules of one run's rounds, and engines that follow them.
+
+    Args:
+        settings: of the run.
+        enrolment: what its devices start from.
+        method: of the run.
+
+    Attributes:
+        schedule: when rounds may open.
+    """
+
+    def __init__(
+        self, settings: RunSettings, enrolment: Enrolment, method: Method[Any, Any, Any, Any]
+    ) -> None:
+        self.schedule = schedule_of(settings.schedule)
+        self._run, self._round = settings.run, settings.round
+        self._type = engine_type(settings.round)
+        uplinks = tuple(one.cost for one in enrolment.uplinks)
+        self._planner = Planner(settings.objective, uplinks, method.utility)
+
+    def engine(self, state: EngineState | None = None) -> RoundEngine:
+        """An engine in this state; None: as before anything happened."""
+        return self._type(self._run, self._round, state, self.schedule, self._planner)
+
+    def resume(self, stored: EngineState, now: float) -> tuple[RoundEngine, list[Action]]:
+        """An engine that goes on from a stored state after a restart, and what is to be done first."""
+        return self._type.resume(self._run, self._round, stored, now, self.schedule, self._planner)

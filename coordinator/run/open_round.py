@@ -1,0 +1,89 @@
+"""The open round: the replies that it has, and what its record will say of them."""
+
+from typing import Any
+
+import msgspec
+
+from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
+from fleetune.coordinator.rounds.records import DeviceRound
+from fleetune.coordinator.store.open_replies import OpenReplies
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.payloads import Reply
+
+_OPENED = "opened"  # in the store
+
+
+class OpenRound:
+    """The open round of a run; all but `recall` inside `store.step()`.
+
+    Args:
+        store: of the run.
+        replies: keeps the updates until they are aggregated.
+
+    Attributes:
+        rows: what the record will say of each reply, by device.
+        opened_at: when the round opened, on the run's clock.
+    """
+
+    def __init__(self, store: RunStore, replies: OpenReplies) -> None:
+        self._store, self._replies = store, replies
+        self.rows: dict[DeviceId, DeviceRound] = {}
+        self._unwritten: set[DeviceId] = set()
+        self.opened_at = 0.0
+
+    def recall(self, state: EngineState) -> None:
+        """Take over what the store holds of the open round. Raises StoreError."""
+        self.rows = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
+        opened = self._store.get(_OPENED)
+        assert opened is not None, "it is written in the same transaction as the engine's state"
+        self.opened_at = msgspec.json.decode(opened, type=float)
+
+    def keep(self, reply: Reply[Any], data: bytes | None = None) -> None:
+        """Keep a reply until its update is aggregated; `data`: as it came, where it can be read by itself."""
+        self._replies.add(reply, data)
+
+    def reply(self, device: DeviceId) -> Reply[Any]:
+        """A device's reply, the caller's own to change. Raises StoreError: there is none."""
+        return self._replies.read(device)
+
+    def put(self, device: DeviceId, row: DeviceRound) -> None:
+        """Say this of a device's reply in the record."""
+        self.rows[device] = row
+        self._unwritten.add(device)
+
+    def note_late(
+        self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt, actual: RoundCost
+    ) -> None:
+        """Add what a device can report only after its reply has arrived, to an open or a closed round."""
+        if device in self.rows and turn == open_turn:
+            self.put(device, self.rows[device].with_late_cost(actual))
+            return
+        row = self._store.device_round(device, *turn)
+        if row is not None:
+            with self._store.step():
+                self._store.put_device_rounds(*turn, {device: row.with_late_cost(actual)})
+
+    def keep_only(self, devices: tuple[DeviceId, ...], number: int) -> dict[DeviceId, DeviceRound]:
+        """Drop what is said of replies that the closing round leaves out. Returns the rows that stay."""
+        rows = {device: self.rows[device] for device in devices}
+        if self.rows.keys() != rows.keys():
+            self._store.drop_device_rounds(number)
+            self.rows, self._unwritten = rows, set(devices)
+        return rows
+
+    def write(self, turn: RoundAttempt) -> None:
+        """Write the rows of this turn that are new or changed."""
+        rows = {device: self.rows[device] for device in sorted(self._unwritten)}
+        self._store.put_device_rounds(*turn, rows)
+        self._unwritten = set()
+
+    def write_opened(self) -> None:
+        """Write when the round opened."""
+        self._store.put(_OPENED, msgspec.json.encode(self.opened_at))
+
+    def drop(self) -> None:
+        """Forget the replies: the round is closed or abandoned."""
+        self.rows, self._unwritten = {}, set()
+        self._replies.drop()

@@ -1,0 +1,142 @@
+"""The parts of a run at work, and the one place that puts them together."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fleetune.coordinator.combine import combine_for
+from fleetune.coordinator.extensions.extension import Extensions, RunContext
+from fleetune.coordinator.extensions.order import extensions_of
+from fleetune.coordinator.extensions.update_norms import UpdateNorms
+from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
+from fleetune.coordinator.run.aggregation import Aggregation
+from fleetune.coordinator.run.method_run import MethodRun
+from fleetune.coordinator.run.open_round import OpenRound
+from fleetune.coordinator.run.traffic_accounts import Accounts
+from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
+from fleetune.coordinator.store.open_replies import OpenReplies
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.assignment import Tasks
+from fleetune.coordinator.tasks.device_models import DeviceModels
+from fleetune.coordinator.tasks.downlink import Downlink
+from fleetune.protocols.method.method import DeviceId, Method
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.payloads import Enrolment, run_key
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What one run is made of, between two restarts.
+
+    Attributes:
+        settings: of the run.
+        enrolment: what its devices start from.
+        store: of the run.
+        state: of the round engine.
+        method: with its state.
+        tasks: of the open round.
+        open_round: its replies.
+        accounts: what crossed the wire.
+        extensions: the features of the run.
+        aggregation: of its updates.
+        rows: writes state and ledger to the store.
+    """
+
+    settings: RunSettings
+    enrolment: Enrolment
+    store: RunStore
+    state: EngineState
+    method: MethodRun
+    tasks: Tasks
+    open_round: OpenRound
+    accounts: Accounts
+    extensions: Extensions
+    aggregation: Aggregation
+    rows: DeviceRows
+
+    def count_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
+        """Count a payload that reached its device."""
+        as_in_papers = partial(self.tasks.paper_bytes, device, RoundAttempt.of(transfer_key))
+        self.accounts.delivered(device, transfer_key, num_bytes, as_in_papers)
+
+    def recall(self, stored: EngineState | None) -> None:
+        """Take over what the store holds; `stored`: the engine's state there, None: of a new run.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        self.accounts.ledger = read_ledger(self.store)
+        if stored is None:
+            return
+        self.method.recall()
+        self.extensions.recall()
+        if self.tasks.downlink is not None:
+            self.tasks.downlink.held.recall()
+        self.open_round.recall(stored)
+
+    def write(self) -> None:
+        """Write what changed: engine, ledger, replies, the method's state. Inside `store.step()`."""
+        self.rows.write(self.state, self.accounts.ledger, self.accounts.take_touched())
+        self.open_round.write(self.state.turn)
+        self.open_round.write_opened()
+        self.method.write()
+
+    def write_traffic(self) -> None:
+        """Write what changed in what crossed the wire. Inside `store.step()`."""
+        self.rows.write_traffic(self.accounts.ledger, self.accounts.take_touched())
+
+
+def parts_of(
+    settings: RunSettings,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    store: RunStore,
+    state: EngineState,
+    *,
+    in_process: bool,
+) -> RunParts:
+    """The parts of a run whose engine has this state; `in_process`: its devices run in this process."""
+    running = MethodRun(method, enrolment.weights, store)
+    norms = UpdateNorms(method, lambda: running.state)
+    extensions = extensions_of(RunContext(settings, enrolment.learns, method, store, state, norms))
+    outlive = settings.round.mode != "synchronous"
+    downlink = _downlink(settings, enrolment, method, store, state, in_process=in_process)
+    tasks = Tasks(store, method.spec, method.task_type, outlive, extensions.before_send, downlink)
+    open_round = OpenRound(store, OpenReplies(store, method, in_memory=in_process))
+    return RunParts(
+        settings=settings,
+        enrolment=enrolment,
+        store=store,
+        state=state,
+        method=running,
+        tasks=tasks,
+        open_round=open_round,
+        accounts=Accounts(),
+        extensions=extensions,
+        aggregation=Aggregation(running, extensions, norms, tasks, open_round, combine_for(method)),
+        rows=DeviceRows(store),
+    )
+
+
+def _downlink(
+    settings: RunSettings,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    store: RunStore,
+    state: EngineState,
+    *,
+    in_process: bool,
+) -> Downlink | None:
+    if enrolment.downlink.name == RAW:
+        return None
+    return Downlink(
+        enrolment.downlink,
+        method.spec,
+        method.task_type,
+        run_key(settings.run.seed),
+        DeviceModels(store, method.spec, enrolment.weights),
+        mask_time=lambda device: enrolment.mask_time(state.members[device].report, "down"),
+        in_process=in_process,
+    )

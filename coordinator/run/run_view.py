@@ -1,0 +1,89 @@
+"""What may be asked of a run at work: how it stands, without changing anything."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt
+from fleetune.coordinator.rounds.records import Ledger, RoundRecord
+from fleetune.coordinator.run.engine_rules import EngineRules
+from fleetune.coordinator.run.run_parts import RunParts
+from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update.once import Told
+
+
+class RunView:
+    """How a run stands. `RunController` makes its three parts, and changes them."""
+
+    _rules: EngineRules
+    _engine: RoundEngine
+    _run: RunParts
+
+    @property
+    def tasks_made(self) -> list[tuple[DeviceId, int, int, float]]:
+        """See `Tasks.made`: a coordinator that is killed forgets it, a simulation does not."""
+        return self._run.tasks.made
+
+    @tasks_made.setter
+    def tasks_made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
+        self._run.tasks.made = made
+
+    @property
+    def told(self) -> Told | None:
+        """See `Downlink`, of the task that was made last."""
+        return self._run.tasks.told
+
+    def awaited_turn(self, device: DeviceId) -> RoundAttempt | None:
+        """The task that the device is expected to answer; None: none."""
+        return self._engine.state.awaited_turn(device)
+
+    @property
+    def turn(self) -> RoundAttempt:
+        """The round and attempt that is open or comes next."""
+        return self._engine.state.turn
+
+    @property
+    def finished(self) -> str | None:
+        """Why the run is over; None: it is not."""
+        return self._engine.state.ending.reason if self._engine.finished else None
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
+        return self._engine.wake_at
+
+    @property
+    def is_due(self) -> bool:
+        """True if a round is open, or opens as soon as enough devices are there."""
+        state = self._engine.state
+        return state.running or state.plan.due or self._rules.schedule.settings.is_free
+
+    @property
+    def members(self) -> Mapping[DeviceId, Member]:
+        """Every device that the run has heard of, and what is known of it."""
+        return self._engine.state.members
+
+    @property
+    def engine_state(self) -> EngineState:
+        """The engine's state, to be read only."""
+        return self._engine.state
+
+    @property
+    def method_state(self) -> Any:
+        """The method's state before the plan of the open round."""
+        return self._run.method.state
+
+    @property
+    def shared_model(self) -> FlatArray:
+        """The coordinator's model, shape (spec.size,)."""
+        return self._run.method.shared_model
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts over the whole run."""
+        return self._run.accounts.ledger
+
+    def records(self) -> list[RoundRecord]:
+        """Of all closed rounds, ascending."""
+        return self._run.store.records()

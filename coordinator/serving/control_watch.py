@@ -1,0 +1,75 @@
+"""Watches what does not come over the network: the control file of a run, and the clock of the machine."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from fleetune.coordinator.commands.control_file import Control, read_control
+from fleetune.coordinator.rounds.events import ClockSet, Paused
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.event_queue import Stop
+from fleetune.coordinator.store.run_folder import CONTROL
+from fleetune.protocols.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+SUPERVISED = "FLEETUNE_SUPERVISED"  # set in the environment of a service's runs
+LOOK_EVERY_S = 0.5
+SET_S = 1.0  # a clock that is off by less was not set, or it does not matter
+_Mark = tuple[int, int, int] | None
+
+
+class ControlWatch:
+    """Looks now and then for requests in the control file, and for clocks that were set.
+
+    Args:
+        run: the run.
+        ahead_s: by how much the time of day is ahead of the run's clock.
+    """
+
+    def __init__(self, run: Run, ahead_s: Callable[[], float]) -> None:
+        self._run = run
+        self._ahead_s = ahead_s
+        self._path = run.folder / CONTROL
+        self._mark: _Mark = (0, 0, 0)  # of no file
+        self._control = Control()
+        self._look_at = float("-inf")
+
+    def look(self, now: float) -> list[ClockSet | Paused | Stop]:
+        """The events for the run at `now`, by a clock that never jumps."""
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_EVERY_S
+        state, found = self._run.controller.engine_state, list[ClockSet | Paused | Stop]()
+        ahead_s = self._ahead_s()
+        if abs(ahead_s - state.timing.ahead_s) > SET_S:
+            if not self._run.settings.schedule.is_free:
+                log.warning(
+                    "the clock was set: the time of day moved by %+.0f s", ahead_s - state.timing.ahead_s
+                )
+            found.append(ClockSet(ahead_s))
+        self._read()
+        if self._control.paused != state.paused:
+            found.append(Paused(self._control.paused))
+        if self._control.stopped:
+            found.append(Stop())
+        return found
+
+    def _read(self) -> None:
+        mark = _mark(self._path)
+        if mark == self._mark:
+            return
+        self._mark = mark
+        try:
+            self._control = read_control(self._run.folder)
+        except StoreError as problem:
+            log.warning("%s; what was requested before stands", problem)
+
+
+def _mark(path: Path) -> _Mark:
+    """What changes when the file is replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
