@@ -153,7 +153,7 @@ class PlayedRun:
         turn, task = self.tasks.pop(device)
         reply = self.sessions[device].reply(task, Budget(DEVICES[device]))
         self.sent.append((device, -1, -1, digest(reply)))
-        took = RoundCost(left_out=self.sessions[device].left_out)
+        took = RoundCost(left_out=self.sessions[device].done.left_out)
         self.take(self.run.controller.receive(device, turn, reply, took, now))
 
     def take(self, outcomes: list[Outcome]) -> None:
