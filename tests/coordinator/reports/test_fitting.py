@@ -73,7 +73,7 @@ def is_within(box, whole):
     return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.width and box.y1 <= whole.height
 
 
-@pytest.mark.parametrize("num_devices", sooner([3, 40], deployed=[40]))
+@pytest.mark.parametrize("num_devices", sooner([3, 40], kept=[40]))
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])
