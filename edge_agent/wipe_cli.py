@@ -12,7 +12,7 @@ from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from fleetune.edge_agent.state.state_folder import AgentFiles
-    from fleetune.edge_agent.stream.forgetting import Chosen
+    from fleetune.edge_agent.stream.deletion import SampleFilter
 
 _NAMED = 3
 _SAMPLES_FILE = "samples.sqlite"
@@ -98,20 +98,20 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
         print(f"left alone, no agent put it there: {path}")
 
 
-def _chosen(names: tuple[str, ...], day: str | None) -> "Chosen":
+def _chosen(names: tuple[str, ...], day: str | None) -> "SampleFilter":
     """Raises SettingError: that is no day."""
-    from fleetune.edge_agent.stream.forgetting import Chosen
+    from fleetune.edge_agent.stream.deletion import SampleFilter
     from fleetune.protocols.errors import SettingError
 
     if day is None:
-        return Chosen(names)
+        return SampleFilter(names)
     try:
-        return Chosen.of_day(dt.date.fromisoformat(day))
+        return SampleFilter.of_day(dt.date.fromisoformat(day))
     except (ValueError, OverflowError, OSError):
         raise SettingError(f"--day {day}: no day; write it as in 2026-05-31") from None
 
 
-def _wipe_samples(found: "list[AgentFiles]", chosen: "Chosen", *, yes: bool, as_json: bool) -> None:
+def _wipe_samples(found: "list[AgentFiles]", chosen: "SampleFilter", *, yes: bool, as_json: bool) -> None:
     from contextlib import ExitStack
 
     from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -122,7 +122,7 @@ def _wipe_samples(found: "list[AgentFiles]", chosen: "Chosen", *, yes: bool, as_
         for path in (path for one in found for path in one.files if path.name == _SAMPLES_FILE):
             stores[path] = SampleStore.open(path)
             opened.callback(stores[path].close)
-        there = {path: store.chosen(chosen) for path, store in stores.items()}
+        there = {path: store.matching_names(chosen) for path, store in stores.items()}
         missing = set(chosen.names).difference(*there.values())
         if missing or not any(there.values()):
             what = f"no sample {min(missing)!r}" if missing else "no sample of that day"
@@ -132,7 +132,7 @@ def _wipe_samples(found: "list[AgentFiles]", chosen: "Chosen", *, yes: bool, as_
                 typer.echo(f"{path}: {_count(len(names), 'sample')}", err=as_json)
         total = sum(map(len, there.values()))
         _ask(f"remove {_count(total, 'sample')}?", yes=yes, as_json=as_json)
-        gone = {path: store.forget(chosen) for path, store in stores.items() if there[path]}
+        gone = {path: store.delete(chosen) for path, store in stores.items() if there[path]}
     if as_json:
         told = [{"folder": str(path.parent), "samples": count} for path, count in gone.items()]
         print(json.dumps({"removed": True, "devices": told}))

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.edge_agent.datasets.log_mel import LogMel, Sound, log_mel, log_mel_options
 from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, read_text_input
@@ -59,7 +59,7 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
         x[place] = sound_features(path, settings)
     y = [_number(source, path, part["label"], classes) for path, part in zip(paths, parts, strict=True)]
     group = [part["group"] for part in parts] if "group" in names else None
-    return dataset(source, x, np.array(y, np.int64), group=group)
+    return make_dataset(source, x, np.array(y, np.int64), group=group)
 
 
 def sound_features(path: Path, settings: LogMel) -> NDArray[np.float32]:

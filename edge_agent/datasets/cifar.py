@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import read_input
 
@@ -35,7 +35,7 @@ def load_cifar(source: str, folder: Path) -> Dataset:
             parts = [_read_bin(path) if suffix else _read_pickle(path) for path in files]
             x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
             num_test = len(parts[-1][1])
-            return dataset(
+            return make_dataset(
                 source,
                 x.reshape(-1, 3, 32, 32),
                 y,

@@ -47,7 +47,7 @@ class Dataset:
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), np.int64)  # type: ignore[return-value]
 
 
-def dataset(
+def make_dataset(
     source: str,
     x: ArrayLike,
     y: ArrayLike | None,

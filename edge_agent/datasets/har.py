@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import open_text_input
 
@@ -27,7 +27,7 @@ def load_har(source: str, path: Path) -> Dataset:
     parts = [_part(source, path / part, part) for part in _PARTS]
     x, y, person = (np.concatenate(column) for column in zip(*parts, strict=True))
     test = np.repeat([False, True], [len(part[1]) for part in parts])
-    return dataset(source, x, y - 1, group=person, test=test, benchmark=True)
+    return make_dataset(source, x, y - 1, group=person, test=test, benchmark=True)
 
 
 def _part(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import read_input
 
@@ -34,7 +34,7 @@ def load_idx(source: str, path: Path) -> Dataset:
             f"{source}: training images are {train[0].shape[1:]}, test images {test[0].shape[1:]}"
         )
     x, y = np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
-    return dataset(source, x[:, None], y, test=np.arange(len(y)) >= len(train[1]), benchmark=True)
+    return make_dataset(source, x[:, None], y, test=np.arange(len(y)) >= len(train[1]), benchmark=True)
 
 
 def _pair(

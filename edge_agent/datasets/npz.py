@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fleetune.edge_agent.datasets.dataset import Dataset, as_array, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, as_array, make_dataset
 from fleetune.edge_agent.datasets.npy_arrays import open_npz
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.files import write_atomically
@@ -53,7 +53,7 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[
         x, y = arrays["x"], arrays.get("y")
         group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
         block = arrays.get("block")
-        return dataset(source, x, y, group=group, test=test, validation=validation, block=block)
+        return make_dataset(source, x, y, group=group, test=test, validation=validation, block=block)
     parts = [part for part in _PARTS if f"x_{part}" in arrays]
     missing = [
         name for part in {"train", *parts} for name in (f"x_{part}", f"y_{part}") if name not in arrays
@@ -86,7 +86,7 @@ def _joined(source: str, parts: list[str], arrays: dict[str, Any]) -> Dataset:
     of = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
     x = np.concatenate([arrays[f"x_{part}"] for part in parts])
     y = np.concatenate([arrays[f"y_{part}"] for part in parts])
-    return dataset(source, x, y, test=of == "test", validation=of == "validation")
+    return make_dataset(source, x, y, test=of == "test", validation=of == "validation")
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

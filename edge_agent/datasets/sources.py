@@ -10,12 +10,12 @@ import numpy as np
 
 from fleetune.edge_agent.datasets.audio import load_audio
 from fleetune.edge_agent.datasets.cifar import load_cifar
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.csv_table import load_table
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.edge_agent.datasets.har import load_har
 from fleetune.edge_agent.datasets.idx import load_idx
 from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
 from fleetune.edge_agent.datasets.source_options import source_options
-from fleetune.edge_agent.datasets.table import load_table
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.one_line import without_url
 from fleetune.protocols.toml_text import parse_value
@@ -32,7 +32,7 @@ _EXPECTED = f"digits, {_FILES} or package.module:function"
 
 def load(source: str, folder: Path | None = None) -> Dataset:
     """Load the samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
-    `csv:FILE?OPTIONS` (see `edge_agent.datasets.table`), `audio:FOLDER?OPTIONS` (see
+    `csv:FILE?OPTIONS` (see `edge_agent.datasets.csv_table`), `audio:FOLDER?OPTIONS` (see
     `edge_agent.datasets.audio`) or `package.module:function`.
 
     A function returns (x, y) or a dict of the arrays of `npz.from_arrays`. It is called with what stands
@@ -87,11 +87,11 @@ def _digits() -> Dataset:
     for folder in map(Path, found.submodule_search_locations or ()):
         if (file := folder / "datasets" / "data" / "digits.csv.gz").exists():
             rows = np.loadtxt(file, delimiter=",")
-            return dataset("digits", rows[:, :-1].reshape(-1, 1, 8, 8) / 16, rows[:, -1].astype(int))
+            return make_dataset("digits", rows[:, :-1].reshape(-1, 1, 8, 8) / 16, rows[:, -1].astype(int))
     from sklearn.datasets import load_digits  # another version may have it elsewhere
 
     bunch = load_digits()
-    return dataset("digits", (bunch.images / 16)[:, None], bunch.target)
+    return make_dataset("digits", (bunch.images / 16)[:, None], bunch.target)
 
 
 def _arguments(source: str, options: str) -> dict[str, Any]:
@@ -131,5 +131,5 @@ def from_python(said: str, source: str, made: object) -> Dataset:
     if isinstance(made, Mapping):
         return from_arrays(source, made)
     if isinstance(made, tuple) and len(made) == 2:
-        return dataset(source, *made)
+        return make_dataset(source, *made)
     raise DataError(f"{said} {type(made).__name__}; expected (x, y) or a dict of arrays")

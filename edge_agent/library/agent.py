@@ -25,21 +25,21 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from fleetune.edge_agent.library.agent_process import AgentProcess
-from fleetune.edge_agent.library.messages import Ended, Now, Said, Word
+from fleetune.edge_agent.library.messages import ActivityReport, ChildMessage, Ended, LogLine
 from fleetune.edge_agent.library.options import AgentOptions, checked, claim
 from fleetune.edge_agent.library.prediction import Prediction
-from fleetune.edge_agent.library.state import AgentState, ServedReader, StoreReader
+from fleetune.edge_agent.library.state import AgentState, DeployedModelReader, SampleCountsReader
 from fleetune.edge_agent.personal.deployed_predictor import Follower
 from fleetune.edge_agent.personal.predictions import told_of
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.growing_data import wanted
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
-from fleetune.edge_agent.stream.intake import NamedLabel, SampleQueue
+from fleetune.edge_agent.stream.intakes.library_call import NamedLabel, SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
+from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import INTAKE
-from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import AgentClosed, DataError, FleetuneError
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.payloads import read_enrolment
@@ -86,14 +86,16 @@ class Agent:
         given = checked(broker, fleet, device, Path(store), data, options)
         self._fleet, self._device, self._pid = fleet, device, os.getpid()
         self._store = AgentStore(Path(given["state"]) / fleet / device)
-        any_form = Wanted(lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION))
+        any_form = SampleRequirements(
+            lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION)
+        )
         latest = self._store.runs()[:1]
         self._wanted = self._wanted_by(latest[0], any_form) if latest else any_form  # by which it is counted
         self._activity = Activity()
         self._last_error: tuple[str, datetime] | None = None
         self._changed = threading.Condition()
         self._closing, self._stopped, self._is_closed = threading.Lock(), threading.Event(), False
-        self._served = ServedReader(self._store)
+        self._served = DeployedModelReader(self._store)
         file = None if bundle is None else Path(bundle).absolute()
         self._follower = Follower(self._store, tuple(options.get("trust", ())), self._warn, bundle=file)
         self._lock = claim(self._store, LEFTOVER_S)
@@ -102,7 +104,7 @@ class Agent:
         except BaseException:
             self._lock.close()
             raise
-        self._queue, self._counts = SampleQueue(self._samples), StoreReader(self._samples)
+        self._queue, self._counts = SampleQueue(self._samples), SampleCountsReader(self._samples)
         self._writer = threading.Thread(
             target=self._queue.run, args=(self._stopped,), name="samples", daemon=True
         )
@@ -322,11 +324,11 @@ class Agent:
         with self._changed:
             self._last_error = words, datetime.now().astimezone()
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, word: ChildMessage) -> None:
         match word:
-            case Now(activity):
+            case ActivityReport(activity):
                 self._note(activity)
-            case Said(level, name, line):
+            case LogLine(level, name, line):
                 logging.getLogger(name).log(level, "%s", line)
                 if level >= logging.WARNING:
                     self._note_error(line)
@@ -337,12 +339,12 @@ class Agent:
     def _note(self, activity: Activity) -> None:
         if activity.run is not None and activity.run != self._activity.run:
             self._wanted = self._wanted_by(activity.run, self._wanted)
-            self._samples.expect(self._wanted)  # what its model can do nothing with is refused here too
+            self._samples.require(self._wanted)  # what its model can do nothing with is refused here too
         with self._changed:
             self._activity = activity
             self._changed.notify_all()
 
-    def _wanted_by(self, run: str, before: Wanted) -> Wanted:
+    def _wanted_by(self, run: str, before: SampleRequirements) -> SampleRequirements:
         """What a run's model takes; what was wanted `before` where that cannot be read."""
         try:
             data = self._store.enrolment(run).read()

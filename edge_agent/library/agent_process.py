@@ -15,7 +15,16 @@ from typing import IO, Any
 
 import msgspec
 
-from fleetune.edge_agent.library.messages import STOP, Ended, Failed, Ready, Start, Word, encode, read_word
+from fleetune.edge_agent.library.messages import (
+    STOP,
+    ChildMessage,
+    Ended,
+    Failed,
+    Ready,
+    Start,
+    encode,
+    read_message,
+)
 from fleetune.edge_agent.service.notify import ENVIRONMENT
 from fleetune.protocols import errors
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -24,7 +33,7 @@ from fleetune.protocols.one_line import unexpected
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 STEADY_S = 60.0  # whoever lived so long is begun again at once
 
-_COMMAND = ("-P", "-m", "fleetune.edge_agent.library.child")
+_COMMAND = ("-P", "-m", "fleetune.edge_agent.library.child_main")
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +49,9 @@ class AgentProcess:
         hear: told what the child says, and how it ended, by a thread of its own.
     """
 
-    def __init__(self, options: dict[str, Any], lock: IO[bytes], hear: Callable[[Word], None]) -> None:
+    def __init__(
+        self, options: dict[str, Any], lock: IO[bytes], hear: Callable[[ChildMessage], None]
+    ) -> None:
         self._options, self._lock, self._hear = options, lock, hear
         self._folder = os.getcwd()  # noqa: PTH109 - as a text, for the child
         self._begun: Future[None] = Future()
@@ -117,7 +128,7 @@ class AgentProcess:
             failed = None
             for line in words:
                 with suppress(msgspec.MsgspecError):  # the last one of a child that was killed
-                    word = read_word(line)
+                    word = read_message(line)
                     failed = word if isinstance(word, Failed) else failed
                     self._tell(word)
         code = process.wait()
@@ -154,7 +165,7 @@ class AgentProcess:
         found = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
         return {**found, "PYTHONPATH": os.pathsep.join(path or self._folder for path in sys.path)}
 
-    def _tell(self, word: Word) -> None:
+    def _tell(self, word: ChildMessage) -> None:
         if isinstance(word, Ready) and not self._begun.done():
             self._begun.set_result(None)
         try:

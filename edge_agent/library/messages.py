@@ -34,13 +34,13 @@ class Failed(msgspec.Struct, tag="failed"):
     line: str
 
 
-class Now(msgspec.Struct, tag="now"):
+class ActivityReport(msgspec.Struct, tag="now"):
     """What it is at."""
 
     activity: Activity
 
 
-class Said(msgspec.Struct, tag="said"):
+class LogLine(msgspec.Struct, tag="said"):
     """A line of its log."""
 
     level: int
@@ -54,15 +54,15 @@ class Ended(msgspec.Struct, tag="ended"):
     line: str
 
 
-Word = Ready | Failed | Now | Said | Ended
+ChildMessage = Ready | Failed | ActivityReport | LogLine | Ended
 
 
-def encode(message: Word | Start) -> bytes:
+def encode(message: ChildMessage | Start) -> bytes:
     """A line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
-def read_word(line: bytes) -> Word:
+def read_message(line: bytes) -> ChildMessage:
     """Raises msgspec.MsgspecError: it is none."""
-    word: Word = msgspec.json.decode(line, type=Word)
+    word: ChildMessage = msgspec.json.decode(line, type=ChildMessage)
     return word

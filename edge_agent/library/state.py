@@ -8,10 +8,10 @@ from datetime import datetime
 from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, read_deployed
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
-from fleetune.edge_agent.stream import values
+from fleetune.edge_agent.stream import store_values
+from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.status import RoleCounts, refused, role_counts
-from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms
 from fleetune.protocols.tasks.scores import ACCURACY
@@ -47,7 +47,7 @@ class SampleCounts:
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class DeployedModelState:
     """The model that `predict` asks.
 
     Attributes:
@@ -105,7 +105,7 @@ class AgentState:
     resting: str | None
     finished: str | None
     samples: SampleCounts
-    served: ServedModel | None
+    served: DeployedModelState | None
     last_error: str | None = None
     last_error_at: datetime | None = None
 
@@ -127,7 +127,7 @@ class AgentState:
         return "\n".join(lines)
 
 
-class StoreReader:
+class SampleCountsReader:
     """What is known of the samples that a device keeps, counted again when they change; works on when the
     store is closed.
 
@@ -139,23 +139,23 @@ class StoreReader:
         self._store = store
         self._known: tuple[object, RoleCounts, dict[str, int]] | None = None
 
-    def read(self, wanted: Wanted, waiting: int) -> SampleCounts:
+    def read(self, wanted: SampleRequirements, waiting: int) -> SampleCounts:
         """The counts, for a model that wants this; `waiting`: are on their way.
 
         Raises:
             StoreError: the store cannot be read.
         """
         with self._store.reading() as connection:
-            change = values.get_number(connection, "change"), wanted
+            change = store_values.get_number(connection, "change"), wanted
         if self._known is None or self._known[0] != change:
             self._known = change, role_counts(self._store, wanted), refused(self._store)
         _, counts, kept = self._known
         every = Counter(kept)
-        every.update(self._store.refusals.waiting)
+        every.update(self._store.refusals.unsaved)
         return SampleCounts(**asdict(counts), waiting=waiting, refused=dict(every))
 
 
-class ServedReader:
+class DeployedModelReader:
     """What is known of the model that a device serves, read again when it changes.
 
     Args:
@@ -164,9 +164,9 @@ class ServedReader:
 
     def __init__(self, store: AgentStore) -> None:
         self._store, self._files = store, DeployedFiles.next_to(store.deployed)
-        self._known: tuple[object, ServedModel | None] | None = None
+        self._known: tuple[object, DeployedModelState | None] | None = None
 
-    def read(self) -> ServedModel | None:
+    def read(self) -> DeployedModelState | None:
         """It; None: there is none, or it cannot be read.
 
         Raises:
@@ -178,13 +178,13 @@ class ServedReader:
                 found = read_deployed(self._store.deployed.read())
             except PacketError:
                 found = None
-            made = None if found is None else _served_model(found.record, self._files.pinned)
+            made = None if found is None else _deployed_model_state(found.record, self._files.pinned)
             self._known = identity, made
         return self._known[1]
 
 
-def _served_model(record: ModelRecord, pinned: int | None) -> ServedModel:
-    return ServedModel(
+def _deployed_model_state(record: ModelRecord, pinned: int | None) -> DeployedModelState:
+    return DeployedModelState(
         version=record.version,
         run=record.run,
         round=record.round,

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.drift import REFERENCE, WINDOW, loss_drift
-from fleetune.edge_agent.stream.sample_stream import Figures, SampleStream, TooFewSamples
+from fleetune.edge_agent.stream.sample_requirements import PARTS, Part, SampleRequirements
+from fleetune.edge_agent.stream.sample_stream import DataStatistics, SampleStream, TooFewSamples
 from fleetune.edge_agent.stream.snapshot import Arrays
-from fleetune.edge_agent.stream.values import Turn
-from fleetune.edge_agent.stream.wanted import PARTS, Part, Wanted
+from fleetune.edge_agent.stream.store_values import TrainingRound
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
     check_fits,
@@ -30,7 +30,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 log = logging.getLogger(__name__)
 
 
-def wanted(enrolment: Enrolment, test_fraction: float) -> Wanted:
+def wanted(enrolment: Enrolment, test_fraction: float) -> SampleRequirements:
     """Which samples of a store the run's model takes. Raises SettingError: see `Enrolment.learns`."""
     task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
 
@@ -41,7 +41,7 @@ def wanted(enrolment: Enrolment, test_fraction: float) -> Wanted:
             return False
         return True
 
-    return Wanted(
+    return SampleRequirements(
         lambda dtype, found: fits_input(found, shape, as_bytes=dtype == "|u1"),
         labels=task.label_form,
         accepts=accepts,
@@ -63,7 +63,7 @@ class GrowingData:
     stream: SampleStream
     enrolment: Enrolment
     test_fraction: float
-    _known: tuple[int, Figures] | None = None
+    _known: tuple[int, DataStatistics] | None = None
     _watch: tuple[LocalTrainer, Callable[[], FlatArray | None]] | None = None
     _round: LocalTrainer | None = None
 
@@ -97,7 +97,7 @@ class GrowingData:
             DataError, SettingError: they do not fit the run.
             StoreError: they cannot be read.
         """
-        self.stream.store.expect(self.wanted)
+        self.stream.store.require(self.wanted)
         parts, _ = self.stream.newest(self.wanted)
         if not self._trains(parts):
             raise TooFewSamples(f"{self.stream.source}: no samples yet that this task trains on")
@@ -110,7 +110,7 @@ class GrowingData:
             TrainingStopped: there is nothing to train on.
             StoreError: they cannot be read.
         """
-        parts = self.stream.of_round(self.wanted, _turn(key))
+        parts = self.stream.round_samples(self.wanted, _training_round(key))
         if not self._trains(parts):
             raise TrainingStopped(f"{self.stream.source}: no samples at present that this task trains on")
         return self.fitted(parts)
@@ -120,9 +120,9 @@ class GrowingData:
         if key.final_evaluation:  # it trained a copy
             self._round = None
             return
-        self.stream.store.trained(_turn(key), self._held_out_losses())
+        self.stream.store.mark_trained(_training_round(key), self._held_out_losses())
 
-    def figures(self) -> Figures:
+    def figures(self) -> DataStatistics:
         """Counts and drift, cached until samples change. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
@@ -148,7 +148,7 @@ class GrowingData:
 
     def _untested(self) -> int:
         tested = self.stream.store.drift.loss_tested
-        return snapshot.tally(self.stream.store, self._all_wanted, tested)[1]
+        return snapshot.count_training_samples(self.stream.store, self._all_wanted, tested)[1]
 
     def test_loss(self) -> None:
         """Compare the deployed model's loss on samples that came since with that on earlier held-out ones.
@@ -163,21 +163,21 @@ class GrowingData:
             return
         change = store.change
         tested = store.drift.loss_tested
-        parts, _ = snapshot.read(store, self._all_wanted, change, newer_than=tested, most=REFERENCE)
+        parts, _ = snapshot.read(store, self._all_wanted, change, newer_than=tested, max_samples=REFERENCE)
         figure = None
         if self._trains(parts):
             data = self.as_trained(self.fitted(parts), self._watch[0].backend.vocabulary)
             losses = replace(self._watch[0], data=data).losses(deployed, "train")
             figure = loss_drift(store.reference_losses, losses)
-        store.put_loss_drift(figure, change)
+        store.save_loss_drift(figure, change)
 
     @property
-    def _all_wanted(self) -> Wanted:
+    def _all_wanted(self) -> SampleRequirements:
         """All samples as training samples, whatever their role."""
         return replace(self.wanted, test_fraction=0.0, validation_fraction=0.0)
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> SampleRequirements:
         """Which samples of the store the run's model takes."""
         return wanted(self.enrolment, self.test_fraction)
 
@@ -212,5 +212,5 @@ def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
     return replace(data, **left)
 
 
-def _turn(key: TransferKey) -> Turn:
-    return Turn(key.run, key.round, key.attempt)
+def _training_round(key: TransferKey) -> TrainingRound:
+    return TrainingRound(key.run, key.round, key.attempt)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetune.edge_agent.run.device import DeviceSettings
-from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
     check_fits,
@@ -63,7 +63,7 @@ class Samples(Protocol):
         """Take note that the reply to a round's task is stored. Raises StoreError."""
         ...
 
-    def figures(self) -> Figures | None:
+    def figures(self) -> DataStatistics | None:
         """Counts and drift, for the coordinator; None: they never change. Raises StoreError."""
         ...
 

@@ -8,7 +8,7 @@ from msgspec.structs import fields
 
 from fleetune.edge_agent.run_options import RunOptions
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample_stream import (
     SampleStream,
     StreamSettings,
@@ -28,7 +28,7 @@ def stream_maker(
     Raises:
         DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
     """
-    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
+    given = {one.name: getattr(options, one.name) for one in fields(RetentionLimits)}
     asked = {name: value for name, value in given.items() if value is not None}
     if not is_stream(options.data):
         needless = [*asked, *(["intake"] if options.intake is not None else [])]
@@ -40,5 +40,5 @@ def stream_maker(
         return None
     check_stream(options.data)
     labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
-    settings = StreamSettings(convert(asked, Bounds), labels, options.intake, memory_bytes)
+    settings = StreamSettings(convert(asked, RetentionLimits), labels, options.intake, memory_bytes)
     return partial(open_stream, AgentStore(state).samples, options.data, settings)

@@ -6,6 +6,6 @@ user's iterator, a local socket, and `Intake`, the library call. `sample_stream`
 sees it. Nothing here knows of runs, models or training.
 """
 
-from fleetune.edge_agent.stream.intake import Intake
+from fleetune.edge_agent.stream.intakes.library_call import Intake
 
 __all__ = ["Intake"]

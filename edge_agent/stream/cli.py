@@ -45,7 +45,7 @@ def add(
             before = _refused(store)
             found = _from_lines(store) if file == "-" else _from_file(store, Path(file), label_column, label)
             counts = Counter[str](found)
-            store.keep_counts()
+            store.save_counts()
             refused = {kind: count - before.get(kind, 0) for kind, count in _refused(store).items()}
         finally:
             store.close()
@@ -62,7 +62,7 @@ def _refused(store: "SampleStore") -> dict[str, int]:
 
 
 def _from_lines(store: "SampleStore") -> Iterator[str]:
-    from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES, read_message
+    from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, read_message
 
     while line := sys.stdin.buffer.readline(MAX_MESSAGE_BYTES):
         if not line.strip():
@@ -77,16 +77,15 @@ def _from_lines(store: "SampleStore") -> Iterator[str]:
 
 
 def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None) -> Iterator[str]:
-    from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild, NeedsPackage
+    from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess, NeedsPackage
+    from fleetune.edge_agent.stream.intakes.sample_files import ReadOptions
     from fleetune.edge_agent.stream.sample import BadSample
-    from fleetune.edge_agent.stream.sample_files import Reading
-    from fleetune.edge_agent.stream.values import Feed
     from fleetune.protocols.errors import DataError
 
-    feed = store.feed(Feed)
+    feed = store.table_columns()
     names = tuple(one.strip() for one in columns.split(",") if one.strip())
-    decoder = DecodingChild()
-    reading = Reading(store.refuse, decoder, names, columns=() if feed is None else feed.columns)
+    decoder = DecoderProcess()
+    reading = ReadOptions(store.refuse, decoder, names, columns=() if feed is None else feed.columns)
     try:
         yield from _kept(store, _samples(path, reading, None if label is None else reading.label(label)))
     except (NeedsPackage, BadSample) as problem:
@@ -96,7 +95,7 @@ def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None
 
 
 def _samples(path: Path, reading: Any, label: float | None) -> "Iterator[Sample]":
-    from fleetune.edge_agent.stream import sample_files as files
+    from fleetune.edge_agent.stream.intakes import sample_files as files
     from fleetune.edge_agent.stream.sample import make_sample
 
     match path.suffix.lower():

@@ -25,7 +25,7 @@ _ROW = 16  # what a row of inputs has beside them
 _HEAD = 512  # of the row with all else, and of its places in the indices
 
 
-class Bounds(Settings, frozen=True):
+class RetentionLimits(Settings, frozen=True):
     """What the owner lets the store keep.
 
     Attributes:
@@ -70,8 +70,8 @@ def stored_bytes(num_bytes: int) -> int:
     return pages * _PAGE + _PAGE // beside + _HEAD
 
 
-def let_go(
-    connection: sqlite3.Connection, bounds: Bounds, now_s: float, change: int, pinned: int | None
+def evict(
+    connection: sqlite3.Connection, bounds: RetentionLimits, now_s: float, change: int, pinned: int | None
 ) -> int | None:
     """Bring the store within its bounds, in the transaction that is open.
 
@@ -85,7 +85,7 @@ def let_go(
     Returns:
         `pinned`; or None, where the snapshot had to be let go.
     """
-    going = _Going(connection, change, pinned)
+    going = _Eviction(connection, change, pinned)
     if bounds.keep_days is not None:
         since = now_s - bounds.keep_days * DAY_S
         while (oldest := _oldest(connection)) and oldest[2] < since:
@@ -96,18 +96,18 @@ def let_go(
     while _bytes(connection, "held = 0") > bounds.live_bytes:
         going.drop(*_victim(connection, bounds, _largest_class(connection) if bounds.keep_balanced else None))
     if going.pinned is not None and _bytes(connection, "held = 1") > bounds.held_bytes:
-        forget_held(connection)
+        delete_held(connection)
         going.pinned = None
     return going.pinned
 
 
-def forget_held(connection: sqlite3.Connection) -> None:
+def delete_held(connection: sqlite3.Connection) -> None:
     """No snapshot needs them any more, nor labels as they were."""
     connection.execute("DELETE FROM sample WHERE dropped IS NOT NULL")
     connection.execute("DELETE FROM label_before")
 
 
-class _Going:
+class _Eviction:
     """Drops samples: for good, or for now where a snapshot needs them."""
 
     def __init__(self, connection: sqlite3.Connection, change: int, pinned: int | None) -> None:
@@ -120,7 +120,7 @@ class _Going:
             self._connection.execute("DELETE FROM sample WHERE number = ?", (number,))
 
 
-def _victim(connection: sqlite3.Connection, bounds: Bounds, of: int | None) -> tuple[int, int]:
+def _victim(connection: sqlite3.Connection, bounds: RetentionLimits, of: int | None) -> tuple[int, int]:
     order = "rank DESC, number DESC" if bounds.keep == "reservoir" else "number"
     where, key = ("", ()) if of is None else (" AND class = ?", (of,))
     query = f"SELECT number, added FROM sample WHERE dropped IS NULL{where} ORDER BY {order} LIMIT 1"  # noqa: S608

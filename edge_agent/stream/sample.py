@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.sample_roles import input_digest, numbers_of
+from fleetune.edge_agent.datasets.train_test_split import draws_of_digests, input_digest
 
 MAX_SAMPLE_BYTES = 2**26
 MAX_NAME = 200
@@ -94,7 +94,7 @@ def make_sample(x: Any, y: Any = None, name: object = None) -> Sample:
     label = None if y is None else make_label(y)
     named = None if name is None else make_name(name)
     digest = input_digest(inputs)
-    for_test, for_validation = numbers_of(digest)
+    for_test, for_validation = draws_of_digests(digest)
     rank = int.from_bytes(hashlib.blake2b(digest, digest_size=8, person=b"fleetune-keep").digest(), "little")
     return Sample(
         inputs, label, named, digest, float(for_test[0]), float(for_validation[0]), (rank >> 11) * 2.0**-53

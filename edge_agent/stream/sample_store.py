@@ -11,20 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.stream import arrivals, forgetting, values
-from fleetune.edge_agent.stream.forgetting import Chosen
-from fleetune.edge_agent.stream.refusals import Refusals
-from fleetune.edge_agent.stream.retention import DAY_S, Bounds, forget_held, let_go, stored_bytes
+from fleetune.edge_agent.stream import deletion, drift_windows, store_values
+from fleetune.edge_agent.stream.deletion import SampleFilter
+from fleetune.edge_agent.stream.refusal_counts import RefusalCounts
+from fleetune.edge_agent.stream.retention import DAY_S, RetentionLimits, delete_held, evict, stored_bytes
 from fleetune.edge_agent.stream.sample import UNLABELLED, BadSample, Label, Sample
-from fleetune.edge_agent.stream.store_layout import connect, open_store, store_error
-from fleetune.edge_agent.stream.values import Clock, Drift, Pin, Taken, Turn
-from fleetune.edge_agent.stream.wanted import Wanted
+from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
+from fleetune.edge_agent.stream.store_schema import connect, open_store, store_error
+from fleetune.edge_agent.stream.store_values import (
+    DriftState,
+    FileProgress,
+    PinnedSnapshot,
+    StoreClock,
+    TableColumns,
+    TrainingRound,
+)
 from fleetune.protocols.errors import StoreError
 
 Outcome = Literal["stored", "known", "labelled", "refused"]
@@ -33,11 +40,10 @@ label is new, or it cannot be kept."""
 
 _UNCHECKED_BYTES = 100_000
 _NONE = np.zeros(0, np.float32)
-Feeding = TypeVar("Feeding", bound=msgspec.Struct)
 
 
 @dataclass
-class _Step:
+class _Transaction:
     """A transaction that is open: its number, the time by the store's clock and by the device's, and the
     bytes that were added since the bounds were looked after.
     """
@@ -62,14 +68,14 @@ class SampleStore:
     ) -> None:
         self._connection, self.path, self._wall = connection, path, wall
         self._lock = threading.RLock()
-        self.refusals = Refusals()
-        self._expected: Wanted | None = None
+        self.refusals = RefusalCounts()
+        self._expected: SampleRequirements | None = None
 
     @classmethod
     def open(
         cls,
         path: Path,
-        bounds: Bounds | None = None,
+        bounds: RetentionLimits | None = None,
         *,
         wall: Callable[[], float] = time.time,
         durable: bool = True,
@@ -94,27 +100,27 @@ class SampleStore:
             raise
         return store
 
-    def _begin(self, bounds: Bounds | None) -> None:
+    def _begin(self, bounds: RetentionLimits | None) -> None:
         with self._lock:
-            known = values.get(self._connection, Bounds)
-        with self._step():
+            known = store_values.get(self._connection, RetentionLimits)
+        with self._transaction():
             if bounds is not None and bounds != known:
-                values.put(self._connection, bounds)
+                store_values.put(self._connection, bounds)
 
     def close(self) -> None:
         """Keep the counts; the file is closed."""
         with self._lock, closing(self._connection), suppress(StoreError):  # a full disk loses counts only
-            self.keep_counts()
+            self.save_counts()
 
-    def expect(self, wanted: Wanted) -> None:
+    def require(self, wanted: SampleRequirements) -> None:
         """From now on, what the model can do nothing with is refused; what is there stays."""
         self._expected = wanted
 
     def add(
         self,
         samples: Iterable[Sample],
-        taken: Taken | None = None,
-        feed: msgspec.Struct | None = None,
+        taken: FileProgress | None = None,
+        columns: TableColumns | None = None,
     ) -> list[Outcome]:
         """Keep samples, and perhaps what their feeder has to remember, all in one transaction.
 
@@ -123,13 +129,13 @@ class SampleStore:
         Raises:
             StoreError: it cannot be written; nothing of it is kept.
         """
-        with self._lock, self._step() as step:
+        with self._lock, self._transaction() as step:
             outcomes = [self._add(sample, step) for sample in samples]
-            arrivals.look_at_windows(self._connection)
+            drift_windows.test_full_windows(self._connection)
             if taken is not None:
                 self._put_taken(taken)
-            if feed is not None:
-                values.put(self._connection, feed)
+            if columns is not None:
+                store_values.put(self._connection, columns)
         return outcomes
 
     def label(self, labels: Sequence[tuple[str, Label]]) -> list[Outcome]:
@@ -138,15 +144,15 @@ class SampleStore:
         Raises:
             StoreError: it cannot be written; nothing of it is kept.
         """
-        with self._lock, self._step() as step:
+        with self._lock, self._transaction() as step:
             return [self._label(name, label, step) for name, label in labels]
 
-    def chosen(self, chosen: Chosen) -> list[str | None]:
+    def matching_names(self, chosen: SampleFilter) -> list[str | None]:
         """Names of the samples that `forget` would remove, None where one has none."""
-        with self._looking():
-            return forgetting.names_of(self._connection, chosen)
+        with self._read_errors():
+            return deletion.matching_names(self._connection, chosen)
 
-    def forget(self, chosen: Chosen) -> int:
+    def delete(self, chosen: SampleFilter) -> int:
         """Remove samples for good: from the file, its log and the snapshot of a round under way.
 
         Returns how many there were. When it returns, a power cut brings none of them back.
@@ -158,11 +164,11 @@ class SampleStore:
         with self._lock:
             self._connection.execute("PRAGMA secure_delete = ON")
             try:
-                with self._step():
-                    count = forgetting.delete(self._connection, chosen)
-                    pin = values.get(self._connection, Pin)
+                with self._transaction():
+                    count = deletion.delete(self._connection, chosen)
+                    pin = store_values.get(self._connection, PinnedSnapshot)
                     if count and pin is not None:
-                        values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+                        store_values.put(self._connection, msgspec.structs.replace(pin, whole=False))
                 busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             finally:
                 self._connection.execute("PRAGMA secure_delete = FAST")
@@ -175,31 +181,31 @@ class SampleStore:
 
     def refuse(self, problem: BadSample, count: int = 1) -> None:
         """Count what a feeder could not take."""
-        self.refusals.note(problem.kind, str(problem), count)
+        self.refusals.add(problem.kind, str(problem), count)
 
-    def keep_counts(self) -> None:
+    def save_counts(self) -> None:
         """Write counts that wait, and let go what has grown too old. Raises StoreError."""
-        with self._lock, self._step():
+        with self._lock, self._transaction():
             pass
 
-    def pin(self, turn: Turn) -> Pin:
+    def pin(self, turn: TrainingRound) -> PinnedSnapshot:
         """The snapshot of a round: the same for the same turn, also after a crash, until there is another.
 
         Raises:
             StoreError: it cannot be written.
         """
-        with self._looking():
-            known = values.get(self._connection, Pin)
+        with self._read_errors():
+            known = store_values.get(self._connection, PinnedSnapshot)
             if known is not None and known.turn == turn:
                 return known
-            with self._step() as step:
-                forget_held(self._connection)
-                pin = Pin(turn, step.number)
-                values.put(self._connection, pin)
-                arrivals.note_reference(self._connection)
+            with self._transaction() as step:
+                delete_held(self._connection)
+                pin = PinnedSnapshot(turn, step.number)
+                store_values.put(self._connection, pin)
+                drift_windows.save_next_reference(self._connection)
             return pin
 
-    def trained(self, turn: Turn, losses: NDArray[np.floating] = _NONE) -> None:
+    def mark_trained(self, turn: TrainingRound, losses: NDArray[np.floating] = _NONE) -> None:
         """The round's work is done: what its snapshot held is new no longer.
 
         Args:
@@ -211,66 +217,66 @@ class SampleStore:
         Raises:
             StoreError: it cannot be written.
         """
-        with self._lock, self._step():
-            pin = values.get(self._connection, Pin)
+        with self._lock, self._transaction():
+            pin = store_values.get(self._connection, PinnedSnapshot)
             if pin is not None and pin.turn == turn:
-                values.put_number(self._connection, "trained", pin.change)
-                arrivals.adopt_reference(self._connection, pin.change)
-                arrivals.adopt_losses(self._connection, losses.astype("<f4"))
+                store_values.put_number(self._connection, "trained", pin.change)
+                drift_windows.use_next_reference(self._connection, pin.change)
+                drift_windows.save_reference_losses(self._connection, losses.astype("<f4"))
 
     @property
-    def drift(self) -> Drift:
+    def drift(self) -> DriftState:
         """What is known of it."""
-        with self._looking():
-            return values.get(self._connection, Drift) or Drift()
+        with self._read_errors():
+            return store_values.get(self._connection, DriftState) or DriftState()
 
     @property
     def reference_losses(self) -> NDArray[np.float32]:
         """Those that the next ones are held against, shape (n,)."""
-        with self._looking():
-            return arrivals.reference_losses(self._connection)
+        with self._read_errors():
+            return drift_windows.reference_losses(self._connection)
 
-    def put_loss_drift(self, figure: float | None, tested: int) -> None:
+    def save_loss_drift(self, figure: float | None, tested: int) -> None:
         """Keep what the test of the loss came to, on samples up to the change `tested`. Raises StoreError."""
-        with self._lock, self._step():
+        with self._lock, self._transaction():
             drift = msgspec.structs.replace(self.drift, loss=figure, loss_tested=tested)
-            values.put(self._connection, drift)
+            store_values.put(self._connection, drift)
 
     @property
     def change(self) -> int:
         """Number of the last change, by whatever process."""
-        with self._looking():
-            return values.get_number(self._connection, "change")
+        with self._read_errors():
+            return store_values.get_number(self._connection, "change")
 
     @property
     def trained_until(self) -> int:
         """Number of the change up to which samples were trained on."""
-        with self._looking():
-            return values.get_number(self._connection, "trained")
+        with self._read_errors():
+            return store_values.get_number(self._connection, "trained")
 
-    def taken(self, path: str) -> Taken | None:
+    def file_progress(self, path: str) -> FileProgress | None:
         """How far a file was taken; None: not at all."""
-        with self._looking():
+        with self._read_errors():
             query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
             row = self._connection.execute(query, (path,)).fetchone()
-        return None if row is None else Taken(*row)
+        return None if row is None else FileProgress(*row)
 
-    def forget_files(self, but: set[str], below: str) -> None:
+    def drop_missing_files(self, but: set[str], below: str) -> None:
         """Files below this folder that are there no longer need not be remembered. Raises StoreError."""
-        with self._looking():
+        with self._read_errors():
             rows = self._connection.execute("SELECT path FROM file").fetchall()
             gone = [(path,) for (path,) in rows if path.startswith(below) and path not in but]
             if gone:
-                with self._step():
+                with self._transaction():
                     self._connection.executemany("DELETE FROM file WHERE path = ?", gone)
 
-    def feed(self, kind: type[Feeding]) -> Feeding | None:
-        """What a feeder has remembered by `add`."""
-        with self._looking():
-            return values.get(self._connection, kind)
+    def table_columns(self) -> TableColumns | None:
+        """Column names of the first table that was read; None: no table was."""
+        with self._read_errors():
+            return store_values.get(self._connection, TableColumns)
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
+    def _read_errors(self) -> Iterator[None]:
         """What is read inside is of this connection. Raises StoreError: it cannot be read."""
         with self._lock:
             try:
@@ -293,51 +299,51 @@ class SampleStore:
             raise store_error("read", self.path, problem) from None
 
     @contextmanager
-    def _step(self) -> Iterator[_Step]:
+    def _transaction(self) -> Iterator[_Transaction]:
         """All that is written inside is written, with counts that wait, within the bounds; or nothing is."""
-        counts = self.refusals.take()
+        counts = self.refusals.take_unsaved()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                step = self._next_step()
+                step = self._begin_change()
                 yield step
-                self._keep_bounds(step)
-                self._keep_counts(counts)
+                self._apply_limits(step)
+                self._save_counts(counts)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:  # a full disk rolls back by itself
                     self._connection.execute("ROLLBACK")
                 raise
         except (sqlite3.Error, OSError) as problem:
-            self.refusals.give_back(counts)
+            self.refusals.restore(counts)
             raise store_error("write", self.path, problem) from None
         except BaseException:
-            self.refusals.give_back(counts)
+            self.refusals.restore(counts)
             raise
 
-    def _next_step(self) -> _Step:
-        clock, wall = values.get(self._connection, Clock), self._wall()
-        clock = clock or Clock(0.0, wall)
+    def _begin_change(self) -> _Transaction:
+        clock, wall = store_values.get(self._connection, StoreClock), self._wall()
+        clock = clock or StoreClock(0.0, wall)
         passed = wall - clock.wall
         if not 0 <= passed <= DAY_S:
             jump = f"the device's clock went {passed:+.0f} s since samples were looked at last"
-            self.refusals.note("clock", f"{jump}; they age by a day at most")
+            self.refusals.add("clock", f"{jump}; they age by a day at most")
         now_s = clock.seconds + min(max(0.0, passed), DAY_S)
-        values.put(self._connection, Clock(now_s, wall))
-        number = 1 + values.get_number(self._connection, "change")
-        values.put_number(self._connection, "change", number)
-        return _Step(number, now_s, wall)
+        store_values.put(self._connection, StoreClock(now_s, wall))
+        number = 1 + store_values.get_number(self._connection, "change")
+        store_values.put_number(self._connection, "change", number)
+        return _Transaction(number, now_s, wall)
 
-    def _keep_bounds(self, step: _Step) -> None:
-        bounds = values.get(self._connection, Bounds) or Bounds()
-        pin = values.get(self._connection, Pin)
+    def _apply_limits(self, step: _Transaction) -> None:
+        bounds = store_values.get(self._connection, RetentionLimits) or RetentionLimits()
+        pin = store_values.get(self._connection, PinnedSnapshot)
         pinned = pin.change if pin is not None and pin.whole else None
-        left = let_go(self._connection, bounds, step.now_s, step.number, pinned)
+        left = evict(self._connection, bounds, step.now_s, step.number, pinned)
         if pin is not None and left != pinned:
-            values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+            store_values.put(self._connection, msgspec.structs.replace(pin, whole=False))
         step.unchecked_bytes = 0
 
-    def _keep_counts(self, counts: dict[str, tuple[int, str]]) -> None:
+    def _save_counts(self, counts: dict[str, tuple[int, str]]) -> None:
         for kind, (count, words) in counts.items():
             self._connection.execute(
                 "INSERT INTO refusal VALUES (?, ?, ?) ON CONFLICT DO UPDATE"
@@ -345,8 +351,8 @@ class SampleStore:
                 (kind, count, words),
             )
 
-    def _add(self, sample: Sample, step: _Step) -> Outcome:
-        problem = None if self._expected is None else self._expected.objection(sample)
+    def _add(self, sample: Sample, step: _Transaction) -> Outcome:
+        problem = None if self._expected is None else self._expected.rejection(sample)
         if problem is not None:
             self.refuse(problem)
             return "refused"
@@ -365,7 +371,7 @@ class SampleStore:
             row = (self._connection.execute("INSERT INTO form (dtype, shape) VALUES (?, ?)", key).lastrowid,)
         return int(row[0])
 
-    def _insert(self, sample: Sample, form: int, step: _Step) -> Outcome:
+    def _insert(self, sample: Sample, form: int, step: _Transaction) -> Outcome:
         label, x = sample.label, sample.data
         y = None if label is None else label.data
         num_bytes = stored_bytes(len(x) + len(y or b""))
@@ -383,20 +389,20 @@ class SampleStore:
         query = f"INSERT INTO sample ({columns}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
         number = self._connection.execute(query, row).lastrowid
         self._connection.execute("INSERT INTO input VALUES (?, ?)", (number, x))
-        arrivals.note(self._connection, form, sample.x)
+        drift_windows.add_input(self._connection, form, sample.x)
         step.unchecked_bytes += num_bytes
         if step.unchecked_bytes > _UNCHECKED_BYTES:  # a file does not shrink: a batch shall not swell it
-            self._keep_bounds(step)
+            self._apply_limits(step)
         return "stored"
 
-    def _take_copy(self, number: int, name: str | None, sample: Sample, step: _Step) -> Outcome:
+    def _take_copy(self, number: int, name: str | None, sample: Sample, step: _Transaction) -> Outcome:
         if sample.name is not None and sample.name != name:
             self._connection.execute("UPDATE sample SET name = NULL WHERE name = ?", (sample.name,))
             self._connection.execute("UPDATE sample SET name = ? WHERE number = ?", (sample.name, number))
         return "known" if sample.label is None else self._relabel(number, sample.label, step)
 
-    def _label(self, name: str, label: Label, step: _Step) -> Outcome:
-        problem = None if self._expected is None else self._expected.label_objection(label)
+    def _label(self, name: str, label: Label, step: _Transaction) -> Outcome:
+        problem = None if self._expected is None else self._expected.label_rejection(label)
         query = "SELECT number FROM sample WHERE name = ? AND dropped IS NULL"
         row = self._connection.execute(query, (name,)).fetchone()
         if row is None:
@@ -406,12 +412,12 @@ class SampleStore:
             return "refused"
         return self._relabel(row[0], label, step)
 
-    def _relabel(self, number: int, label: Label, step: _Step) -> Outcome:
+    def _relabel(self, number: int, label: Label, step: _Transaction) -> Outcome:
         query = "SELECT class, y, changed, dropped FROM sample WHERE number = ?"
         of, y, changed, dropped = self._connection.execute(query, (number,)).fetchone()
         if (of, y) == (label.class_number, label.data) or dropped is not None:
             return "known"
-        pin = values.get(self._connection, Pin)
+        pin = store_values.get(self._connection, PinnedSnapshot)
         if pin is not None and changed <= pin.change:
             self._connection.execute("INSERT OR IGNORE INTO label_before VALUES (?, ?, ?)", (number, of, y))
         self._connection.execute(
@@ -420,6 +426,6 @@ class SampleStore:
         )
         return "labelled"
 
-    def _put_taken(self, one: Taken) -> None:
+    def _put_taken(self, one: FileProgress) -> None:
         row = one.path, one.num_bytes, one.changed_ns, one.taken, one.problem
         self._connection.execute("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?)", row)

@@ -9,18 +9,18 @@ from typing import Protocol
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
 from fleetune.edge_agent.datasets.sources import KINDS
 from fleetune.edge_agent.stream import snapshot
-from fleetune.edge_agent.stream.messages.local_socket import LocalSocket
-from fleetune.edge_agent.stream.messages.mqtt_intake import MqttIntake, SensorTopic, sensor_topic
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.intakes.generator import Generator, GeneratorIntake, find_generator
+from fleetune.edge_agent.stream.intakes.local_socket import SocketIntake
+from fleetune.edge_agent.stream.intakes.mqtt import MqttIntake, SensorTopic, sensor_topic
+from fleetune.edge_agent.stream.retention import RetentionLimits
+from fleetune.edge_agent.stream.sample_requirements import Part, SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.snapshot import Arrays, Counted
-from fleetune.edge_agent.stream.user_iterator import Generator, UserIterator, find_generator
-from fleetune.edge_agent.stream.values import Turn
-from fleetune.edge_agent.stream.wanted import Part, Wanted
+from fleetune.edge_agent.stream.snapshot import Arrays, SnapshotCounts
+from fleetune.edge_agent.stream.store_values import TrainingRound
 from fleetune.protocols.errors import DataError, SettingError, StoreError, TrainingStopped
 
 WATCH, INTAKE = "watch", "intake:"
-KEEP_COUNTS_S = 600.0
+SAVE_COUNTS_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +40,20 @@ class StreamSettings:
         memory_bytes: that the agent may take, with the process that decodes files; None: not known.
     """
 
-    bounds: Bounds = Bounds()  # noqa: RUF009 - frozen
+    bounds: RetentionLimits = RetentionLimits()  # noqa: RUF009 - frozen
     labels: tuple[str, ...] = ("label",)
     socket: Path | None = None
     memory_bytes: int | None = None
 
 
-class Feeder(Protocol):
+class SampleIntake(Protocol):
     """Brings samples into the store, in a thread of its own."""
 
     def run(self, stopped: threading.Event) -> None: ...
 
 
 @dataclass(frozen=True)
-class Figures:
+class DataStatistics:
     """What a device tells of its data beside their number.
 
     Attributes:
@@ -133,7 +133,7 @@ class SampleStream:
         check_stream(source)
         self.store, self.source = store, without_password(source)
         self._stopped = threading.Event()
-        self._feeders: list[Feeder] = []
+        self._feeders: list[SampleIntake] = []
         match _kind(source):
             case _Watched(folder, sounds):
                 self._feeders.append(_watched_folder(store, folder, sounds, settings))
@@ -144,27 +144,27 @@ class SampleStream:
             case str():
                 pass
             case generator:
-                self._feeders.append(UserIterator(store, generator, source))
+                self._feeders.append(GeneratorIntake(store, generator, source))
         if settings.socket is not None:
-            self._feeders.append(LocalSocket(store, settings.socket))
+            self._feeders.append(SocketIntake(store, settings.socket))
         self._threads = [
             threading.Thread(target=one.run, args=(self._stopped,), name=type(one).__name__, daemon=True)
             for one in [*self._feeders, self]
         ]
 
     def start(self) -> None:
-        """Feed the store, until `close`."""
+        """TableColumns the store, until `close`."""
         for thread in self._threads:
             thread.start()
         log.info("samples of %s are kept in %s", self.source, self.store.path)
 
     def run(self, stopped: threading.Event) -> None:
         """Now and then: counts are written, and what is too old goes, also where nothing comes."""
-        while not stopped.wait(KEEP_COUNTS_S):
+        while not stopped.wait(SAVE_COUNTS_S):
             try:
-                self.store.keep_counts()
+                self.store.save_counts()
             except StoreError as problem:
-                self.store.refusals.note("disk", str(problem))
+                self.store.refusals.add("disk", str(problem))
 
     def close(self) -> None:
         """Feeders end; what they took is kept."""
@@ -174,12 +174,12 @@ class SampleStream:
                 thread.join(5.0)
         self.store.close()
 
-    def figures(self, wanted: Wanted) -> Figures:
+    def figures(self, wanted: SampleRequirements) -> DataStatistics:
         """What there is just now. Raises StoreError."""
-        num_samples, new_samples = snapshot.tally(self.store, wanted)
-        return Figures(num_samples, new_samples, self.store.drift.figure)
+        num_samples, new_samples = snapshot.count_training_samples(self.store, wanted)
+        return DataStatistics(num_samples, new_samples, self.store.drift.figure)
 
-    def newest(self, wanted: Wanted) -> tuple[dict[Part, Arrays], Counted]:
+    def newest(self, wanted: SampleRequirements) -> tuple[dict[Part, Arrays], SnapshotCounts]:
         """All samples as they are just now, for no round.
 
         Raises:
@@ -194,7 +194,7 @@ class SampleStream:
             raise TooFewSamples(f"{self.source}: {words}{waiting}{unfit}")
         return parts, counted
 
-    def of_round(self, wanted: Wanted, turn: Turn) -> dict[Part, Arrays]:
+    def round_samples(self, wanted: SampleRequirements, turn: TrainingRound) -> dict[Part, Arrays]:
         """The samples of a round: the same however often it is asked for, also after a crash.
 
         Raises:
@@ -212,9 +212,11 @@ class SampleStream:
         return parts
 
 
-def _watched_folder(store: SampleStore, folder: Path, sounds: LogMel, settings: StreamSettings) -> Feeder:
+def _watched_folder(
+    store: SampleStore, folder: Path, sounds: LogMel, settings: StreamSettings
+) -> SampleIntake:
     """Imported only where one is watched: most agents never decode files."""
-    from fleetune.edge_agent.stream.watched_folder import WatchedFolder
+    from fleetune.edge_agent.stream.intakes.watched_folder import WatchedFolder
 
     memory_bytes = settings.memory_bytes
     return WatchedFolder(store, folder, settings.labels, sounds=sounds, memory_bytes=memory_bytes)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.stream import values
+from fleetune.edge_agent.stream import store_values
 from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED
+from fleetune.edge_agent.stream.sample_requirements import PARTS, Part, SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.wanted import PARTS, Part, Wanted
 
 Arrays = tuple[NDArray[np.generic], NDArray[np.generic]]
 
@@ -19,7 +19,7 @@ _FETCHED = 256
 
 
 @dataclass(frozen=True)
-class Counted:
+class SnapshotCounts:
     """How many samples a snapshot has.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Form:
     shape: tuple[int, ...]
 
 
-def count(store: SampleStore, wanted: Wanted, change: int | None = None) -> Counted:
+def count(store: SampleStore, wanted: SampleRequirements, change: int | None = None) -> SnapshotCounts:
     """How many samples there are after a change; None: now.
 
     Raises:
@@ -60,8 +60,8 @@ def count(store: SampleStore, wanted: Wanted, change: int | None = None) -> Coun
 
 
 def read(
-    store: SampleStore, wanted: Wanted, change: int, *, newer_than: int = -1, most: int = 2**62
-) -> tuple[dict[Part, Arrays], Counted]:
+    store: SampleStore, wanted: SampleRequirements, change: int, *, newer_than: int = -1, most: int = 2**62
+) -> tuple[dict[Part, Arrays], SnapshotCounts]:
     """The samples after a change, in the order in which they came; nothing is in memory twice.
 
     Args:
@@ -95,11 +95,15 @@ def read(
 
 
 def _counted(
-    connection: sqlite3.Connection, wanted: Wanted, change: int, rows: list[_Row], newer_than: int = -1
-) -> Counted:
+    connection: sqlite3.Connection,
+    wanted: SampleRequirements,
+    change: int,
+    rows: list[_Row],
+    newer_than: int = -1,
+) -> SnapshotCounts:
     """Count; the rows that are taken are added to `rows`, in the order in which they came."""
     forms, size, of_class = _forms(connection, wanted, change), None, dict[int, Any]()
-    trained = values.get_number(connection, "trained")
+    trained = store_values.get_number(connection, "trained")
     parts, new, unlabelled, unfit = dict.fromkeys(PARTS, 0), 0, 0, 0
     query = f"""
         SELECT s.number, form, for_test, for_validation, changed,
@@ -125,10 +129,10 @@ def _counted(
         parts[part] += 1
         new += changed > trained and part == "train"
         rows.append(_Row(number, part, form, label))
-    return Counted(parts, new, unlabelled, unfit)
+    return SnapshotCounts(parts, new, unlabelled, unfit)
 
 
-def _forms(connection: sqlite3.Connection, wanted: Wanted, change: int) -> dict[int, _Form]:
+def _forms(connection: sqlite3.Connection, wanted: SampleRequirements, change: int) -> dict[int, _Form]:
     """The forms that are taken: of one shape, that of most samples, in either dtype."""
     query = f"""
         SELECT form.number, dtype, shape, count(*) FROM sample JOIN form ON form.number = form
@@ -143,7 +147,7 @@ def _forms(connection: sqlite3.Connection, wanted: Wanted, change: int) -> dict[
     return max(found.values(), key=lambda one: one[0], default=(0, {}))[1]
 
 
-def _no_labels(wanted: Wanted, rows: list[_Row]) -> NDArray[np.generic]:
+def _no_labels(wanted: SampleRequirements, rows: list[_Row]) -> NDArray[np.generic]:
     """Of no samples, in the shape and dtype of theirs."""
     if wanted.labels != "numbers":
         return np.zeros(0, np.int64)
@@ -166,7 +170,9 @@ def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Fo
     return x, np.stack([row.label for row in rows])
 
 
-def tally(store: SampleStore, wanted: Wanted, newer_than: int | None = None) -> tuple[int, int]:
+def count_training_samples(
+    store: SampleStore, wanted: SampleRequirements, newer_than: int | None = None
+) -> tuple[int, int]:
     """How many samples there are to train on just now, and how many of them are new, without looking at each
     label; where some do not fit the model it is too many.
 
@@ -179,8 +185,8 @@ def tally(store: SampleStore, wanted: Wanted, newer_than: int | None = None) -> 
         StoreError: the store cannot be read.
     """
     with store.reading() as connection:
-        change, since = values.get_number(connection, "change"), newer_than
-        since = values.get_number(connection, "trained") if since is None else since
+        change, since = store_values.get_number(connection, "change"), newer_than
+        since = store_values.get_number(connection, "trained") if since is None else since
         numbers = ", ".join(map(str, _forms(connection, wanted, change)))
         kinds = dict.fromkeys(("classes", "numbers"), f"class <> {UNLABELLED}") | {"optional": "TRUE"}
         query = f"""

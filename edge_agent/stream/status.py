@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleetune.edge_agent.stream import values
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream import store_values
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED
+from fleetune.edge_agent.stream.sample_requirements import PARTS, SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.wanted import PARTS, Wanted
 
 _SPECIAL = {UNLABELLED: "no label yet", NUMBERS: "numbers"}
 
@@ -72,7 +72,7 @@ class Status:
 def status(store: SampleStore, test_fraction: float) -> Status:
     """What is kept, with the samples that such a fraction tests on. Raises StoreError."""
     with store.reading() as connection:
-        bounds = values.get(connection, Bounds) or Bounds()
+        bounds = store_values.get(connection, RetentionLimits) or RetentionLimits()
         rows = connection.execute(
             "SELECT class, sum(for_test >= ?1), sum(for_test < ?1), sum(num_bytes) FROM sample"
             " WHERE dropped IS NULL GROUP BY class ORDER BY class",
@@ -82,14 +82,14 @@ def status(store: SampleStore, test_fraction: float) -> Status:
             "SELECT dtype, shape, count(*) FROM sample JOIN form ON form.number = form WHERE dropped IS NULL"
             " GROUP BY form.number ORDER BY form.number"
         ).fetchall()
-        clock = values.get(connection, values.Clock) or values.Clock()
+        clock = store_values.get(connection, store_values.StoreClock) or store_values.StoreClock()
         ages = connection.execute(
             "SELECT ? - min(arrived_s), ? - max(arrived_s) FROM sample WHERE dropped IS NULL",
             (clock.seconds, clock.seconds),
         ).fetchone()
         (new,) = connection.execute(
             "SELECT count(*) FROM sample WHERE changed > ? AND dropped IS NULL",
-            (values.get_number(connection, "trained"),),
+            (store_values.get_number(connection, "trained"),),
         ).fetchone()
         refusals = connection.execute("SELECT kind, count, last FROM refusal ORDER BY kind").fetchall()
     days = [None if age is None else round(age / 86_400, 3) for age in ages]
@@ -125,7 +125,7 @@ class RoleCounts:
     new: int
 
 
-def role_counts(store: SampleStore, wanted: Wanted) -> RoleCounts:
+def role_counts(store: SampleStore, wanted: SampleRequirements) -> RoleCounts:
     """Likewise; samples that do not fit the model are among them. Raises StoreError."""
     lacks = "FALSE" if wanted.labels == "optional" else f"class = {UNLABELLED}"
     query = f"""
@@ -137,7 +137,7 @@ def role_counts(store: SampleStore, wanted: Wanted) -> RoleCounts:
     """  # noqa: S608 - words of our own
     with store.reading() as connection:
         given = {
-            "trained": values.get_number(connection, "trained"),
+            "trained": store_values.get_number(connection, "trained"),
             "test": wanted.test_fraction,
             "validation": wanted.validation_fraction,
         }

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.npz import write_npz
-from fleetune.edge_agent.datasets.sample_roles import below, draws
 from fleetune.edge_agent.datasets.sources import load
+from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
 from fleetune.edge_agent.training.backend import InputArray, LabelArray
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.method.trainer import Part
@@ -137,8 +137,8 @@ def split(dataset: Dataset, test_fraction: float, validation_fraction: float) ->
     """A real device's own samples.
 
     Samples that the source itself marks as test or validation keep that role. Where it marks none, each
-    sample's own content decides, for ever (see `edge_agent.datasets.sample_roles`): about `test_fraction` of
-    all are tested on, about `validation_fraction` of the others validated on.
+    sample's own content decides, for ever (see `edge_agent.datasets.train_test_split`): about
+    `test_fraction` of all are tested on, about `validation_fraction` of the others validated on.
 
     Raises:
         DataError: not at least one training and one test sample.
@@ -163,7 +163,7 @@ def check_source(source: str, test_fraction: float) -> Dataset:
 
 def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
     """Training, validation and test rows, each ascending. Raises DataError, as `split`."""
-    for_test, for_validation = draws(dataset.x, dataset.y, dataset.block)
+    for_test, for_validation = split_draws(dataset.x, dataset.y, dataset.block)
     validation = dataset.validation
     left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
     test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test
@@ -179,9 +179,9 @@ def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -
 
 
 def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
-    """Which of the samples `among` have a number below the fraction, see `sample_roles.below`."""
+    """Which of the samples `among` have a number select_below the fraction, see `train_test_split.below`."""
     picked = np.zeros_like(among)
-    picked[among] = below(numbers[among], fraction)
+    picked[among] = select_below(numbers[among], fraction)
     return picked
 
 
@@ -197,8 +197,8 @@ def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, 
         key: decides which.
     """
     if dataset.block is not None and dataset.validation is None:
-        numbers = draws(dataset.x, dataset.y, dataset.block)[1]
-        held_out = below(numbers[train], validation_fraction)
+        numbers = split_draws(dataset.x, dataset.y, dataset.block)[1]
+        held_out = select_below(numbers[train], validation_fraction)
     elif dataset.validation is None or dataset.benchmark:
         held_out = stratified(dataset.strata[train], validation_fraction, key.child("validation"))
     else:
@@ -321,7 +321,7 @@ def _check_finite(source: str, x: Inputs, where: str) -> None:
 
 
 def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` for a model whose samples are token ids below `vocabulary`; None: they are numbers.
+    """`data` for a model whose samples are token ids select_below `vocabulary`; None: they are numbers.
 
     Raises:
         DataError: a sample holds something else than such ids, or the run would shift and scale them.

@@ -23,7 +23,7 @@ from fleetune.protocols.user_code import as_line, user_module
 Shape = tuple[int, ...]
 Build = Callable[[Shape, int], nn.Module]
 
-# vocabulary of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.table`
+# vocabulary of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.csv_table`
 VOCABULARY = 8192
 _UNPADDED_SIDE = 16  # the smallest image that survives conv5x5, pool2, conv5x5, pool2
 

@@ -29,9 +29,15 @@ from fleetune.edge_agent.datasets.audio import class_names, read_sound
 from fleetune.edge_agent.datasets.idx import read_idx
 from fleetune.edge_agent.datasets.npy_arrays import read_npy
 from fleetune.edge_agent.datasets.sources import load
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
+from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
+from fleetune.edge_agent.stream.intakes.sample_files import (
+    CsvLines,
+    ReadOptions,
+    read_image,
+    read_parquet,
+    read_shard,
+)
 from fleetune.edge_agent.stream.sample import BadSample
-from fleetune.edge_agent.stream.sample_files import CsvLines, Reading, read_image, read_parquet, read_shard
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.settings.run_toml import read_run
@@ -68,9 +74,9 @@ class Kind:
     read: Callable[[Path], Any]
 
 
-def own_kinds(decoder: DecodingChild) -> list[Kind]:
+def own_kinds(decoder: DecoderProcess) -> list[Kind]:
     """Those that are read in the agent's own process, by readers of our own."""
-    reading = Reading(_check_line, decoder)
+    reading = ReadOptions(_check_line, decoder)
     arrays = {"x": np.eye(6, dtype=np.float32), "y": np.arange(6), "group": np.array(list("aabbcc"))}
     idx = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (3, 4, 5)) + bytes(60)
     sounds = [Kind(".wav", _sound(width), lambda path: read_sound(path, 8000, 900)) for width in (1, 2, 3, 4)]
@@ -88,9 +94,9 @@ def own_kinds(decoder: DecodingChild) -> list[Kind]:
     ]
 
 
-def child_kinds(decoder: DecodingChild) -> list[Kind]:
+def child_kinds(decoder: DecoderProcess) -> list[Kind]:
     """Those that are decoded in a process of its own; of what is installed here."""
-    reading = Reading(_check_line, decoder)
+    reading = ReadOptions(_check_line, decoder)
     arrays = {"x": np.eye(6, dtype=np.float32), "y": np.arange(6), "id": np.array(list("abcdef"))}
     npz = [
         Kind(".npz", _npz(save, arrays), lambda path: [*read_shard(path, reading)])
@@ -170,7 +176,7 @@ def _npz(save: Callable[..., None], arrays: dict[str, Any]) -> bytes:
     return made.getvalue()
 
 
-def _images(reading: Reading) -> Iterator[Kind]:
+def _images(reading: ReadOptions) -> Iterator[Kind]:
     try:
         from PIL import Image
     except ImportError:
@@ -182,7 +188,7 @@ def _images(reading: Reading) -> Iterator[Kind]:
         yield Kind(".png", made.getvalue(), lambda path: read_image(path, reading))
 
 
-def _tables(reading: Reading) -> Iterator[Kind]:
+def _tables(reading: ReadOptions) -> Iterator[Kind]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -202,7 +208,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     os.nice(10)
-    with closing(DecodingChild(4 * MEMORY_BYTES)) as decoder:
+    with closing(DecoderProcess(4 * MEMORY_BYTES)) as decoder:
         for kinds, count in ((own_kinds(decoder), chosen.files), (child_kinds(decoder), chosen.child)):
             began = time.perf_counter()
             try:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import Told
@@ -76,7 +76,7 @@ class TrainingResult:
     """
 
     reply: bytes | None
-    figures: Figures | None = None
+    figures: DataStatistics | None = None
     held: int = 0
     declined: str = ""
     base: str | None = None

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.sample_roles import below, draws
+from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
 from fleetune.edge_agent.training.device_data import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
@@ -133,10 +133,10 @@ def _by_blocks(dataset: Dataset, settings: Partition, assigned: Sequence[Rows]) 
     Raises:
         SettingError: a device was assigned no two blocks.
     """
-    numbers, _ = draws(dataset.x, dataset.y, dataset.block)
+    numbers, _ = split_draws(dataset.x, dataset.y, dataset.block)
     splits = RowSplits()
     for device, rows in enumerate(assigned):
-        test = below(numbers[rows], settings.test_fraction)
+        test = select_below(numbers[rows], settings.test_fraction)
         if not test.any():
             raise SettingError(
                 f"data.partition: device {device} has samples of one block of {dataset.source}, which cannot"

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.run.stored_run import method_of
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -68,7 +68,7 @@ def arrivals_of(settings: RunSettings, data: PartitionedData) -> Arrivals | None
     """
     if settings.data.arrivals is None:
         return None
-    convert(settings.data.arrivals.keep, Bounds, "data.arrivals.keep")
+    convert(settings.data.arrivals.keep, RetentionLimits, "data.arrivals.keep")
     schedule = ArrivalSchedule(settings, data)
     schedule.check()
     return schedule, DailyScores(task_of(settings.task))

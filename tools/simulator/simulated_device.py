@@ -9,7 +9,7 @@ from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
-from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import Budget
@@ -67,7 +67,7 @@ class DeviceSnapshot:
     replies: list[tuple[Turn, FinishedReply]]
     base: str | None
     sends_until: float
-    figures: Figures | None = None
+    figures: DataStatistics | None = None
     deliveries: int = 0
 
 
@@ -100,7 +100,7 @@ class SimulatedDevice:
     job: Future[TrainingResult] | None = None
     working: Turn | None = None
     replies: dict[Turn, FinishedReply] = field(default_factory=dict)
-    figures: Figures | None = None
+    figures: DataStatistics | None = None
     deliveries: int = 0
     base: str | None = None
     sends_until: float = 0.0

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.datasets.audio import NeedsSoundfile, sound_features
 from fleetune.edge_agent.datasets.npy_arrays import NpzFile, open_npz
 from fleetune.edge_agent.stream.decoding.frames import (
+    ArrayData,
     Block,
     Cells,
     Columns,
-    Decode,
+    DecodeRequest,
     Done,
     Frame,
-    Lacking,
-    Numbers,
+    PackageMissing,
     Refused,
 )
 from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES
@@ -40,17 +40,17 @@ _MAX_CELL = 4096  # characters
 _NAMED, _NAME = 6, 60  # arrays that a message names, and characters of a name
 
 
-def decoded(asked: Decode) -> Iterator[Frame]:
-    """The content of a file, ending with `Done`, `Refused` or `Lacking`; it raises nothing."""
+def decode_file(asked: DecodeRequest) -> Iterator[Frame]:
+    """The content of a file, ending with `Done`, `Refused` or `PackageMissing`; it raises nothing."""
     path = Path(asked.path)
     try:
         with input_limits(memory_bytes=asked.max_bytes), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             match asked.kind:
                 case "image":
-                    yield Block(Numbers.of(_image(path, asked.max_bytes)[None]))
+                    yield Block(ArrayData.of(_image(path, asked.max_bytes)[None]))
                 case "sound":
-                    yield Block(Numbers.of(sound_features(path, asked.sounds)[None]))
+                    yield Block(ArrayData.of(sound_features(path, asked.sounds)[None]))
                 case "npz":
                     yield from _shard(path, asked.max_bytes)
                 case "parquet":
@@ -58,9 +58,9 @@ def decoded(asked: Decode) -> Iterator[Frame]:
         yield Done()
     except ImportError:
         what, package = {"image": ("images", "pillow"), "parquet": ("Parquet files", "pyarrow")}[asked.kind]
-        yield Lacking(f"{what} need {package.replace('pillow', 'Pillow')}: pip install {package}")
+        yield PackageMissing(f"{what} need {package.replace('pillow', 'Pillow')}: pip install {package}")
     except NeedsSoundfile:
-        yield Lacking("such sounds need soundfile: pip install soundfile")
+        yield PackageMissing("such sounds need soundfile: pip install soundfile")
     except DataError as problem:
         yield Refused(str(problem)[:2000])
     except Exception as problem:  # noqa: BLE001 - what decodes files raises nearly anything
@@ -113,14 +113,14 @@ def _blocks(path: Path, file: NpzFile, count: int) -> Iterator[Block]:
             pass
 
 
-def _numbers(path: Path, name: str, array: NDArray[Any], *, wide: bool = False) -> Numbers:
+def _numbers(path: Path, name: str, array: NDArray[Any], *, wide: bool = False) -> ArrayData:
     """In the types that are sent: uint8 and float32, or, `wide`, int64 and float64."""
     if array.dtype.kind not in "buif":
         raise DataError(f"{path}: {name} holds {array.dtype}; it must hold numbers")
     with np.errstate(over="ignore", invalid="ignore"):
         if wide:
-            return Numbers.of(array.astype("<f8" if array.dtype.kind == "f" else "<i8"))
-        return Numbers.of(array if array.dtype == np.uint8 else array.astype("<f4"))
+            return ArrayData.of(array.astype("<f8" if array.dtype.kind == "f" else "<i8"))
+        return ArrayData.of(array if array.dtype == np.uint8 else array.astype("<f4"))
 
 
 def _names(path: Path, array: NDArray[Any]) -> list[str | int]:

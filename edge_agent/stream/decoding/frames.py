@@ -21,8 +21,8 @@ FileKind = Literal["image", "sound", "npz", "parquet"]
 _Text = Annotated[str, Meta(max_length=2**22)]
 
 
-class Decode(Struct, frozen=True, array_like=True):
-    """Read this file; `Columns`, `Cells` and `Block`s follow, then `Done`, `Refused` or `Lacking`.
+class DecodeRequest(Struct, frozen=True, array_like=True):
+    """Read this file; `Columns`, `Cells` and `Block`s follow, then `Done`, `Refused` or `PackageMissing`.
 
     Attributes:
         kind: of the file.
@@ -37,7 +37,7 @@ class Decode(Struct, frozen=True, array_like=True):
     sounds: LogMel
 
 
-class Numbers(Struct, frozen=True, array_like=True):
+class ArrayData(Struct, frozen=True, array_like=True):
     """An array."""
 
     dtype: Literal["|u1", "<f4", "<f8", "<i8"]
@@ -45,7 +45,7 @@ class Numbers(Struct, frozen=True, array_like=True):
     data: bytes
 
     @classmethod
-    def of(cls, array: NDArray[Any]) -> "Numbers":
+    def of(cls, array: NDArray[Any]) -> "ArrayData":
         """An array of one of these dtypes."""
         return cls(array.dtype.str, array.shape, array.tobytes())  # type: ignore[arg-type]
 
@@ -79,8 +79,8 @@ class Block(Struct, frozen=True, array_like=True, tag="block"):
         names: None: there are none.
     """
 
-    x: Numbers
-    y: Numbers | None = None
+    x: ArrayData
+    y: ArrayData | None = None
     names: list[str | int] | None = None
 
 
@@ -94,19 +94,19 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     words: Annotated[str, Meta(max_length=2000)]
 
 
-class Lacking(Struct, frozen=True, array_like=True, tag="lacking"):
+class PackageMissing(Struct, frozen=True, array_like=True, tag="lacking"):
     """What reads such files is not installed; `words` is the line that says how to."""
 
     words: Annotated[str, Meta(max_length=2000)]
 
 
-Frame = Columns | Cells | Block | Done | Refused | Lacking
+Frame = Columns | Cells | Block | Done | Refused | PackageMissing
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
-_requests = msgspec.msgpack.Decoder(Decode)
+_requests = msgspec.msgpack.Decoder(DecodeRequest)
 
 
-def encode(frame: Frame | Decode) -> bytes:
+def encode(frame: Frame | DecodeRequest) -> bytes:
     """A frame or a request with its length before it. Raises ValueError: it is too long to be sent."""
     data = _encoder.encode(frame)
     if len(data) > MAX_FRAME_BYTES:
@@ -126,6 +126,6 @@ def read_frame(data: bytes) -> Frame:
     return frame
 
 
-def read_request(data: bytes) -> Decode:
+def read_request(data: bytes) -> DecodeRequest:
     """A request without its length. Raises msgspec.MsgspecError."""
     return _requests.decode(data)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetune.edge_agent.datasets.dataset import dataset
+from fleetune.edge_agent.datasets.dataset import make_dataset
 from fleetune.protocols.errors import DataError
 
 X = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -22,7 +22,7 @@ Y = np.arange(6) % 3
     ],
 )
 def test_tensors_are_samples(x):
-    found = dataset("data", x, torch.tensor(Y), group=torch.tensor(Y), test=torch.tensor(Y) == 0)
+    found = make_dataset("data", x, torch.tensor(Y), group=torch.tensor(Y), test=torch.tensor(Y) == 0)
     np.testing.assert_array_equal(found.x, X)
     np.testing.assert_array_equal(found.y, Y)
     np.testing.assert_array_equal(found.group, Y)
@@ -31,7 +31,7 @@ def test_tensors_are_samples(x):
 
 def test_tensors_of_several_lengths_are_one_line():
     with pytest.raises(DataError, match=r"data: x is not an array: "):
-        dataset("data", [torch.zeros(2), torch.zeros(3)], [0, 1])
+        make_dataset("data", [torch.zeros(2), torch.zeros(3)], [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_tensors_of_several_lengths_are_one_line():
 )
 def test_a_sample_without_a_group_is_one_line(group, line):
     with pytest.raises(DataError, match=line):
-        dataset("data", X, Y, group=group)
+        make_dataset("data", X, Y, group=group)

@@ -19,12 +19,11 @@ from fleetune.edge_agent import Agent
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel
 from fleetune.edge_agent.library import agent as library
-from fleetune.edge_agent.library.messages import Ended, Now, Said
+from fleetune.edge_agent.library.messages import ActivityReport, Ended, LogLine
 from fleetune.edge_agent.library.options import AgentOptions
 from fleetune.edge_agent.run.activity import CONNECTED, Activity
 from fleetune.edge_agent.run_options import RunOptions
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.stream import intake
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.status import status
 from fleetune.protocols.errors import AgentClosed, FleetuneError, SettingError, StoreError
@@ -159,7 +158,7 @@ def test_bad_samples_are_counted_and_told_and_raise_nothing(agent, caplog):
 
 
 def test_what_a_full_disk_keeps_waiting_is_bounded_counted_and_written_later(agent, monkeypatch):
-    monkeypatch.setattr(intake, "AGAIN_S", 0.01)
+    monkeypatch.setattr(library_call, "AGAIN_S", 0.01)
     full, add = threading.Event(), SampleStore.add
 
     def fails(self, *args, **kwargs):
@@ -288,7 +287,7 @@ def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
 
 
 def test_what_the_runs_model_cannot_take_is_refused_once_it_is_joined(agent, store):
-    agent._process.hear(Now(Activity(CONNECTED, run="r-1", round=3)))
+    agent._process.hear(ActivityReport(Activity(CONNECTED, run="r-1", round=3)))
     assert agent.add([1.0, 2.0], 1)
     assert agent.add([1.0, 2.0, 3.0], 1)
     assert agent.add([1.0, 4.0], 7)
@@ -321,17 +320,17 @@ def join_a_reconstruction(store):
 def test_the_state_follows_the_process_and_its_log(agent, caplog):
     caplog.set_level(logging.INFO)
     assert agent.state.connection == "connecting"
-    agent._process.hear(Said(logging.INFO, "fleetune.x", "joined"))
+    agent._process.hear(LogLine(logging.INFO, "fleetune.x", "joined"))
     assert agent.state.last_error is None
-    agent._process.hear(Now(Activity(CONNECTED, "r-9", 4, training=True)))
+    agent._process.hear(ActivityReport(Activity(CONNECTED, "r-9", 4, training=True)))
     assert "f/d: connected; run r-9, round 4, training" in str(agent.state)
-    agent._process.hear(Said(logging.WARNING, "fleetune.x", "hot: 90 C"))
+    agent._process.hear(LogLine(logging.WARNING, "fleetune.x", "hot: 90 C"))
     agent._process.hear(Ended("the agent's process ended (signal SIGKILL); it is begun again in 1 s"))
     state = agent.state
     assert (state.training, state.round) == (False, 4)
     assert state.connection.startswith("not connected: the agent's process ended (signal SIGKILL)")
     assert state.last_error.startswith("the agent's process ended")
-    agent._process.hear(Now(Activity(CONNECTED, finished="r-9")))
+    agent._process.hear(ActivityReport(Activity(CONNECTED, finished="r-9")))
     assert "connected; run r-9 is over" in str(agent.state)
     assert "serves: no model yet" in str(agent.state)
     assert [record.levelname for record in caplog.records if record.name == "fleetune.x"] == [
@@ -342,7 +341,7 @@ def test_the_state_follows_the_process_and_its_log(agent, caplog):
 
 def test_waiting_ends_when_it_is_so_or_in_time(agent):
     assert agent.wait_for(lambda state: state.run is not None, 0.01) is None
-    threading.Timer(0.05, agent._process.hear, [Now(Activity(CONNECTED, "r-1"))]).start()
+    threading.Timer(0.05, agent._process.hear, [ActivityReport(Activity(CONNECTED, "r-1"))]).start()
     assert agent.wait_for(lambda state: state.run is not None, 60).run == "r-1"
 
 
@@ -352,7 +351,7 @@ def test_in_asyncio_waiting_holds_nothing_up(agent):
         for number in range(3):
             agent.add([float(number)])
             await asyncio.sleep(0)
-        agent._process.hear(Now(Activity(CONNECTED, "r-1", round=2)))
+        agent._process.hear(ActivityReport(Activity(CONNECTED, "r-1", round=2)))
         assert (await waiting).round == 2
         assert await asyncio.to_thread(agent.flush, 60)
 

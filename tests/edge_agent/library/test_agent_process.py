@@ -8,7 +8,7 @@ import pytest
 
 from fleetune.edge_agent.library import agent_process
 from fleetune.edge_agent.library.agent_process import AgentProcess
-from fleetune.edge_agent.library.messages import Ended, Said
+from fleetune.edge_agent.library.messages import Ended, LogLine
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
 
 HEAD = """
@@ -56,7 +56,7 @@ def test_it_is_told_its_options_and_nobody_else_is(begin):
     )
     process = begin(READY + words + "sys.stdin.buffer.readline()", broker="mqtt://join:secret@b")
     until(lambda: len(process.heard) == 2)
-    (said,) = [word for word in process.heard if isinstance(word, Said)]
+    (said,) = [word for word in process.heard if isinstance(word, LogLine)]
     assert said.level == logging.INFO
     assert said.line.startswith("mqtt://join:secret@b ")
     assert said.line.count("secret") == 1

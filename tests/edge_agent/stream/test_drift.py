@@ -1,4 +1,4 @@
-"""Drift: quiet at the stated rate where nothing changes, an alarm where something does."""
+"""DriftState: quiet at the stated rate where nothing changes, an alarm where something does."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from fleetune.edge_agent.stream.drift import (
 )
 from fleetune.edge_agent.stream.sample import make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.values import Turn
+from fleetune.edge_agent.stream.store_values import TrainingRound
 
 TRIALS = 1000
 KNOWN = [1.072222, 1.402136, 0.824786, 0.577350, -1.237179, 1.072222]
@@ -88,8 +88,8 @@ def test_a_store_tells_of_drift_once_it_was_trained_on_and_again_only_when_it_co
         return store.drift.inputs
 
     def train(number):
-        store.pin(Turn("r", number, 1))
-        store.trained(Turn("r", number, 1))
+        store.pin(TrainingRound("r", number, 1))
+        store.mark_trained(TrainingRound("r", number, 1))
         return store.drift.inputs
 
     assert come(600, 0) is None
@@ -115,8 +115,8 @@ def test_a_training_that_does_not_bring_the_loss_back_is_no_new_measure_for_a_wh
     rng, store = np.random.default_rng(0), SampleStore.open(tmp_path / "s.sqlite")
 
     def train(number, scale):
-        store.pin(Turn("r", number, 1))
-        store.trained(Turn("r", number, 1), rng.exponential(scale, 200))
+        store.pin(TrainingRound("r", number, 1))
+        store.mark_trained(TrainingRound("r", number, 1), rng.exponential(scale, 200))
         return float(store.reference_losses.mean())
 
     good = train(1, 1.0)

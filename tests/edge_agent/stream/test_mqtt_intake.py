@@ -15,9 +15,9 @@ from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent.datasets.sources import load
-from fleetune.edge_agent.stream.messages import mqtt_intake
-from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES
-from fleetune.edge_agent.stream.messages.mqtt_intake import MqttIntake, sensor_topic
+from fleetune.edge_agent.stream.intakes import mqtt
+from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES
+from fleetune.edge_agent.stream.intakes.mqtt import MqttIntake, sensor_topic
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import StreamSettings, is_stream, open_stream
 from fleetune.protocols.errors import DataError, StoreError
@@ -103,7 +103,7 @@ def test_what_sensors_publish_is_kept_once_and_rubbish_is_counted(store, broker,
         publish({"x": [8.0, 9.0], "y": 2, "id": "zz"})
         until(lambda: len(rows(store)) == 4)
     assert rows(store) == [(1, "a"), (0, "b"), (2, "z"), (2, "zz")]
-    store.keep_counts()
+    store.save_counts()
     lines = [one for one in caplog.messages if one.startswith("not taken")]
     assert {line.split(":")[0].removeprefix("not taken, ") for line in lines} == {
         "message",
@@ -130,7 +130,7 @@ def test_what_a_full_disk_did_not_take_is_tried_again_and_not_acknowledged(
     store, broker, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(mqtt_intake, "AGAIN_S", 0.01)
+    monkeypatch.setattr(mqtt, "AGAIN_S", 0.01)
     add, full = store.add, threading.Event()
     full.set()
 
@@ -155,7 +155,7 @@ def test_what_a_full_disk_did_not_take_is_tried_again_and_not_acknowledged(
 
 def test_what_waits_is_bounded(store, monkeypatch):
     """The client's thread stands still, so the broker is not read, while the disk is."""
-    monkeypatch.setattr(mqtt_intake, "WAITING_BYTES", 3000)
+    monkeypatch.setattr(mqtt, "WAITING_BYTES", 3000)
     feeder = MqttIntake(store, sensor_topic(url(1)))
     message = type("Message", (), {"payload": b"{" * 1000, "mid": 1, "qos": 0})
     thread = threading.Thread(target=lambda: [feeder._on_message(None, None, message) for _ in range(9)])

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from fleetune.edge_agent.stream import snapshot
-from fleetune.edge_agent.stream.forgetting import Chosen
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.deletion import SampleFilter
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import make_label, make_sample
+from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.values import Turn
-from fleetune.edge_agent.stream.wanted import Wanted
+from fleetune.edge_agent.stream.store_values import TrainingRound
 
-WANTED = Wanted(lambda *_: True)
+REQUIREMENTS = SampleRequirements(lambda *_: True)
 
 
 def content(store):
@@ -26,7 +26,7 @@ def content(store):
     assert numbers == [row for (row,) in connection.execute("SELECT number FROM input ORDER BY number")]
     (counted,) = connection.execute("SELECT coalesce(sum(count), 0) FROM tally").fetchone()
     assert counted == len(numbers)
-    parts, _ = snapshot.read(store, WANTED, store.change)
+    parts, _ = snapshot.read(store, REQUIREMENTS, store.change)
     return store.change, {part: (x.tobytes(), y.tobytes()) for part, (x, y) in parts.items()}
 
 
@@ -39,10 +39,10 @@ def steps(store):
         ]
         yield lambda made=made: store.add(made)
         yield lambda turn=turn: store.label([(f"{turn}-3", make_label(1)), (f"{turn}-4", make_label(1))])
-        yield lambda turn=turn: store.pin(Turn("r", turn, 1))
+        yield lambda turn=turn: store.pin(TrainingRound("r", turn, 1))
         big = [make_sample(x, 0) for x in rng.normal(size=(500, 100))]
         yield lambda big=big: store.add(big)  # others have to go, or are held
-        yield lambda turn=turn: store.trained(Turn("r", turn, 1))
+        yield lambda turn=turn: store.mark_trained(TrainingRound("r", turn, 1))
 
 
 def opened(path):
@@ -63,7 +63,7 @@ def course(tmp_path):
     path, states = tmp_path / "store" / "s.sqlite", []
     with opened(path) as store:
         store._connection.execute("PRAGMA wal_autocheckpoint = 300")  # so that some steps find a fresh log
-        store._begin(Bounds(keep_mb=1))
+        store._begin(RetentionLimits(keep_mb=1))
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (
             2,
         )  # FULL: each commit is synced
@@ -106,24 +106,24 @@ def test_a_sample_that_was_removed_is_in_no_file_and_no_snapshot(tmp_path):
     secret = samples[7].data[:64]
     with opened(path) as store:
         store.add(samples)
-        pin = store.pin(Turn("r", 1, 1))
+        pin = store.pin(TrainingRound("r", 1, 1))
         store.label([("7", make_label(1))])  # the snapshot has the label of before
         before = copy(path, tmp_path / "before")
         assert any(secret in file.read_bytes() for file in before.parent.iterdir())
-        assert store.forget(Chosen(("7", "none"))) == 1
+        assert store.delete(SampleFilter(("7", "none"))) == 1
         after = copy(path, tmp_path / "after")
         assert not any(secret in file.read_bytes() for file in path.parent.iterdir())
-        assert store.pin(Turn("r", 1, 1)) == type(pin)(pin.turn, pin.change, whole=False)
-        parts, _ = snapshot.read(store, WANTED, pin.change)
+        assert store.pin(TrainingRound("r", 1, 1)) == type(pin)(pin.turn, pin.change, whole=False)
+        parts, _ = snapshot.read(store, REQUIREMENTS, pin.change)
         assert sum(len(x) for x, _ in parts.values()) == 39
         assert store._connection.execute("SELECT count(*) FROM label_before").fetchone() == (0,)
         assert store._connection.execute("SELECT count(*) FROM arrival").fetchone() == (0,)
-        assert store.forget(Chosen(("7",))) == 0
+        assert store.delete(SampleFilter(("7",))) == 0
         assert store.add([samples[7]]) == ["stored"]  # it may come again
-        assert store.pin(Turn("r", 2, 1)).whole
+        assert store.pin(TrainingRound("r", 2, 1)).whole
     with opened(after) as store:  # the power went when the removal had returned
         content(store)
-        assert store.chosen(Chosen(("7",))) == []
+        assert store.matching_names(SampleFilter(("7",))) == []
 
 
 def test_a_removal_that_was_cut_short_is_whole_or_was_never_begun(tmp_path, monkeypatch):
@@ -133,24 +133,24 @@ def test_a_removal_that_was_cut_short_is_whole_or_was_never_begun(tmp_path, monk
             [make_sample(x, 0, f"{i}") for i, x in enumerate(np.random.default_rng(4).normal(size=(9, 500)))]
         )
         store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        step = store._next_step
+        step = store._begin_change
 
         def before_commit():
             cuts.append(copy(path, tmp_path / "cut-0"))
             return step()
 
-        monkeypatch.setattr(store, "_next_step", before_commit)
+        monkeypatch.setattr(store, "_begin_change", before_commit)
         store._connection.set_trace_callback(
             lambda words: (
                 cuts.append(copy(path, tmp_path / f"cut-{len(cuts)}")) if "checkpoint" in words else None
             )
         )
-        assert store.forget(Chosen(("1", "2"))) == 2
+        assert store.delete(SampleFilter(("1", "2"))) == 2
         store._connection.set_trace_callback(None)
         cuts.append(copy(path, tmp_path / "done"))
     left = []
     for cut in cuts:
         with opened(cut) as store:
             content(store)
-            left.append(9 - len(store.chosen(Chosen(tuple(map(str, range(9)))))))
+            left.append(9 - len(store.matching_names(SampleFilter(tuple(map(str, range(9)))))))
     assert left == [0, 2, 2]

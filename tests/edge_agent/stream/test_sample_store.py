@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetune.edge_agent.stream import snapshot
-from fleetune.edge_agent.stream.intake import Intake
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.intakes.library_call import Intake
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import make_label, make_sample
+from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.store_layout import FORMAT, LOG_BYTES
-from fleetune.edge_agent.stream.values import Turn
-from fleetune.edge_agent.stream.wanted import Wanted
+from fleetune.edge_agent.stream.store_schema import FORMAT, LOG_BYTES
+from fleetune.edge_agent.stream.store_values import TrainingRound
 from fleetune.protocols.errors import StoreError, StoreVersion
 
-WANTED = Wanted(
+REQUIREMENTS = SampleRequirements(
     lambda _, shape: shape == (4,), accepts=lambda y: y < 3, test_fraction=0.3, validation_fraction=0.2
 )
 MB = 1_000_000
@@ -50,7 +50,7 @@ def store(path):
     found.close()
 
 
-def read(store, wanted=WANTED, change=None):
+def read(store, wanted=REQUIREMENTS, change=None):
     parts, _ = snapshot.read(store, wanted, store.change if change is None else change)
     return {part: [(tuple(one.tolist()), int(label)) for one, label in zip(*arrays, strict=True)]
             for part, arrays in parts.items()}  # fmt: skip
@@ -67,7 +67,7 @@ def test_what_is_added_is_read_back_after_a_restart_in_its_order(path):
     assert read(store) == before
     found = {x: y for part in before.values() for x, y in part}
     assert found == {tuple(x.tolist()): index % 3 for index, x in enumerate(given_x)}
-    parts, counted = snapshot.read(store, WANTED, store.change)
+    parts, counted = snapshot.read(store, REQUIREMENTS, store.change)
     order = [tuple(x.tolist()) for x in given_x]
     for x, y in parts.values():
         assert x.dtype == np.float32
@@ -106,27 +106,27 @@ def count_of(store, what):
 
 def read_all(store):
     """The inputs of each part, labelled or not."""
-    parts, _ = snapshot.read(store, replace(WANTED, labels="optional"), store.change)
+    parts, _ = snapshot.read(store, replace(REQUIREMENTS, labels="optional"), store.change)
     return [(part, [one.tobytes() for one in x]) for part, (x, _) in parts.items()]
 
 
 def test_a_larger_fraction_takes_samples_over_and_gives_none_back(store):
     store.add(samples(200))
     small, large = (
-        {x for x, _ in read(store, replace(WANTED, test_fraction=fraction))["test"]}
+        {x for x, _ in read(store, replace(REQUIREMENTS, test_fraction=fraction))["test"]}
         for fraction in (0.2, 0.4)
     )
     assert small < large
 
 
 def refused(store):
-    store.keep_counts()
+    store.save_counts()
     return dict(store._connection.execute("SELECT kind, count FROM refusal"))
 
 
 def test_labels_may_come_later_and_change(store):
     store.add([make_sample(x, None, f"s{index}") for index, x in enumerate(inputs(20))])
-    assert snapshot.count(store, WANTED).unlabelled == 20
+    assert snapshot.count(store, REQUIREMENTS).unlabelled == 20
     assert sum(len(found) for _, found in read_all(store)) == 20
     sides = {x: part for part, found in read_all(store) for x in found}
     assert store.label([(f"s{index}", make_label(1)) for index in range(20)]) == ["labelled"] * 20
@@ -137,28 +137,32 @@ def test_labels_may_come_later_and_change(store):
     ]
     assert refused(store) == {"unknown": 1}
     assert {x: part for part, found in read_all(store) for x in found} == sides
-    counted = snapshot.count(store, WANTED)
+    counted = snapshot.count(store, REQUIREMENTS)
     assert (sum(counted.parts.values()), counted.unlabelled) == (20, 0)
 
 
 def test_numbers_as_labels_and_shapes_that_do_not_fit(store):
     store.add([make_sample(x, [0.5, float(index)]) for index, x in enumerate(inputs(10))])
     store.add([make_sample(x, 1) for x in inputs(4, 1, (5,))])
-    wanted = replace(WANTED, labels="numbers", accepts=lambda y: y.size == 2)
+    wanted = replace(REQUIREMENTS, labels="numbers", accepts=lambda y: y.size == 2)
     parts, counted = snapshot.read(store, wanted, store.change)
     assert sum(len(y) for _, y in parts.values()) == 10
     assert all(y.shape[1:] == (2,) and y.dtype == np.float32 for _, y in parts.values())
     assert counted.unfit == 4
-    assert snapshot.count(store, WANTED).unfit == 14
+    assert snapshot.count(store, REQUIREMENTS).unfit == 14
     assert sum(snapshot.count(store, replace(wanted, accepts=lambda _: True)).parts.values()) == 10
 
 
 def test_bytes_stay_bytes_and_are_scaled_beside_floats(store):
     store.add([make_sample(np.full(4, 255, np.uint8) - index, 1) for index in range(6)])
-    parts, _ = snapshot.read(store, replace(WANTED, test_fraction=0.0, validation_fraction=0), store.change)
+    parts, _ = snapshot.read(
+        store, replace(REQUIREMENTS, test_fraction=0.0, validation_fraction=0), store.change
+    )
     assert parts["train"][0].dtype == np.uint8
     store.add([make_sample(np.full(4, 0.5, np.float32), 1)])
-    parts, _ = snapshot.read(store, replace(WANTED, test_fraction=0.0, validation_fraction=0), store.change)
+    parts, _ = snapshot.read(
+        store, replace(REQUIREMENTS, test_fraction=0.0, validation_fraction=0), store.change
+    )
     assert parts["train"][0].dtype == np.float32
     assert parts["train"][0].max() == 1.0
     assert len(parts["train"][0]) == 7
@@ -167,10 +171,10 @@ def test_bytes_stay_bytes_and_are_scaled_beside_floats(store):
 @pytest.mark.parametrize(
     ("bounds", "numbers"),
     [
-        (Bounds(keep_mb=1), 300),
-        (Bounds(keep_mb=1, keep="newest"), 3000),
-        (Bounds(keep_mb=1, keep_balanced=True), 1152),
-        (Bounds(keep_mb=1, keep="newest", keep_balanced=True, keep_unlabelled=0.1), 4),
+        (RetentionLimits(keep_mb=1), 300),
+        (RetentionLimits(keep_mb=1, keep="newest"), 3000),
+        (RetentionLimits(keep_mb=1, keep_balanced=True), 1152),
+        (RetentionLimits(keep_mb=1, keep="newest", keep_balanced=True, keep_unlabelled=0.1), 4),
     ],
 )
 def test_the_file_stays_within_the_owners_bounds(path, bounds, numbers):
@@ -178,7 +182,7 @@ def test_the_file_stays_within_the_owners_bounds(path, bounds, numbers):
     for seed in range(4):
         many = 3 * MB // 4 // (4 * numbers + 600)
         batch = samples(many, seed, lambda index: None if index % 4 == 0 else index % 3, (numbers,))
-        store.pin(Turn("r", seed, 1))
+        store.pin(TrainingRound("r", seed, 1))
         store.add(batch)
         tally = store._connection.execute("SELECT held, sum(num_bytes) FROM tally GROUP BY held").fetchall()
         assert dict(tally).get(0, 0) <= bounds.live_bytes
@@ -196,7 +200,7 @@ def test_the_file_stays_within_the_owners_bounds(path, bounds, numbers):
 def test_a_reservoir_is_the_same_in_whatever_order_samples_come(tmp_path):
     batch, kept = samples(4000, shape=(100,)), []
     for name, order in ("a", batch), ("b", batch[::-1]):
-        store = SampleStore.open(tmp_path / name, Bounds(keep_mb=1))
+        store = SampleStore.open(tmp_path / name, RetentionLimits(keep_mb=1))
         for start in range(0, 4000, 500):
             store.add(order[start : start + 500])
         kept.append({digest for (digest,) in store._connection.execute("SELECT digest FROM sample")})
@@ -209,8 +213,8 @@ def test_a_reservoir_is_the_same_in_whatever_order_samples_come(tmp_path):
 
 def test_a_label_that_is_a_whole_float_is_a_class_where_classes_are_wanted(tmp_path):
     store = SampleStore.open(tmp_path / "s.sqlite")
-    wanted = Wanted(lambda *_: True, "classes", lambda y: int(y) < 3)
-    store.expect(wanted)
+    wanted = SampleRequirements(lambda *_: True, "classes", lambda y: int(y) < 3)
+    store.require(wanted)
     samples = [
         make_sample(np.full(2, number), label) for number, label in enumerate((1.0, 2.0, 0.5, -1.0, 7.0))
     ]
@@ -218,18 +222,18 @@ def test_a_label_that_is_a_whole_float_is_a_class_where_classes_are_wanted(tmp_p
     parts, counted = snapshot.read(store, wanted, store.change)
     labels = np.concatenate([y for _, y in parts.values()])
     assert (labels.dtype, sorted(labels.tolist()), counted.unfit) == (np.int64, [1, 2], 0)
-    assert sum(snapshot.tally(store, replace(wanted, test_fraction=0.0))) == 4
+    assert sum(snapshot.count_training_samples(store, replace(wanted, test_fraction=0.0))) == 4
     store.close()
 
 
 def test_the_newest_stay_and_the_classes_are_balanced_where_that_is_asked(tmp_path):
-    store = SampleStore.open(tmp_path / "newest", Bounds(keep_mb=1, keep="newest"))
+    store = SampleStore.open(tmp_path / "newest", RetentionLimits(keep_mb=1, keep="newest"))
     batch = samples(3000, shape=(100,))
     store.add(batch)
     kept = [digest for (digest,) in store._connection.execute("SELECT digest FROM sample ORDER BY number")]
     assert kept == [sample.digest for sample in batch[-len(kept) :]]
     store.close()
-    store = SampleStore.open(tmp_path / "balanced", Bounds(keep_mb=1, keep_balanced=True))
+    store = SampleStore.open(tmp_path / "balanced", RetentionLimits(keep_mb=1, keep_balanced=True))
     store.add(samples(3000, shape=(100,), label=lambda index: 0 if index % 10 else 1))
     counts = dict(store._connection.execute("SELECT class, count FROM tally WHERE held = 0"))
     assert counts[1] == 300
@@ -238,7 +242,7 @@ def test_the_newest_stay_and_the_classes_are_balanced_where_that_is_asked(tmp_pa
 
 
 def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
-    store, turn = SampleStore.open(path), Turn("r", 1, 1)
+    store, turn = SampleStore.open(path), TrainingRound("r", 1, 1)
     store.add(samples(60))
     change = store.pin(turn).change
     before = read(store, change=change)
@@ -248,18 +252,18 @@ def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
     assert read(store, change=change) == before
     assert read(store) != before
     store.close()
-    store = SampleStore.open(path, Bounds(keep_mb=1))  # killed, and started again with less room
+    store = SampleStore.open(path, RetentionLimits(keep_mb=1))  # killed, and started again with less room
     store.add(samples(1500, seed=2, shape=(50,)))
     assert store.pin(turn).change == change
     assert store.pin(turn).whole
     assert read(store, change=change) == before
-    assert snapshot.count(store, WANTED, change).new == len(before["train"])
-    store.trained(turn)
-    following = store.pin(Turn("r", 2, 1))
+    assert snapshot.count(store, REQUIREMENTS, change).new == len(before["train"])
+    store.mark_trained(turn)
+    following = store.pin(TrainingRound("r", 2, 1))
     assert following.change > change
-    assert snapshot.count(store, WANTED).new > 0
-    store.trained(Turn("r", 2, 1))
-    assert snapshot.count(store, WANTED).new == 0
+    assert snapshot.count(store, REQUIREMENTS).new > 0
+    store.mark_trained(TrainingRound("r", 2, 1))
+    assert snapshot.count(store, REQUIREMENTS).new == 0
     assert store._connection.execute("SELECT count(*) FROM sample WHERE dropped IS NOT NULL").fetchone() == (
         0,
     )
@@ -269,9 +273,9 @@ def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
 
 def test_a_sample_that_only_a_round_under_way_still_holds_takes_no_label(path):
     """It is not kept any more, and whoever labels it is told so."""
-    store = SampleStore.open(path, Bounds(keep_mb=1, keep="newest"))
+    store = SampleStore.open(path, RetentionLimits(keep_mb=1, keep="newest"))
     store.add(samples(60, shape=(50,)))
-    store.pin(Turn("r", 1, 1))
+    store.pin(TrainingRound("r", 1, 1))
     store.add(samples(3000, seed=1, shape=(50,)))
     query = "SELECT name FROM sample WHERE dropped IS NOT NULL LIMIT 1"
     (name,) = store._connection.execute(query).fetchone()
@@ -281,7 +285,7 @@ def test_a_sample_that_only_a_round_under_way_still_holds_takes_no_label(path):
 
 
 def test_a_snapshot_that_finds_no_room_is_let_go_and_says_so(path):
-    store, turn = SampleStore.open(path, Bounds(keep_mb=1, keep="newest")), Turn("r", 1, 1)
+    store, turn = SampleStore.open(path, RetentionLimits(keep_mb=1, keep="newest")), TrainingRound("r", 1, 1)
     store.add(samples(1000, shape=(100,)))
     assert store.pin(turn).whole
     store.add(samples(1000, seed=1, shape=(100,)))
@@ -301,19 +305,19 @@ class Wall:
 
 def test_old_samples_go_and_a_clock_that_jumps_takes_none(path, caplog):
     wall = Wall()
-    store = SampleStore.open(path, Bounds(keep_days=3), wall=wall)
+    store = SampleStore.open(path, RetentionLimits(keep_days=3), wall=wall)
     store.add(samples(5))
     wall.now += 1e9  # a board that found the time
     store.add(samples(5, seed=1))
-    assert sum(snapshot.count(store, WANTED).parts.values()) == 10
+    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 10
     wall.now -= 2e9
-    store.keep_counts()
-    assert sum(snapshot.count(store, WANTED).parts.values()) == 10
+    store.save_counts()
+    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 10
     for _ in range(4):
         wall.now += 0.7 * 86_400
-        store.keep_counts()
-    assert sum(snapshot.count(store, WANTED).parts.values()) == 5
-    store.keep_counts()
+        store.save_counts()
+    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 5
+    store.save_counts()
     (count,) = store._connection.execute("SELECT count FROM refusal WHERE kind = 'clock'").fetchone()
     assert count == 2
     assert len([record for record in caplog.records if "clock" in record.message]) == 1
@@ -321,7 +325,7 @@ def test_old_samples_go_and_a_clock_that_jumps_takes_none(path, caplog):
 
 
 def test_what_does_not_fit_the_run_is_refused_and_counted_with_one_line(store, caplog):
-    store.expect(WANTED)
+    store.require(REQUIREMENTS)
     assert store.add(samples(3, shape=(5,))) == ["refused"] * 3
     assert store.add(samples(3, label=lambda _: 7)) == ["refused"] * 3
     assert store.add(samples(3)) == ["stored"] * 3
@@ -336,7 +340,7 @@ def test_what_does_not_fit_the_run_is_refused_and_counted_with_one_line(store, c
     ]
     assert intake.label("good", float("inf")) == "refused"
     assert intake.label("good", 2) == "labelled"
-    store.keep_counts()
+    store.save_counts()
     counts = dict(store._connection.execute("SELECT kind, count FROM refusal"))
     assert counts == {"shape": 3, "class": 3, "not-finite": 1, "label": 2, "not-numbers": 2, "empty": 1}
     assert len(caplog.records) == len(counts)
@@ -368,9 +372,9 @@ def test_a_file_that_is_damaged_while_the_agent_runs_is_one_line_at_every_look(p
     with path.open("r+b") as file:
         file.write(b"x" * path.stat().st_size)
     store = SampleStore(sqlite3.connect(path, isolation_level=None), path)
-    looks = [lambda: store.change, lambda: store.drift, lambda: store.reference_losses, store.keep_counts]
-    looks += [lambda: store.pin(Turn("r", 1, 1)), lambda: snapshot.count(store, WANTED, 1)]
-    for look in [*looks, lambda: store.taken("a"), lambda: store.add(samples(1))]:
+    looks = [lambda: store.change, lambda: store.drift, lambda: store.reference_losses, store.save_counts]
+    looks += [lambda: store.pin(TrainingRound("r", 1, 1)), lambda: snapshot.count(store, REQUIREMENTS, 1)]
+    for look in [*looks, lambda: store.file_progress("a"), lambda: store.add(samples(1))]:
         with pytest.raises(StoreError, match="it is damaged"):
             look()
     store._connection.close()

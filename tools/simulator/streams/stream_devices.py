@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
 from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
+from fleetune.edge_agent.stream.sample_requirements import Part
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import (
     INTAKE,
-    Figures,
+    DataStatistics,
     SampleStream,
     StreamSettings,
     TooFewSamples,
 )
 from fleetune.edge_agent.stream.snapshot import Arrays
-from fleetune.edge_agent.stream.wanted import Part
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.local_training import LocalTrainer
@@ -53,7 +53,7 @@ class ArrivalResult:
         labels: of the same samples.
     """
 
-    figures: Figures
+    figures: DataStatistics
     judged: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
 
@@ -94,7 +94,7 @@ class StreamDevices:
                         " to train on, or nothing to test on; raise it"
                     ) from None
 
-    def begin(self, name: str, index: int, wall_s: float) -> Figures:
+    def begin(self, name: str, index: int, wall_s: float) -> DataStatistics:
         """Store a device's first samples; return what it reports of them."""
         with self.opened(name, wall_s) as growing:
             return self._keep(growing, *self.schedule.at_first(index))
@@ -120,13 +120,13 @@ class StreamDevices:
     @contextmanager
     def opened(self, name: str, wall_s: float) -> Iterator[GrowingData]:
         """Open a device's growing data, as the run sees them."""
-        bounds = convert(self.schedule.arrivals.keep, Bounds, "data.arrivals.keep")
+        bounds = convert(self.schedule.arrivals.keep, RetentionLimits, "data.arrivals.keep")
         path = self.folder / f"{name}.samples.sqlite"
         store = SampleStore.open(path, bounds, wall=lambda: wall_s, durable=False)
         growing = GrowingData(
             SampleStream(store, INTAKE, StreamSettings()), self.enrolment, self.test_fraction
         )
-        store.expect(growing.wanted)
+        store.require(growing.wanted)
         try:
             if self.backend is not None:
                 bare = LocalTrainer(self.backend, _no_samples(growing), self.enrolment.training)
@@ -135,7 +135,7 @@ class StreamDevices:
         finally:
             growing.stream.close()
 
-    def _keep(self, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]) -> Figures:
+    def _keep(self, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]) -> DataStatistics:
         store = growing.stream.store
         store.add(list(_samples(store, x, y)))
         return growing.figures()
@@ -144,7 +144,7 @@ class StreamDevices:
         self, name: str, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]
     ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         served = self._served(name)
-        fitting = [one for one in _samples(None, x, y) if growing.wanted.objection(one) is None]
+        fitting = [one for one in _samples(None, x, y) if growing.wanted.rejection(one) is None]
         if served is None or self.backend is None or not fitting:
             return None, None
         inputs = np.stack([one.x for one in fitting])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
-from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.edge_agent.training.feature_data import upper_of
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.bundle.bundle import read_bundle
@@ -109,7 +109,7 @@ def train_batch(jobs: list[TrainingJob]) -> list[TrainingResult | Exception]:
     return _batch.slots.each(lambda slot, job: trainers[slot].train(job), jobs)
 
 
-def receive_first_samples(name: str, index: int, wall_s: float) -> Figures:
+def receive_first_samples(name: str, index: int, wall_s: float) -> DataStatistics:
     """See `StreamDevices.begin`."""
     return _streams().begin(name, index, wall_s)
 

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from tests.fuzz.files import MEMORY_BYTES, child_kinds, fuzz, own_kinds
 
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
+from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
     ],
 )
 def test_changed_files_are_read_or_refused_by_name(kinds, count):
-    with closing(DecodingChild(4 * MEMORY_BYTES)) as decoder:
+    with closing(DecoderProcess(4 * MEMORY_BYTES)) as decoder:
         verdicts = fuzz(kinds(decoder), 7, count)
         assert sum(verdicts.values()) == count
         assert verdicts[".npz read"]

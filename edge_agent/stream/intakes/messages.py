@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass
-class Received:
+class ParsedMessage:
     """A message that was read: what is to be done, or why not."""
 
     as_json: bool
@@ -65,7 +65,7 @@ class Received:
     problem: BadSample | None = None
 
 
-def answer_to(one: Received, outcome: Outcome | None, failed: StoreError | None) -> Answer:
+def answer_to(one: ParsedMessage, outcome: Outcome | None, failed: StoreError | None) -> Answer:
     if one.problem is not None:
         return Answer(False, one.id, problem=str(one.problem))
     if outcome is None:
@@ -97,7 +97,7 @@ def first_message(received: bytearray) -> tuple[int, int, bool] | None:
     return (4, end, False) if len(received) >= end else None
 
 
-def read_message(content: bytes, *, as_json: bool) -> Received:
+def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
     decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
     name: str | int | None = None
     try:
@@ -106,15 +106,17 @@ def read_message(content: bytes, *, as_json: bool) -> Received:
         name = message.id if len(str(message.id)) <= MAX_NAME else None
         if message.x is not None:
             sample = make_sample(_array(message), message.y, name)
-            return Received(as_json, name, sample=sample)
+            return ParsedMessage(as_json, name, sample=sample)
         if name is None or message.y is None:
-            return Received(as_json, name, problem=BadSample("message", "a message needs x, or id and y"))
-        return Received(as_json, make_name(name), label=make_label(message.y))
+            return ParsedMessage(
+                as_json, name, problem=BadSample("message", "a message needs x, or id and y")
+            )
+        return ParsedMessage(as_json, make_name(name), label=make_label(message.y))
     except BadSample as problem:
-        return Received(as_json, name, problem=problem)
+        return ParsedMessage(as_json, name, problem=problem)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         words = f"no message ({flat(problem)[:100]})"
-        return Received(as_json, name, problem=BadSample("message", words))
+        return ParsedMessage(as_json, name, problem=BadSample("message", words))
 
 
 class _Parts(msgspec.Struct):

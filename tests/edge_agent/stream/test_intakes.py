@@ -18,17 +18,16 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel
-from fleetune.edge_agent.stream import sample_files, user_iterator, watched_folder
-from fleetune.edge_agent.stream.decoding.decoding_child import NeedsPackage
-from fleetune.edge_agent.stream.intake import Intake
-from fleetune.edge_agent.stream.messages import local_socket
-from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES, read_message
-from fleetune.edge_agent.stream.messages.local_socket import LocalSocket
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.decoding.decoder_process import NeedsPackage
+from fleetune.edge_agent.stream.intakes import generator, local_socket, sample_files, watched_folder
+from fleetune.edge_agent.stream.intakes.generator import GeneratorIntake
+from fleetune.edge_agent.stream.intakes.library_call import Intake
+from fleetune.edge_agent.stream.intakes.local_socket import SocketIntake
+from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, read_message
+from fleetune.edge_agent.stream.intakes.watched_folder import LINE_S, SETTLED_S, WatchedFolder
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import StreamSettings, is_stream, open_stream
-from fleetune.edge_agent.stream.user_iterator import UserIterator
-from fleetune.edge_agent.stream.watched_folder import LINE_S, SETTLED_S, WatchedFolder
 from fleetune.protocols.errors import DataError, SettingError, StoreError
 
 
@@ -79,7 +78,7 @@ def inputs_of(store):
 
 
 def refused(store):
-    store.keep_counts()
+    store.save_counts()
     return dict(store._connection.execute("SELECT kind, count FROM refusal"))
 
 
@@ -201,7 +200,7 @@ def test_rows_of_a_table_that_grows(store, folder):
     assert kept(store)[5:] == [(0, "f")]
     path.unlink()
     looking.look(2)
-    assert store.taken(str(path)) is None
+    assert store.file_progress(str(path)) is None
 
 
 def test_several_columns_are_a_label_of_numbers(store, folder):
@@ -288,7 +287,7 @@ def running(feeder):
 
 
 def test_an_iterators_samples_are_kept_as_they_come(store):
-    end = running(UserIterator(store, lambda: fed(700), "me:fed"))
+    end = running(GeneratorIntake(store, lambda: fed(700), "me:fed"))
     until(lambda: len(kept(store)) == 702)
     end()
     assert kept(store)[:2] == [(0, "n0"), (1, "n1")]
@@ -297,7 +296,7 @@ def test_an_iterators_samples_are_kept_as_they_come(store):
 
 
 def test_an_iterator_that_fails_is_called_again_and_one_that_waits_holds_nobody_up(store, monkeypatch):
-    monkeypatch.setattr(user_iterator, "AGAIN_S", 0.01)
+    monkeypatch.setattr(generator, "AGAIN_S", 0.01)
     calls, waits = [], threading.Event()
 
     def sensor():
@@ -307,7 +306,7 @@ def test_an_iterator_that_fails_is_called_again_and_one_that_waits_holds_nobody_
             raise RuntimeError("the cable\nis out")
         waits.wait(60)
 
-    end = running(UserIterator(store, sensor, "me:sensor"))
+    end = running(GeneratorIntake(store, sensor, "me:sensor"))
     until(lambda: len(kept(store)) == 3)
     end()  # though it still waits for its sensor
     waits.set()
@@ -316,7 +315,7 @@ def test_an_iterator_that_fails_is_called_again_and_one_that_waits_holds_nobody_
 
 @pytest.fixture
 def listening(store, tmp_path):
-    found = LocalSocket(store, tmp_path / "s")
+    found = SocketIntake(store, tmp_path / "s")
     end = running(found)
     yield found
     end()
@@ -487,15 +486,15 @@ def test_a_socket_left_behind_is_taken_over_and_nobody_elses(store, tmp_path):
     left.bind(str(path))
     left.listen()
     with left, pytest.raises(SettingError, match=r"--intake .*left: another program listens there"):
-        LocalSocket(store, path)
-    found = LocalSocket(store, path)  # its owner is gone
+        SocketIntake(store, path)
+    found = SocketIntake(store, path)  # its owner is gone
     running(found)()
     path.write_text("precious")
     with pytest.raises(SettingError, match="no socket"):
-        LocalSocket(store, path)
+        SocketIntake(store, path)
     assert path.read_text() == "precious"
     with pytest.raises(SettingError, match="too long"):
-        LocalSocket(store, tmp_path / ("x" * 200))
+        SocketIntake(store, tmp_path / ("x" * 200))
 
 
 def test_who_sees_a_socket_finds_somebody_that_listens(store, tmp_path, monkeypatch):
@@ -507,7 +506,7 @@ def test_who_sees_a_socket_finds_somebody_that_listens(store, tmp_path, monkeypa
         listen(self, *backlog)
 
     monkeypatch.setattr(socket.socket, "listen", slowly)
-    found = LocalSocket(store, path)
+    found = SocketIntake(store, path)
     assert seen == [False]
     assert path.stat().st_mode & 0o777 == 0o600
     running(found)()
@@ -574,7 +573,7 @@ def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
     assert set(told["refused"]) == {"not-numbers", "message"}
     found = CliRunner().invoke(cli.app, ["samples", *here])
     assert "new since the last training: 4; drift: not known yet" in found.output
-    with Intake.open("f", "d", tmp_path, bounds=Bounds(keep_mb=5)) as intake:
+    with Intake.open("f", "d", tmp_path, bounds=RetentionLimits(keep_mb=5)) as intake:
         assert intake.add([7.0, 8.0]) == "known"
     found = CliRunner().invoke(cli.app, ["wipe", "--state", str(tmp_path), "--yes"])
     assert found.exit_code == 0  # no agent has run here yet, and it is ours all the same

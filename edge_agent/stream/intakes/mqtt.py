@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from paho.mqtt.client import Client, MQTTMessage, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 
-from fleetune.edge_agent.stream.intake import AGAIN_S, WAITING_BYTES
-from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES, Received, read_message
+from fleetune.edge_agent.stream.intakes.library_call import AGAIN_S, WAITING_BYTES
+from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, ParsedMessage, read_message
 from fleetune.edge_agent.stream.sample import BadSample
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import DataError, SettingError, StoreError
@@ -146,7 +146,7 @@ class MqttIntake:
             if labels:
                 self._store.label(labels)
         except StoreError as problem:
-            self._store.refusals.note("disk", str(problem))
+            self._store.refusals.add("disk", str(problem))
             return False
         for one in read:
             if one.problem is not None:
@@ -220,7 +220,7 @@ class MqttIntake:
         self._store.refuse(BadSample("broker", words))
 
 
-def _read(content: bytes) -> Received:
+def _read(content: bytes) -> ParsedMessage:
     """Of no bytes nothing comes: so a broker is told to forget a retained message."""
     as_json = not content or content[0] in _JSON
-    return read_message(content, as_json=as_json) if content else Received(as_json)
+    return read_message(content, as_json=as_json) if content else ParsedMessage(as_json)

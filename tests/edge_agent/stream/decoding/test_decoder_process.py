@@ -15,12 +15,12 @@ from tests.helpers import hostile_files
 from tests.helpers.fleet_processes import wait_until
 
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream import watched_folder
-from fleetune.edge_agent.stream.decoding import decoding_child
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
+from fleetune.edge_agent.stream.decoding import decoder_process
+from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns
+from fleetune.edge_agent.stream.intakes import watched_folder
+from fleetune.edge_agent.stream.intakes.watched_folder import SETTLED_S, WatchedFolder
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.watched_folder import SETTLED_S, WatchedFolder
 from fleetune.protocols.errors import DataError, ReadingStopped
 from fleetune.protocols.input_files import input_limits
 
@@ -29,7 +29,7 @@ MOST_MORE_BYTES = 200_000_000  # of agent and process together, for one hostile 
 
 @pytest.fixture
 def child():
-    found = DecodingChild()
+    found = DecoderProcess()
     yield found
     found.close()
 
@@ -143,7 +143,7 @@ def test_a_hostile_file_costs_a_line_and_little_memory(tmp_path, name, write, wo
             folder.look()
             now[0] += SETTLED_S
     folder.close()
-    store.keep_counts()
+    store.save_counts()
     assert store._connection.execute("SELECT kind, count FROM refusal").fetchall() == [("file", 1)]
     assert words in caplog.text
     assert store._connection.execute("SELECT count(*) FROM sample").fetchone() == (2,)  # the next file's
@@ -180,8 +180,8 @@ def test_no_program_is_started_for_an_image(tmp_path, child, monkeypatch):
 
 def test_one_process_reads_many_files_and_is_replaced_in_time(shard, tmp_path, monkeypatch):
     now = [0.0]
-    child = DecodingChild(clock=lambda: now[0])
-    monkeypatch.setattr(decoding_child, "MAX_FILES", 5)
+    child = DecoderProcess(clock=lambda: now[0])
+    monkeypatch.setattr(decoder_process, "MAX_FILES", 5)
     (tmp_path / "bad.npz").write_bytes(b"none")
     for _ in range(4):
         assert len(rows(child, shard)) == 4
@@ -193,7 +193,7 @@ def test_one_process_reads_many_files_and_is_replaced_in_time(shard, tmp_path, m
     was = pid(child)
     child.rest()
     assert pid(child) == was
-    now[0] += decoding_child.IDLE_S + 1
+    now[0] += decoder_process.IDLE_S + 1
     child.rest()
     assert not psutil.pid_exists(was)
     rows(child, shard)
@@ -207,7 +207,7 @@ def test_one_process_reads_many_files_and_is_replaced_in_time(shard, tmp_path, m
 
 def test_a_file_that_takes_too_long_or_ends_the_process_is_left_out(shard, child, monkeypatch):
     rows(child, shard)
-    monkeypatch.setattr(decoding_child, "SILENT_S", 0.2)
+    monkeypatch.setattr(decoder_process, "SILENT_S", 0.2)
     os.kill(pid(child), signal.SIGSTOP)
     with pytest.raises(DataError, match=r"a\.npz: takes longer than 0\.2 s to read"):
         rows(child, shard)
@@ -216,7 +216,7 @@ def test_a_file_that_takes_too_long_or_ends_the_process_is_left_out(shard, child
     for program in ("pass", "import sys; sys.stdout.buffer.write(b'\\xff' * 100)",
                     "import sys; sys.stdout.buffer.write(b'\\0\\0\\0\\1x')"):  # fmt: skip
         child.close()
-        monkeypatch.setattr(decoding_child, "_COMMAND", ("-c", program))
+        monkeypatch.setattr(decoder_process, "_COMMAND", ("-c", program))
         with pytest.raises(DataError, match="the process that read it ended"):
             rows(child, shard)
         monkeypatch.undo()
@@ -225,7 +225,7 @@ def test_a_file_that_takes_too_long_or_ends_the_process_is_left_out(shard, child
 
 def test_a_file_that_takes_too_much_memory_is_left_out(shard, child, monkeypatch):
     hungry = "import time; taken = b'x' * 500_000_000; time.sleep(600)"
-    monkeypatch.setattr(decoding_child, "_COMMAND", ("-c", hungry))
+    monkeypatch.setattr(decoder_process, "_COMMAND", ("-c", hungry))
     with pytest.raises(DataError, match=r"reading it takes \d+ MiB of memory; at most 416 MiB: split it"):
         rows(child, shard)
     assert child._process is None
@@ -235,14 +235,14 @@ def test_a_file_that_takes_too_much_memory_is_left_out(shard, child, monkeypatch
 
 def test_a_decoder_that_never_ends_is_ended_by_the_system():
     """It may keep the thread from running that would see that the agent has ended."""
-    module = "from fleetune.edge_agent.stream.decoding.child import limit_processor_time"
+    module = "from fleetune.edge_agent.stream.decoding.child_main import limit_processor_time"
     program = f"{module}; limit_processor_time(1); [0 for _ in iter(int, 1)]"
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == -signal.SIGXCPU
 
 
 def test_a_board_of_little_memory_has_a_small_budget(tmp_path):
-    child = DecodingChild(memory_bytes=40_000_000)
+    child = DecoderProcess(memory_bytes=40_000_000)
     np.savez(tmp_path / "a.npz", x=np.zeros((4000, 800), np.float32))
     with pytest.raises(DataError, match=r"12\.8 MB; at most 10\.0 MB are read"):
         rows(child, tmp_path / "a.npz")
@@ -305,7 +305,7 @@ def test_a_folder_that_is_stopped_while_it_reads_ends(tmp_path, monkeypatch):
         stopped.set()
     assert problems == []
     assert sum(asked) < 400_000
-    assert store.taken(str(tmp_path / "in" / "a.csv")) is None  # it is read anew
+    assert store.file_progress(str(tmp_path / "in" / "a.csv")) is None  # it is read anew
     del store.add
     store.close()
 
@@ -313,8 +313,8 @@ def test_a_folder_that_is_stopped_while_it_reads_ends(tmp_path, monkeypatch):
 PARENT = """
 import sys, time
 from pathlib import Path
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
-child = DecodingChild()
+from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
+child = DecoderProcess()
 [*child.decode(Path(sys.argv[1]), "npz")]
 print(child._process.pid, flush=True)
 time.sleep(600)

@@ -6,12 +6,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.retention import RetentionLimits
 
 T = TypeVar("T")
 
 
-class Clock(Struct):
+class StoreClock(Struct):
     """The store's own clock, which a clock that jumps cannot make jump.
 
     Attributes:
@@ -23,7 +23,7 @@ class Clock(Struct):
     wall: float = 0.0
 
 
-class Turn(Struct, frozen=True):
+class TrainingRound(Struct, frozen=True):
     """What a snapshot is for: a round of a run, and the attempt at it."""
 
     run: str
@@ -31,7 +31,7 @@ class Turn(Struct, frozen=True):
     attempt: int
 
 
-class Pin(Struct, frozen=True):
+class PinnedSnapshot(Struct, frozen=True):
     """The snapshot of a round: all that counted after this change of the store.
 
     Attributes:
@@ -40,12 +40,12 @@ class Pin(Struct, frozen=True):
         whole: nothing of it was let go for want of room.
     """
 
-    turn: Turn
+    turn: TrainingRound
     change: int
     whole: bool = True
 
 
-class Drift(Struct):
+class DriftState(Struct):
     """What is known of drift.
 
     Attributes:
@@ -66,13 +66,13 @@ class Drift(Struct):
         return max((one for one in (self.inputs, self.loss) if one is not None), default=None)
 
 
-class Feed(Struct):
+class TableColumns(Struct):
     """What the feeders agreed on: names of a table's columns, in the order of the first one seen."""
 
     columns: tuple[str, ...] = ()
 
 
-class Taken(Struct, frozen=True):
+class FileProgress(Struct, frozen=True):
     """How far a file was taken.
 
     Attributes:
@@ -89,7 +89,13 @@ class Taken(Struct, frozen=True):
     problem: str | None = None
 
 
-NAMES: dict[type, str] = {Clock: "clock", Pin: "pin", Drift: "drift", Feed: "feed", Bounds: "bounds"}
+NAMES: dict[type, str] = {
+    StoreClock: "clock",
+    PinnedSnapshot: "pin",
+    DriftState: "drift",
+    TableColumns: "feed",
+    RetentionLimits: "bounds",
+}
 
 
 def get(connection: sqlite3.Connection, kind: type[T]) -> T | None:

@@ -13,7 +13,7 @@ QUIET_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-class Refusals:
+class RefusalCounts:
     """Counts that wait to be kept, and what was said of them. Any thread may note.
 
     Args:
@@ -22,15 +22,15 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._waiting: dict[str, tuple[int, str]] = {}
+        self._unsaved: dict[str, tuple[int, str]] = {}
         self._said_at: dict[str, float] = {}
         self._unsaid: Counter[str] = Counter()
 
-    def note(self, kind: str, words: str, count: int = 1) -> None:
+    def add(self, kind: str, words: str, count: int = 1) -> None:
         """Count, and log the line unless one of its kind was logged a short while ago."""
         words = readable(words)
         with self._lock:
-            self._waiting[kind] = self._waiting.get(kind, (0, ""))[0] + count, words
+            self._unsaved[kind] = self._unsaved.get(kind, (0, ""))[0] + count, words
             now = self._clock()
             if now - self._said_at.get(kind, float("-inf")) < QUIET_S:
                 self._unsaid[kind] += count
@@ -42,23 +42,23 @@ class Refusals:
     @property
     def is_empty(self) -> bool:
         """Whether no count waits to be kept."""
-        return not self._waiting
+        return not self._unsaved
 
     @property
-    def waiting(self) -> dict[str, int]:
+    def unsaved(self) -> dict[str, int]:
         """By kind, how many are counted and not kept yet."""
         with self._lock:
-            return {kind: count for kind, (count, _) in self._waiting.items()}
+            return {kind: count for kind, (count, _) in self._unsaved.items()}
 
-    def take(self) -> dict[str, tuple[int, str]]:
+    def take_unsaved(self) -> dict[str, tuple[int, str]]:
         """The counts since the last time, and the last words, by kind."""
         with self._lock:
-            found, self._waiting = self._waiting, {}
+            found, self._unsaved = self._unsaved, {}
             return found
 
-    def give_back(self, found: dict[str, tuple[int, str]]) -> None:
+    def restore(self, found: dict[str, tuple[int, str]]) -> None:
         """They could not be kept."""
         with self._lock:
             for kind, (count, words) in found.items():
-                known, latest = self._waiting.get(kind, (0, ""))
-                self._waiting[kind] = known + count, latest or words
+                known, latest = self._unsaved.get(kind, (0, ""))
+                self._unsaved[kind] = known + count, latest or words

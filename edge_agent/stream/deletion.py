@@ -5,11 +5,11 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Self
 
-from fleetune.edge_agent.stream import arrivals
+from fleetune.edge_agent.stream import drift_windows
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SampleFilter:
     """Which samples: those with one of these names, or those that arrived from `since_s` until `until_s`.
 
     Attributes:
@@ -36,13 +36,13 @@ class Chosen:
         return "arrived_at >= ? AND arrived_at < ?", (self.since_s, self.until_s)
 
 
-def names_of(connection: sqlite3.Connection, chosen: Chosen) -> list[str | None]:
+def matching_names(connection: sqlite3.Connection, chosen: SampleFilter) -> list[str | None]:
     """The names of the samples that are chosen, None where one has none."""
     where, values = chosen.where
     return [name for (name,) in connection.execute(f"SELECT name FROM sample WHERE {where}", values)]  # noqa: S608
 
 
-def delete(connection: sqlite3.Connection, chosen: Chosen) -> int:
+def delete(connection: sqlite3.Connection, chosen: SampleFilter) -> int:
     """Delete samples, also those that a snapshot holds, and what the test of drift made of inputs.
 
     The transaction is open, and `secure_delete` is on: freed pages are overwritten. Returns how many went.
@@ -50,5 +50,5 @@ def delete(connection: sqlite3.Connection, chosen: Chosen) -> int:
     where, values = chosen.where
     count = connection.execute(f"DELETE FROM sample WHERE {where}", values).rowcount  # noqa: S608
     if count:
-        arrivals.forget(connection)
+        drift_windows.clear(connection)
     return count

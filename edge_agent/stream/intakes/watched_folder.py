@@ -19,21 +19,21 @@ from msgspec import structs
 
 from fleetune.edge_agent.datasets.audio import CLASSES, SOUNDS, class_names
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream.decoding.decoding_child import IDLE_S, DecodingChild, NeedsPackage
-from fleetune.edge_agent.stream.sample import MAX_NAME, BadSample, Sample, make_sample
-from fleetune.edge_agent.stream.sample_files import (
+from fleetune.edge_agent.stream.decoding.decoder_process import IDLE_S, DecoderProcess, NeedsPackage
+from fleetune.edge_agent.stream.intakes.sample_files import (
     IMAGES,
     KNOWN,
     BadFile,
     CsvLines,
-    Reading,
+    ReadOptions,
     read_features,
     read_image,
     read_parquet,
     read_shard,
 )
+from fleetune.edge_agent.stream.sample import MAX_NAME, BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.values import Feed, Taken
+from fleetune.edge_agent.stream.store_values import FileProgress, TableColumns
 from fleetune.protocols.errors import DataError, ReadingStopped, StoreError
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.one_line import unexpected
@@ -72,8 +72,8 @@ class WatchedFolder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._folder, self._clock = store, folder, clock
-        self._decoder = DecodingChild(memory_bytes, sounds)
-        self._reading = Reading(store.refuse, self._decoder, labels, sounds=sounds)
+        self._decoder = DecoderProcess(memory_bytes, sounds)
+        self._reading = ReadOptions(store.refuse, self._decoder, labels, sounds=sounds)
         self._classes: tuple[object, list[str]] = (None, [])
         self._unsettled: dict[str, tuple[int, int, float]] = {}
         self._told: set[str] = set()
@@ -89,7 +89,7 @@ class WatchedFolder:
                 except ReadingStopped:
                     return
                 except StoreError as problem:
-                    self._store.refusals.note("disk", str(problem))
+                    self._store.refusals.add("disk", str(problem))
                 pause_s = max(EVERY_S, (self._clock() - began) / _SHARE)
                 if pause_s > IDLE_S:
                     self.close()
@@ -109,7 +109,7 @@ class WatchedFolder:
             StoreError: the store cannot be written; the file at hand is taken another time.
             ReadingStopped: `stopped` was set while a file was read; likewise.
         """
-        columns = self._store.feed(Feed)
+        columns = self._store.table_columns()
         names = {name: number for number, name in enumerate(self._class_names())}
         self._reading = replace(
             self._reading, class_names=names, columns=() if columns is None else columns.columns
@@ -128,7 +128,7 @@ class WatchedFolder:
             log.info("watch:%s: %d new samples", self._folder, self._new)
             self._new = 0
         self._unsettled = {path: seen for path, seen in self._unsettled.items() if path in found}
-        self._store.forget_files(found, str(self._folder))
+        self._store.drop_missing_files(found, str(self._folder))
 
     def _files(self) -> Iterator[Path]:
         for where, folders, files in os.walk(self._folder):
@@ -156,7 +156,7 @@ class WatchedFolder:
 
     def _consider(self, path: Path) -> None:
         state, now = path.stat(), self._clock()
-        known, key = self._store.taken(str(path)), str(path)
+        known, key = self._store.file_progress(str(path)), str(path)
         if known is not None and (known.num_bytes, known.changed_ns) == (state.st_size, state.st_mtime_ns):
             self._unsettled.pop(key, None)
             return
@@ -165,10 +165,10 @@ class WatchedFolder:
             self._unsettled[key] = state.st_size, state.st_mtime_ns, now
             return
         if now - seen[2] >= SETTLED_S:
-            taken = Taken(key, state.st_size, state.st_mtime_ns)
+            taken = FileProgress(key, state.st_size, state.st_mtime_ns)
             self._take(path, taken, known, last=now - seen[2] >= LINE_S)
 
-    def _take(self, path: Path, taken: Taken, known: Taken | None, *, last: bool) -> None:
+    def _take(self, path: Path, taken: FileProgress, known: FileProgress | None, *, last: bool) -> None:
         try:
             if path.suffix.lower() == ".csv":
                 self._take_lines(path, taken, known, last=last)
@@ -186,7 +186,7 @@ class WatchedFolder:
             log.debug("", exc_info=fault)
             self._leave_out(taken, BadFile(f"{path}: {unexpected(fault)}"))
 
-    def _leave_out(self, taken: Taken, problem: BadSample) -> None:
+    def _leave_out(self, taken: FileProgress, problem: BadSample) -> None:
         self._store.refuse(problem)
         self._store.add([], structs.replace(taken, problem=str(problem)))
 
@@ -200,24 +200,24 @@ class WatchedFolder:
         else:
             yield from read_parquet(path, self._reading, label)
 
-    def _take_lines(self, path: Path, taken: Taken, known: Taken | None, *, last: bool) -> None:
+    def _take_lines(self, path: Path, taken: FileProgress, known: FileProgress | None, *, last: bool) -> None:
         lines = CsvLines(path, self._reading, self._label(path), 0 if known is None else known.taken)
         if not self._reading.columns:
             self._reading = replace(self._reading, columns=lines.rows.columns)
 
-        def so_far() -> Taken:
+        def so_far() -> FileProgress:
             return structs.replace(taken, num_bytes=lines.taken, taken=lines.taken)
 
         self._keep(lines.samples(last=last), so_far)
 
-    def _keep(self, samples: Iterable[Sample], taken: Callable[[], Taken]) -> None:
+    def _keep(self, samples: Iterable[Sample], taken: Callable[[], FileProgress]) -> None:
         batch: list[Sample] = []
         for sample in samples:
             batch.append(sample)
             if len(batch) == BATCH:
                 self._new += self._store.add(batch).count("stored")
                 batch = []
-        self._new += self._store.add(batch, taken(), Feed(self._reading.columns)).count("stored")
+        self._new += self._store.add(batch, taken(), TableColumns(self._reading.columns)).count("stored")
 
     def _label(self, path: Path) -> int | float | None:
         parts = path.relative_to(self._folder).parts[:-1]

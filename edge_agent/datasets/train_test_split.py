@@ -3,8 +3,7 @@
 A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`) over its label, a class as 8 bytes
 and numbers as float32, and its input as stored (uint8, or float32), row by row, all little endian. The upper
 53 bits of the digest's first half, as a number in [0, 1), decide about the test split, those of its second
-half about validation: below
-the fraction it belongs there. Neither seeds, names, order nor the other samples have a say. So when a device
+half about validation: below the fraction it belongs there. Neither seeds, names, order nor the other samples have a say. So when a device
 keeps the last thousand samples of a stream, nothing that it once trained on is ever tested on, and the other
 way round; copies of a sample stay together; and a larger fraction takes samples over without giving any back.
 """
@@ -20,7 +19,7 @@ _PERSON = b"fleetune-sample"
 _NO_LABEL = np.asarray(-1, np.int64)
 
 
-def draws(
+def split_draws(
     x: NDArray[np.generic],
     y: NDArray[np.int64] | NDArray[np.float32],
     block: NDArray[np.int64] | None = None,
@@ -35,9 +34,9 @@ def draws(
     """
     if block is not None:
         _, first, places = np.unique(block, return_index=True, return_inverse=True)
-        for_test, for_validation = draws(x[first], y[first])
+        for_test, for_validation = split_draws(x[first], y[first])
         return for_test[places], for_validation[places]
-    return numbers_of(b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True)))
+    return draws_of_digests(b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True)))
 
 
 def input_digest(sample: NDArray[np.generic]) -> bytes:
@@ -45,8 +44,8 @@ def input_digest(sample: NDArray[np.generic]) -> bytes:
     return _digest(sample, _NO_LABEL)
 
 
-def numbers_of(digests: bytes) -> tuple[Draws, Draws]:
-    """What `draws` returns, of n digests one after the other."""
+def draws_of_digests(digests: bytes) -> tuple[Draws, Draws]:
+    """What `split_draws` returns, of n digests one after the other."""
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2) >> np.uint64(11)
     numbers = halves.astype(np.float64) * 2.0**-53
     return numbers[:, 0], numbers[:, 1]
@@ -59,7 +58,7 @@ def _digest(sample: NDArray[np.generic], label: NDArray[np.generic] | np.generic
     return digest.digest()
 
 
-def below(numbers: Draws, fraction: float) -> NDArray[np.bool_]:
+def select_below(numbers: Draws, fraction: float) -> NDArray[np.bool_]:
     """Which of `numbers` are below `fraction`, shape (n,).
 
     Where that is none, or all, those with the number nearest to the fraction change sides, so that there is

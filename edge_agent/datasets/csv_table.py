@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.csv_columns import Classes, CsvFile, Groups, Numbers, TokenIds
-from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.dataset import Dataset, make_dataset
 from fleetune.edge_agent.datasets.source_options import name_list, repeated, source_options
 from fleetune.protocols.errors import DataError
 
@@ -79,7 +79,7 @@ def load_table(source: str, path: Path, options: str) -> Dataset:
     group = Groups(file, asked.group) if asked.group else None
     test, validation = (Numbers(file, [name]) if name else None for name in (asked.test, asked.validation))
     file.fill(x, label, group, test, validation, cells_per_row=asked.words if asked.text else 0)
-    return dataset(
+    return make_dataset(
         source,
         x.done(),
         _labels(label, asked),
@@ -186,7 +186,7 @@ def _windows(file: CsvFile, asked: TableOptions) -> Dataset:
     y = None
     if labels is not None:
         y = labels[future].reshape(len(spans), -1) if asked.horizon else labels[past[:, -1]]
-    return dataset(
+    return make_dataset(
         file.source,
         np.ascontiguousarray(np.moveaxis(values[past], 1, 2)),
         y,

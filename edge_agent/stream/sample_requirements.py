@@ -14,7 +14,7 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampleRequirements:
     """What a model takes of a store.
 
     Attributes:
@@ -44,13 +44,13 @@ class Wanted:
             return np.zeros((), np.int64) if self.labels == "optional" else None
         return self._in_form(Label.read(class_number, y or b""))
 
-    def objection(self, sample: Sample) -> BadSample | None:
+    def rejection(self, sample: Sample) -> BadSample | None:
         """Why the model can do nothing with a sample; None: it can, or its label may still come."""
         if not self.fits(sample.x.dtype.str, sample.x.shape):
             return BadSample("shape", f"a sample of shape {sample.x.shape}; the run's model takes another")
-        return None if sample.label is None else self.label_objection(sample.label)
+        return None if sample.label is None else self.label_rejection(sample.label)
 
-    def label_objection(self, label: Label) -> BadSample | None:
+    def label_rejection(self, label: Label) -> BadSample | None:
         """Why the model has no place for a label; None: it has."""
         if self._in_form(label) is not None:
             return None

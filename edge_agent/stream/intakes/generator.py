@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleetune.edge_agent.stream.intake import SampleQueue
+from fleetune.edge_agent.stream.intakes.library_call import SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import DataError
@@ -38,7 +38,7 @@ def find_generator(source: str) -> Generator | None:
     return found if inspect.isgeneratorfunction(found) else None
 
 
-class UserIterator:
+class GeneratorIntake:
     """Takes samples from a generator function until told to stop.
 
     Args:

@@ -14,22 +14,31 @@ from typing import Any
 
 import msgspec
 
-from fleetune.edge_agent.library.messages import STOP, Failed, Now, Ready, Said, Start, Word, encode
+from fleetune.edge_agent.library.messages import (
+    STOP,
+    ActivityReport,
+    ChildMessage,
+    Failed,
+    LogLine,
+    Ready,
+    Start,
+    encode,
+)
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.one_line import unexpected
 
 _READ_BYTES = 4096
 
-log = logging.getLogger("fleetune.edge_agent.library.child")  # it runs as `__main__`
+log = logging.getLogger("fleetune.edge_agent.library.child_main")  # it runs as `__main__`
 
 
-class _Words:
+class _ParentPipe:
     """The way to the parent. Any thread may speak; when nobody hears, nothing is said."""
 
     def __init__(self, handle: int) -> None:
         self._handle, self._lock = handle, threading.Lock()
 
-    def say(self, word: Word) -> None:
+    def say(self, word: ChildMessage) -> None:
         line = memoryview(encode(word))
         with self._lock:
             try:
@@ -40,16 +49,16 @@ class _Words:
 
 
 class _LogToParent(logging.Handler):
-    def __init__(self, words: _Words) -> None:
+    def __init__(self, words: _ParentPipe) -> None:
         super().__init__(logging.INFO)
         self._words = words
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._words.say(Said(record.levelno, record.name, self.format(record)))
+        self._words.say(LogLine(record.levelno, record.name, self.format(record)))
 
 
-class _Orders:
+class _Commands:
     """What the parent writes: one line to start with, `STOP` perhaps, and an end."""
 
     def __init__(self) -> None:
@@ -68,7 +77,7 @@ class _Orders:
 
     def listen(self) -> None:
         """From now on, in a thread of its own."""
-        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     def call_at_stop(self, stop: Callable[[], None]) -> None:
         """What `STOP` leads to from now on."""
@@ -87,16 +96,16 @@ class _Orders:
 
 def main() -> int:
     """Run until told to stop; the exit code."""
-    orders = _Orders()
-    line = orders.first()
+    commands = _Commands()
+    line = commands.first()
     if not line:
         return 1
     start = msgspec.json.decode(line, type=Start)
-    words = _Words(start.words)
-    orders.listen()
+    words = _ParentPipe(start.words)
+    commands.listen()
     logging.basicConfig(level=logging.INFO, handlers=[_LogToParent(words)])
     try:
-        _run(start, orders, words)
+        _run(start, commands, words)
     except FleetuneError as problem:
         words.say(Failed(type(problem).__name__, str(problem)))
         return 2
@@ -106,7 +115,7 @@ def main() -> int:
     return 0
 
 
-def _run(start: Start, orders: _Orders, words: _Words) -> None:
+def _run(start: Start, commands: _Commands, words: _ParentPipe) -> None:
     from fleetune.edge_agent.agent import Stop
     from fleetune.edge_agent.run_options import RunOptions
     from fleetune.edge_agent.starting import ready_agent
@@ -116,8 +125,8 @@ def _run(start: Start, orders: _Orders, words: _Words) -> None:
     except msgspec.ValidationError as problem:
         raise SettingError(f"Agent: {problem}") from None
     lock = os.fdopen(start.lock, "ab")
-    agent = ready_agent(options, lock=lock, tell=lambda activity: words.say(Now(activity)))
-    orders.call_at_stop(lambda: agent.events.put(Stop("closed")))
+    agent = ready_agent(options, lock=lock, tell=lambda activity: words.say(ActivityReport(activity)))
+    commands.call_at_stop(lambda: agent.events.put(Stop("closed")))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.events.put(Stop("stopped by a signal")))
     words.say(Ready())

@@ -18,11 +18,11 @@ from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.decoding.frames import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
-    Decode,
+    DecodeRequest,
     Done,
     FileKind,
     Frame,
-    Lacking,
+    PackageMissing,
     Refused,
     encode,
     read_frame,
@@ -37,7 +37,7 @@ MAX_CONTENT_BYTES = 2**28  # of one file, on a board that has the memory
 BASE_BYTES = 160 * 2**20  # of a process that has imported all that reads files
 _CONTENT_SHARE = 4  # of the memory that the agent may take, one part in so many is for a file's content
 _LOOK_S = 0.05
-_COMMAND = ("-P", "-m", "fleetune.edge_agent.stream.decoding.child")
+_COMMAND = ("-P", "-m", "fleetune.edge_agent.stream.decoding.child_main")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -45,7 +45,7 @@ class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
     """What reads such files is not installed here: `str()` is the line that says how to."""
 
 
-class DecodingChild:
+class DecoderProcess:
     """A process that reads files, one after another. One thread may use it.
 
     Args:
@@ -80,7 +80,7 @@ class DecodingChild:
             ReadingStopped: see `input_limits`.
         """
         open_input(path, self.max_bytes if kind != "sound" else MAX_SOUND_FILE_BYTES).close()
-        request, whole = Decode(kind, str(path.absolute()), self.max_bytes, self._sounds), False
+        request, whole = DecodeRequest(kind, str(path.absolute()), self.max_bytes, self._sounds), False
         try:
             self._send(path, request)
             while True:
@@ -92,7 +92,7 @@ class DecodingChild:
                     case Refused(words):
                         whole = True
                         raise DataError(words)
-                    case Lacking(words):
+                    case PackageMissing(words):
                         raise NeedsPackage(words)  # its next process may find the package
                 yield frame
         finally:
@@ -120,7 +120,7 @@ class DecodingChild:
         with suppress(Exception):  # not closed before, perhaps while the interpreter ends
             self.close()
 
-    def _send(self, path: Path, request: Decode) -> None:
+    def _send(self, path: Path, request: DecodeRequest) -> None:
         if self._num_files >= MAX_FILES or (self._process is not None and self._process.poll() is not None):
             self.close()
         if self._process is None:

@@ -17,7 +17,7 @@ import numpy as np
 from fleetune.edge_agent.datasets.audio import SOUNDS, wav_features
 from fleetune.edge_agent.datasets.csv_columns import EXACT, as_whole, is_whole
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
+from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns, FileKind, Frame
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
 from fleetune.protocols.errors import DataError
@@ -42,7 +42,7 @@ class BadFile(BadSample):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How files are read.
 
     Attributes:
@@ -56,7 +56,7 @@ class Reading:
     """
 
     refuse: Callable[[BadSample], None]
-    decoder: DecodingChild
+    decoder: DecoderProcess
     labels: tuple[str, ...] = ("label",)
     class_names: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Reading:
             raise BadSample("label", line) from None
 
 
-def read_image(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """An image as uint8: (height, width) where it is grey, else (height, width, 3).
 
     Raises:
@@ -89,7 +89,7 @@ def read_image(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.uint
     return _one(path, "image", reading)
 
 
-def read_features(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.float32]]:
+def read_features(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.float32]]:
     """A sound's log-mel features, of the shape `reading.sounds.shape`.
 
     Raises:
@@ -104,7 +104,7 @@ def read_features(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.f
     return _one(path, "sound", reading) if found is None else found
 
 
-def read_shard(path: Path, reading: Reading, label: float | None = None) -> Iterator[Sample]:
+def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
     """The samples of an .npz file with `x`, and perhaps `y` and `id`; `label` is that of its folder.
 
     Raises:
@@ -118,7 +118,7 @@ def read_shard(path: Path, reading: Reading, label: float | None = None) -> Iter
                 yield from _made(one, label if y is None else y[index], name, reading)
 
 
-def read_parquet(path: Path, reading: Reading, label: float | None = None) -> Iterator[Sample]:
+def read_parquet(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
     """The rows of a Parquet file.
 
     Raises:
@@ -133,7 +133,7 @@ def read_parquet(path: Path, reading: Reading, label: float | None = None) -> It
                 yield from rows.sample(row)
 
 
-def _one(path: Path, kind: FileKind, reading: Reading) -> np.ndarray[Any, Any]:
+def _one(path: Path, kind: FileKind, reading: ReadOptions) -> np.ndarray[Any, Any]:
     found = [frame for frame in _frames(path, kind, reading) if isinstance(frame, Block)]
     if len(found) != 1 or len(found[0].x.array) != 1:
         raise BadFile(f"{path}: not one {kind}")
@@ -141,7 +141,7 @@ def _one(path: Path, kind: FileKind, reading: Reading) -> np.ndarray[Any, Any]:
     return array
 
 
-def _frames(path: Path, kind: FileKind, reading: Reading) -> Iterator[Frame]:
+def _frames(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Frame]:
     """What the decoding process sends of a file."""
     try:
         yield from reading.decoder.decode(path, kind)
@@ -163,7 +163,7 @@ class Rows:
     """
 
     def __init__(
-        self, path: Path, names: Sequence[str], reading: Reading, label: float | None = None
+        self, path: Path, names: Sequence[str], reading: ReadOptions, label: float | None = None
     ) -> None:
         names = [name.strip() for name in names]
         places = {name: place for place, name in enumerate(names)}
@@ -240,7 +240,7 @@ class CsvLines:
         BadFile: see `Rows`; or its first line is too long, or no text.
     """
 
-    def __init__(self, path: Path, reading: Reading, label: float | None = None, taken: int = 0) -> None:
+    def __init__(self, path: Path, reading: ReadOptions, label: float | None = None, taken: int = 0) -> None:
         self._path, self._reading = path, reading
         with open_input(path, MAX_TABLE_BYTES, error=BadFile) as file:
             head, num_bytes = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
@@ -274,7 +274,7 @@ class CsvLines:
             raise BadFile(f"{self._path}: a line that is no CSV ({flat(problem)[:100]})") from None
 
 
-def _made(x: Any, y: Any, name: Any, reading: Reading) -> Iterator[Sample]:
+def _made(x: Any, y: Any, name: Any, reading: ReadOptions) -> Iterator[Sample]:
     try:
         yield make_sample(x, y, name)
     except BadSample as problem:

@@ -1,6 +1,6 @@
 """The decoding process: requests by standard input, frames by standard output; it ends with the agent.
 
-`python -P -m fleetune.edge_agent.stream.decoding.child`, see `decoding_child`.
+`python -P -m fleetune.edge_agent.stream.decoding.child_main`, see `decoder_process`.
 """
 
 import math
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from fleetune.edge_agent.stream.decoding.decoders import decoded
-from fleetune.edge_agent.stream.decoding.frames import LENGTH_BYTES, Decode, encode, read_request
+from fleetune.edge_agent.stream.decoding.decoders import decode_file
+from fleetune.edge_agent.stream.decoding.frames import LENGTH_BYTES, DecodeRequest, encode, read_request
 
 MAX_PROCESSOR_S = 600  # for one file
 
@@ -24,12 +24,12 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no frame
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # rather than the agent
-    asked: queue.SimpleQueue[Decode] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[DecodeRequest] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, asked), daemon=True).start()
     while True:
         request = asked.get()
         limit_processor_time(MAX_PROCESSOR_S)
-        for frame in decoded(request):
+        for frame in decode_file(request):
             _write(out, encode(frame))
 
 
@@ -47,7 +47,7 @@ def limit_processor_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _listen(requests: BinaryIO, asked: "queue.SimpleQueue[Decode]") -> None:
+def _listen(requests: BinaryIO, asked: "queue.SimpleQueue[DecodeRequest]") -> None:
     """End the process with its input, though a file is being read: the agent has ended, or was killed."""
     with suppress(Exception):
         while len(head := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:

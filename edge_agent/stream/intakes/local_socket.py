@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from fleetune.edge_agent.stream.messages.intake_messages import (
-    Received,
+from fleetune.edge_agent.stream.intakes.messages import (
+    ParsedMessage,
     answer_to,
     first_message,
     read_message,
@@ -52,7 +52,7 @@ class _Peer:
     ended: bool = False
 
 
-class LocalSocket:
+class SocketIntake:
     """Listens as soon as it is made.
 
     Args:
@@ -135,13 +135,13 @@ class LocalSocket:
         )
         self._selector.modify(peer.socket, wanted or selectors.EVENT_WRITE, peer)
 
-    def _next_messages(self, peer: _Peer) -> list[Received]:
+    def _next_messages(self, peer: _Peer) -> list[ParsedMessage]:
         """Those that are here in whole.
 
         Raises:
             BadSample: there is too much of it, or too much rubbish.
         """
-        found: list[Received] = []
+        found: list[ParsedMessage] = []
         while len(found) < TURN_MESSAGES and len(peer.waiting) < MAX_WAITING_BYTES:
             whole = first_message(peer.received)
             if whole is None:
@@ -161,7 +161,7 @@ class LocalSocket:
             raise BadSample("message", f"a connection with {MAX_RUBBISH} bad messages in a minute is closed")
         return found
 
-    def _answer(self, peer: _Peer, messages: list[Received]) -> None:
+    def _answer(self, peer: _Peer, messages: list[ParsedMessage]) -> None:
         """Keep what is good in as few transactions as its order allows, and answer all of it."""
         samples = [one for one in messages if one.sample is not None]
         labels = [one for one in messages if one.label is not None]
@@ -178,7 +178,7 @@ class LocalSocket:
                 }
         except StoreError as problem:
             failed = problem
-            self._store.refusals.note("disk", str(problem))
+            self._store.refusals.add("disk", str(problem))
         for one in messages:
             if one.problem is not None:
                 self._store.refuse(one.problem)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.datasets.npz import from_arrays
-from fleetune.edge_agent.datasets.sample_roles import below, draws
+from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
 from fleetune.edge_agent.training.device_data import Dataset, split
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.model.spec import ModelSpec
@@ -53,20 +53,20 @@ def test_whatever_stores_a_sample_its_role_is_the_same():
     person=b"fleetune-sample")`, each half as a little-endian integer over 2**64.
     """
     x, y = np.array([[1, 2], [7, 7]], np.uint8), np.array([3, 0])
-    for_test, for_validation = draws(x, y)
+    for_test, for_validation = split_draws(x, y)
     np.testing.assert_allclose(
         [for_test[0], for_validation[0]], [0.4616193440123508, 0.24382614429257332], rtol=1e-15
     )
     for same in (x[:, ::-1][:, ::-1], np.asfortranarray(x), x.reshape(2, 1, 2, 1)):
-        np.testing.assert_array_equal(draws(same, y)[0], for_test)
+        np.testing.assert_array_equal(split_draws(same, y)[0], for_test)
     wide = x.astype(">f4")
-    np.testing.assert_array_equal(draws(wide, y)[0], draws(x.astype(np.float32), y)[0])
+    np.testing.assert_array_equal(split_draws(wide, y)[0], split_draws(x.astype(np.float32), y)[0])
 
 
 @given(n=st.integers(2, 12), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 99))
 def test_few_samples_have_both_sides_and_copies_together(n, fraction, seed):
     numbers = Key(seed).uniform(n)
-    side = below(np.concatenate([numbers, numbers]), fraction)
+    side = select_below(np.concatenate([numbers, numbers]), fraction)
     np.testing.assert_array_equal(side[:n], side[n:])
     assert 0 < side.sum() < 2 * n
     np.testing.assert_array_equal(np.sort(numbers)[: side[:n].sum()], np.sort(numbers[side[:n]]))

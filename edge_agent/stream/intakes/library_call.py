@@ -22,7 +22,7 @@ from typing import Any, Self
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.edge_agent.state.state_folder import mark
-from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import BadSample, Label, Sample, make_label, make_name, make_sample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.protocols.errors import StoreError
@@ -45,7 +45,12 @@ class Intake:
 
     @classmethod
     def open(
-        cls, fleet: str, device: str = HOST, state: Path | str = STATE, *, bounds: Bounds | None = None
+        cls,
+        fleet: str,
+        device: str = HOST,
+        state: Path | str = STATE,
+        *,
+        bounds: RetentionLimits | None = None,
     ) -> Self:
         """The samples of a device, whose agent may run or not.
 
@@ -216,7 +221,7 @@ class SampleQueue:
             if labels:
                 self._store.label(labels)
         except StoreError as problem:
-            self._store.refusals.note("disk", str(problem))
+            self._store.refusals.add("disk", str(problem))
             return False
         with self._changed:
             for item in batch:
