@@ -1,8 +1,8 @@
-"""What each board can do and how it is recognised: one TOML file for each board, each figure with its source.
+"""Board profiles: what each board can do, and how it is recognised. Each board is one TOML file.
 
-`load("raspberry-pi-4b")` gives a `Board`, `names()` all there are, `recognised` the one that a machine is;
-`load_file` reads a file of the user's own and `save` writes one. A new board is a new file; see
-docs/boards.md. What a board really does is measured in `edge_agent.probes`.
+Each figure has its source. `load("raspberry-pi-4b")` gives a `Board`, `names()` lists the boards, and
+`recognised` finds the board of a machine. `load_file` reads a user's own file, and `save` writes one. A new
+board is a new file; see docs/boards.md. `edge_agent.probes` measures what a board really does.
 """
 
 import os
@@ -46,19 +46,19 @@ __all__ = [
     "stated",
 ]
 
-UNKNOWN = "generic"  # the board of which agents claim nothing
+UNKNOWN = "generic"  # the fallback profile, for which agents claim no capability
 _FILES = resources.files(__name__)
 
 
 @dataclass(frozen=True)
 class Board:
-    """One board: the figures of `Figures`, in bytes and bits.
+    """One board, with the figures of `Figures` converted to bytes, bits and watts.
 
     Attributes:
-        name: as its file is called, and as run.toml says it.
-        title: as its maker calls it.
-        battery_wh: None: it has no battery.
-        profile: what its file says, each figure with its source.
+        name: name of its file, as in run.toml.
+        title: the maker's name for it.
+        battery_wh: capacity of its battery; None: it has none.
+        profile: content of its file, each figure with its source.
     """
 
     name: str
@@ -80,17 +80,17 @@ class Board:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all boards with a profile, in alphabetical order."""
+    """Names of all boards with a profile, in alphabetical order."""
     files = (entry.name for entry in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
 @cache
 def load(name: str) -> Board:
-    """Read the profile of a board that comes with Fleetune, once.
+    """Load the profile of a board that comes with Fleetune. It is read once.
 
     Raises:
-        KeyError: there is none of that name; its argument is a line that names those that are.
+        KeyError: there is no such board; the message lists all boards.
     """
     if name not in names():
         raise KeyError(f"no board {name!r}; known: {', '.join(names())}")
@@ -98,42 +98,45 @@ def load(name: str) -> Board:
 
 
 def recognised(machine: Machine) -> str:
-    """The board whose file describes this machine most closely; `UNKNOWN` when none does."""
+    """Name of the board whose profile matches this machine best; `UNKNOWN` if none does."""
     return closest(recognitions(), machine) or UNKNOWN
 
 
 def recognitions() -> dict[str, Recognition]:
-    """The table `[recognise]` of each board whose file has one, by the board's name."""
+    """The table `[recognise]` of each board that has one, by the board's name."""
     found = {name: decode_recognition(*_shipped(name)) for name in names()}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def load_file(path: Path, text: str | None = None) -> Board:
-    """Read the profile in a file of the user's own; the board is called as the file.
+    """Read a user's own profile. The board has the file's name.
 
     Args:
-        path: of the file.
-        text: its content, where the caller has read it already.
+        path: path of the file.
+        text: its content, if the caller has read it already.
 
     Raises:
-        ProfileError: the file cannot be read, or what it says is wrong.
+        ProfileError: the file cannot be read, or its content is wrong.
     """
     if path.stem == UNKNOWN:
-        raise ProfileError(f"{path}: of a board called {UNKNOWN!r} nothing is claimed; rename the file")
+        raise ProfileError(
+            f"{path}: `{UNKNOWN}` is reserved for the fallback profile, which claims no"
+            " capability; rename the file"
+        )
     try:
         text = path.read_text(encoding="utf-8") if text is None else text
     except OSError as problem:
         raise ProfileError(f"board {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise ProfileError(f"board {path} is no text in UTF-8; see docs/boards.md") from None
+        raise ProfileError(f"board {path} is not text in UTF-8; see docs/boards.md") from None
     return _board(path.stem, decode(text, str(path)))
 
 
 def save(path: Path, profile: Profile) -> None:
-    """Write a file that `load_file` takes: the whole of it or nothing.
+    """Write a file that `load_file` can read. The file is replaced as a whole.
 
     Raises:
-        ProfileError: a figure is out of its range, or the file cannot be written.
+        ProfileError: a figure is out of range, or the file cannot be written.
     """
     text = encode(profile)
     decode(text, str(path))
@@ -148,7 +151,7 @@ def save(path: Path, profile: Profile) -> None:
 
 
 def _shipped(name: str) -> tuple[str, str]:
-    """The text of a board's file, and the file's name."""
+    """Content and name of a board's file."""
     entry = _FILES / f"{name}.toml"
     return entry.read_text(encoding="utf-8"), entry.name
 

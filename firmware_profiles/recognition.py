@@ -1,6 +1,6 @@
-"""How a board is recognised: what its file says of it, held against what the machine at hand tells of itself.
+"""How a board is recognised: its profile is compared with what the machine reports about itself.
 
-Pure: `edge_agent.probes.board_identity` reads the machine.
+This is pure. `edge_agent.probes.board_identity` reads the machine.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ _Beginnings = tuple[_Beginning, ...]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine tells of itself; None: it does not tell.
+    """What a machine reports about itself; None: it reports nothing.
 
     Attributes:
-        model: its maker's name for it, from the device tree, Android's properties or a PC's firmware (DMI).
-        processor: its name on x86, the names of its kinds of core on ARM.
-        android: whether Android runs on it.
-        memory_bytes: memory that is fitted, without what the kernel keeps.
+        model: the maker's name for it, from the device tree, Android's properties or a PC's firmware (DMI).
+        processor: name of the processor on x86, names of its kinds of core on ARM.
+        android: True if Android runs on it.
+        memory_bytes: fitted memory, without what the kernel reserves.
     """
 
     model: str | None
@@ -31,13 +31,13 @@ class Machine:
 
 
 class Recognition(Struct, frozen=True, forbid_unknown_fields=True):
-    """The table `[recognise]` of a board's file: every key that is there must hold.
+    """The table `[recognise]` of a board's file. Every key in it must match.
 
     Attributes:
-        model: how the machine's model begins: one of these.
-        processor: how its processor's name begins: one of these.
-        android: true: Android must run on it.
-        min_memory_mib: it has at least this much memory, and tells so; 0: any.
+        model: possible beginnings of the machine's model.
+        processor: possible beginnings of its processor's name.
+        android: True if Android must run on it.
+        min_memory_mib: least memory in MiB that it must report; 0: any.
     """
 
     model: _Beginnings = ()
@@ -47,13 +47,13 @@ class Recognition(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not (self.model or self.processor or self.android or self.min_memory_mib):
-            raise ValueError("it says nothing; give model, processor, android or min_memory_mib")
+            raise ValueError("the table is empty; give model, processor, android or min_memory_mib")
 
     def fit(self, machine: Machine) -> tuple[int, int, bool, int] | None:
-        """How closely it describes the machine, greater is closer; None: it describes another.
+        """How well this matches the machine, larger is better; None: it does not match.
 
-        What decides is, in this order: the length of the beginning that the model has, that of the
-        processor's, whether Android is asked for, and how much memory is.
+        Values are compared in this order: length of the matching beginning of the model, then of the
+        processor, then whether Android is required, then the required memory.
         """
         model = _longest(self.model, machine.model)
         processor = _longest(self.processor, machine.processor)
@@ -66,16 +66,19 @@ class Recognition(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def closest(boards: Mapping[str, Recognition], machine: Machine) -> str | None:
-    """The board that describes the machine most closely, None when none does.
+    """Name of the board that matches the machine best; None: none matches.
 
-    Of two that do so alike it is the first by the alphabet.
+    Of two equal matches, the first in alphabetical order wins.
     """
     fits = {name: fit for name, board in sorted(boards.items()) if (fit := board.fit(machine)) is not None}
     return max(fits, key=fits.__getitem__, default=None)
 
 
 def _longest(beginnings: _Beginnings, name: str | None) -> int | None:
-    """Length of the longest of `beginnings` that `name` has; 0: none is asked for; None: `name` has none."""
+    """Length of the longest of `beginnings` with which `name` begins.
+
+    It is 0 if `beginnings` is empty, and None if `name` has none of them.
+    """
     if not beginnings:
         return 0
     return max(

@@ -1,4 +1,4 @@
-"""What the TOML file of a board may say, and reading and writing it."""
+"""The format of a board's TOML file, and how it is read and written."""
 
 import json
 import re
@@ -26,15 +26,17 @@ _Celsius = Annotated[float, Meta(ge=20, le=150)]
 
 
 class ProfileError(ValueError):
-    """A board's file is missing or wrong; `str()` is one line: which file, which key, what it may be."""
+    """A board's file is missing or wrong. `str()` names the file, the key and the allowed values in one
+    line.
+    """
 
 
 class Figure(Struct, Generic[_T], frozen=True, forbid_unknown_fields=True):
-    """One thing that is said of a board.
+    """One figure of a board.
 
     Attributes:
-        value: in the unit that the key names.
-        source: a link, "estimate", or "measured" on the very board.
+        value: the value, in the unit that the key names.
+        source: a link, "estimate", or "measured" on this very board.
         note: how it was estimated or measured.
     """
 
@@ -44,24 +46,24 @@ class Figure(Struct, Generic[_T], frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.source not in (ESTIMATE, MEASURED) and not re.match(r"https?://\S+$", self.source):
-            raise ValueError(f"source is {self.source!r}; it may be a link, {ESTIMATE!r} or {MEASURED!r}")
+            raise ValueError(f"source is {self.source!r}; it must be a link, {ESTIMATE!r} or {MEASURED!r}")
 
 
 class Figures(Struct, frozen=True, forbid_unknown_fields=True):
-    """All figures of a board. Each must be there, but for the battery of a board that has none.
+    """All figures of a board. Each is required, except the battery.
 
     Attributes:
-        cores: processor cores.
-        memory_mib: memory that is fitted.
-        training_gflops: effective speed in training with one thread, which is what an agent takes unless told
-            otherwise: 1e9 floating-point operations a second, see docs/boards.md.
-        uplink_mbps, downlink_mbps: a typical link where such boards stand.
-        idle_w, train_w, transmit_w, receive_w: drawn by the whole board: doing nothing, with one thread
-            training, while a payload goes up, while one comes down.
-        battery_wh: of its battery when full.
-        max_celsius: of its hottest thermal zone; from there on it makes itself slower.
-        sensors: what it can tell of its power and heat.
-        links: presets of `edge-sim link presets` on which such boards stand.
+        cores: number of processor cores.
+        memory_mib: fitted memory in MiB.
+        training_gflops: effective speed of training with one thread, in 1e9 floating-point operations a
+            second. Agents train with one thread by default; see docs/boards.md.
+        uplink_mbps, downlink_mbps: speed of a typical link of such boards, in Mbit/s.
+        idle_w, train_w, transmit_w, receive_w: power of the whole board in watts: idle, training with one
+            thread, uploading, downloading.
+        max_celsius: temperature of the hottest thermal zone at which the board throttles itself.
+        sensors: sensors of its power and heat.
+        links: presets of `edge-sim link presets` that are typical for such boards.
+        battery_wh: capacity of its full battery in Wh; None: it has no battery.
     """
 
     cores: Figure[_Count]
@@ -82,14 +84,16 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True):
         for key in ("train_w", "transmit_w", "receive_w"):
             busy = getattr(self, key).value
             if busy < self.idle_w.value:
-                raise ValueError(f"{key} is {busy:g}, less than idle_w = {self.idle_w.value:g}")
+                raise ValueError(
+                    f"{key} is {busy:g}, less than idle_w = {self.idle_w.value:g}; it must not be less"
+                )
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a board's file says of the board. Agents store it with what they know of a run.
+    """The profile in a board's file. Agents store it with their state of a run.
 
     Attributes:
-        title: as its maker calls it.
+        title: the maker's name for the board.
         figures: what it can do.
     """
 
@@ -98,17 +102,17 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(Profile, frozen=True, forbid_unknown_fields=True):
-    """A board's file as a whole.
+    """All of a board's file.
 
     Attributes:
-        recognise: by what a machine is recognised as this board; None: only who names the board gets it.
+        recognise: how a machine is recognised as this board; None: only a user can choose it, by name.
     """
 
     recognise: Recognition | None = None
 
 
 def stated(figures: Figures) -> dict[str, Figure[object]]:
-    """The figures that are there, by key, in the order of the schema."""
+    """The figures that are given, by key, in the order of the schema."""
     named = {key: getattr(figures, key) for key in Figures.__struct_fields__}
     return {key: figure for key, figure in named.items() if figure is not None}
 
@@ -117,11 +121,11 @@ def decode(text: str, where: str) -> Profile:
     """Read a board's TOML.
 
     Args:
-        text: the file's.
-        where: the file, for the error's line.
+        text: content of the file.
+        where: name of the file, for errors.
 
     Raises:
-        ProfileError: `text` is no TOML, or a key is missing, unknown or out of its range.
+        ProfileError: `text` is not TOML, or a key is missing, unknown or out of range.
     """
     file = _read(text, where)
     return Profile(file.title, file.figures)
@@ -131,17 +135,17 @@ def decode_recognition(text: str, where: str) -> Recognition | None:
     """Read the table `[recognise]` of a board's TOML; None: it has none.
 
     Args:
-        text: the file's.
-        where: the file, for the error's line.
+        text: content of the file.
+        where: name of the file, for errors.
 
     Raises:
-        ProfileError: as `decode` does.
+        ProfileError: as `decode`.
     """
     return _read(text, where).recognise
 
 
 def encode(profile: Profile) -> str:
-    """The TOML that `decode` reads as `profile`."""
+    """Write a profile as TOML that `decode` can read."""
     lines = (_line(key, figure) for key, figure in stated(profile.figures).items())
     return "\n".join([f"title = {_toml(profile.title)}", "", "[figures]", *lines, ""])
 
@@ -149,8 +153,8 @@ def encode(profile: Profile) -> str:
 def _read(text: str, where: str) -> _File:
     try:
         content = tomllib.loads(text)
-    except (ValueError, RecursionError) as problem:  # ValueError: also an integer of too many digits
-        raise ProfileError(f"{where} is no TOML: {problem}; {_REMEDY}") from None
+    except (ValueError, RecursionError) as problem:  # ValueError: also a whole number with too many digits
+        raise ProfileError(f"{where} is not valid TOML: {problem}; {_REMEDY}") from None
     try:
         return msgspec.convert(content, _File)
     except msgspec.ValidationError as problem:
@@ -161,7 +165,7 @@ _REMEDY = 'see docs/boards.md, or use the board "generic"'
 
 
 def _explain(problem: str) -> str:
-    """A validation error in the words of the file: the key first."""
+    """Rewrite a validation error of msgspec in the words of the file, with the key first."""
     said, _, path = " ".join(problem.replace("`", "").split()).partition(" - at ")
     key = path.removeprefix("$").lstrip(".")
     for start, verdict in (("missing required field ", "is missing"), ("unknown field ", "is unknown")):
@@ -178,5 +182,5 @@ def _line(key: str, figure: Figure[object]) -> str:
 
 
 def _toml(value: object) -> str:
-    """Strings, numbers and arrays of strings are written as in JSON, but for DEL."""
+    """Write a string, number or list of strings as TOML. JSON is the same, except for the character DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""Sound files, `audio:FOLDER?rate=16000`: a file a sample, as log-mel features (`datasets.log_mel`).
+"""Sound files, `audio:FOLDER?rate=16000`: each file is one sample of log-mel features (`datasets.log_mel`).
 
-WAV files of whole numbers are read by Python itself; all others (FLAC, OGG, MP3, WAV of floats) by soundfile,
-which is imported where such a file is read, and nowhere else.
+Python itself reads WAV files of whole numbers. soundfile reads all others (FLAC, OGG, MP3, WAV of floats). It
+is imported only when such a file is read.
 """
 
 import os
@@ -20,38 +20,41 @@ from fleetune.protocols.one_line import flat
 
 SOUNDS = frozenset({".wav", ".flac", ".ogg", ".mp3"})
 CLASSES = "classes.txt"
-MAX_SOUND_FILE_BYTES = 2**32  # of the file; what is read of it ends with the seconds that count
+MAX_SOUND_FILE_BYTES = 2**32  # size of a file; only the first seconds are read
 _BLOCK_BYTES = 2**20
 _PARTS = ("label", "group")
 
 
 class NeedsSoundfile(DataError):  # noqa: N818 - it reports what is missing
-    """What reads such files is not installed here: `str()` is the line that says how to."""
+    """The package that reads such files is not installed. `str()` says how to install it."""
 
 
 def load_audio(source: str, folder: Path, options: str) -> Dataset:
-    """Every sound in a folder and the folders in it, in the order of their names.
+    """Load every sound in a folder and its subfolders, in the order of their names.
 
-    A sound's label is the folder it lies in, right below `folder`; with `names=label,group,take` it is that
-    part of the file's name, whose parts have underscores between: the recordings of FSDD are called so.
+    A sound's label is the name of its folder right below `folder`. With `names=label,group,take` it is that
+    part of the file's name, whose parts are separated by underscores. The recordings of FSDD are named so.
 
     Args:
-        source: as the user wrote it, for messages.
-        folder: in which perhaps classes.txt lists the classes, a line each; else labels are their numbers.
-        options: those of `LogMel`, and `names`.
+        source: the source as the user wrote it, for messages.
+        folder: the folder. Its file classes.txt may list the classes, one per line. Without it, labels are
+            numbers.
+        options: options of `LogMel`, and `names`.
 
     Raises:
-        DataError: in one line, what is wrong with the options, a file or its label.
+        DataError: an option, a file or its label is wrong.
     """
     settings, rest = log_mel_options(source, options)
     names = [name.strip() for name in rest.pop("names", "").split(",") if name.strip()]
     if rest:
-        raise DataError(f"{source}: no option {min(rest)!r}; there are names and those of docs/data.md")
+        raise DataError(f"{source}: unknown option {min(rest)!r}; use names, or an option of docs/data.md")
     if names and "label" not in names:
-        raise DataError(f"{source}: names must tell which part of a file's name is the label")
+        raise DataError(f"{source}: names has no part label; add it, as in names=label,group")
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SOUNDS and path.is_file()]
     if not paths:
-        raise DataError(f"{source}: no sounds in {folder}; expected {', '.join(sorted(SOUNDS))}")
+        raise DataError(
+            f"{source}: there are no sounds in {folder}; expected files ending in {', '.join(sorted(SOUNDS))}"
+        )
     parts = [_parts(source, folder, path, names) for path in paths]
     classes = {name: number for number, name in enumerate(class_names(folder))}
     x = np.empty((len(paths), *settings.shape), np.float32)
@@ -63,20 +66,21 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
 
 
 def sound_features(path: Path, settings: LogMel) -> NDArray[np.float32]:
-    """A file's features. Raises as `read_sound`."""
+    """Log-mel features of a sound file. Raises as `read_sound`."""
     return log_mel(read_sound(path, settings.rate, settings.length), settings)
 
 
 def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
-    """A file's amplitudes in [-1, 1], shape (n,): the mean of its channels.
+    """Read a sound file as amplitudes in [-1, 1], shape (n,). Several channels are averaged.
 
     Args:
-        path: of the file.
-        rate: that it must have, Hz.
-        length: amplitudes that are read at most; None: all.
+        path: path of the file.
+        rate: sampling rate that it must have, in Hz.
+        length: number of amplitudes to read at most; None: all.
 
     Raises:
-        DataError: it is damaged, holds nothing, or has another rate; NeedsSoundfile.
+        DataError: the file is damaged, empty, or has another sampling rate.
+        NeedsSoundfile: soundfile is not installed.
     """
     most = memory_limit_bytes() // 4 if length is None else length
     found = _wave(path, rate, most) if path.suffix.lower() == ".wav" else None
@@ -86,23 +90,25 @@ def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
 
 def _not_empty(path: Path, sound: Sound) -> Sound:
     if not sound.size:
-        raise DataError(f"{path}: there is no sound in it")
+        raise DataError(f"{path}: the file has no sound in it; remove it")
     return sound
 
 
 def _check_rate(path: Path, found: int, rate: int) -> None:
     if found != rate:
-        raise DataError(f"{path}: {found} Hz, not {rate}; convert it, or say ?rate={found}")
+        raise DataError(
+            f"{path}: its sampling rate is {found} Hz, not {rate}; convert it, or use ?rate={found}"
+        )
 
 
 def wav_features(path: Path, settings: LogMel) -> NDArray[np.float32] | None:
-    """As `sound_features`, of a WAV file of whole numbers; None: it is another kind of file."""
+    """Features of a WAV file of whole numbers; None: it is another kind of file."""
     sound = _wave(path, settings.rate, settings.length)
     return None if sound is None else log_mel(_not_empty(path, sound), settings)
 
 
 def _wave(path: Path, rate: int, length: int) -> Sound | None:
-    """The mean of the channels; None: another kind of WAV file."""
+    """Amplitudes of a WAV file of whole numbers, averaged over channels; None: it is another kind of file."""
     with open_input(path, MAX_SOUND_FILE_BYTES) as content:
         try:
             return _whole_numbers(path, content, rate, length)
@@ -112,7 +118,7 @@ def _wave(path: Path, rate: int, length: int) -> Sound | None:
             return None
         except Exception as problem:  # noqa: BLE001 - a chunk that ends too early is a RuntimeError
             words = flat(problem)[:200] or type(problem).__name__
-            raise DataError(f"{path}: no readable sound ({words})") from None
+            raise DataError(f"{path}: not a readable sound ({words}); copy it again") from None
 
 
 def _whole_numbers(path: Path, content: BinaryIO, rate: int, length: int) -> Sound | None:
@@ -139,20 +145,20 @@ def _joined(blocks: list[Sound]) -> Sound:
 
 
 def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Little-endian whole numbers, shape (n, bytes), as amplitudes; those of one byte are above 0."""
+    """Convert little-endian whole numbers, shape (n, bytes), to amplitudes. One-byte numbers are unsigned."""
     width = numbers.shape[1]
     if width == 1:
         return (numbers[:, 0].astype(np.float32) - np.float32(128)) / np.float32(128)
     wide = np.zeros((len(numbers), 4), np.uint8)
-    wide[:, 4 - width :] = numbers  # in the upper bytes: the sign is in place
+    wide[:, 4 - width :] = numbers  # into the upper bytes, so that the sign is in place
     return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
 
 
 def _with_soundfile(path: Path, rate: int, length: int) -> Sound:
     try:
         import soundfile
-    except (ImportError, OSError):  # OSError: its library is not there
-        words = f"{path}: only WAV files of whole numbers are read without soundfile: pip install soundfile"
+    except (ImportError, OSError):  # OSError: its C library is missing
+        words = f"{path}: this kind of sound needs soundfile: pip install soundfile"
         raise NeedsSoundfile(words) from None
     try:
         with open_input(path, MAX_SOUND_FILE_BYTES) as content, soundfile.SoundFile(content) as file:
@@ -166,27 +172,27 @@ def _with_soundfile(path: Path, rate: int, length: int) -> Sound:
     except FleetuneError:
         raise
     except Exception as problem:  # noqa: BLE001 - damaged files raise nearly anything
-        raise DataError(f"{path}: no readable sound ({flat(problem)[:200]})") from None
+        raise DataError(f"{path}: not a readable sound ({flat(problem)[:200]}); copy it again") from None
 
 
 def _parts(source: str, folder: Path, path: Path, names: list[str]) -> dict[str, str]:
-    """A file's label, and perhaps its group."""
+    """Label of a file, and its group if its name has one."""
     if not names:
         inside = path.relative_to(folder).parts[:-1]
         if not inside:
-            raise DataError(f"{source}: {path.name} lies in no folder of a class; see docs/data.md")
+            raise DataError(f"{source}: {path.name} is not in the folder of a class; see docs/data.md")
         return {"label": inside[0]}
     found = path.stem.split("_")
     if len(found) != len(names):
-        raise DataError(f"{source}: {path.name} has {len(found)} parts, names has {len(names)}")
+        raise DataError(f"{source}: the name of {path.name} has {len(found)} parts; names lists {len(names)}")
     return {name: part for name, part in zip(names, found, strict=True) if name in _PARTS}
 
 
 def class_names(folder: Path) -> list[str]:
-    """Names of the classes 0, 1, ... as classes.txt in a folder lists them; empty: there is no such file.
+    """Names of the classes 0, 1, ... in a folder's classes.txt; empty: there is no such file.
 
     Raises:
-        DataError: it cannot be read, see `read_text_input`.
+        DataError: the file cannot be read, see `read_text_input`.
     """
     path = folder / CLASSES
     if not os.path.lexists(path):
@@ -200,5 +206,5 @@ def _number(source: str, path: Path, label: str, classes: dict[str, int]) -> int
     if label.isdecimal():
         return int(label)
     raise DataError(
-        f"{source}: {path}: {label!r} is no number, and classes.txt in the folder does not list it"
+        f"{source}: {path}: label {label!r} is not a number, and classes.txt in the folder does not list it"
     )

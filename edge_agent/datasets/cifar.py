@@ -1,8 +1,8 @@
-"""The original files of CIFAR-10 and CIFAR-100, the Python version and the binary version.
+"""The original files of CIFAR-10 and CIFAR-100, in the Python version or the binary version.
 
-The Python version is a pickle of a NumPy array. It is read by an unpickler that knows plain values and our
-own stand-ins for the three NumPy names in such a file, and nothing else: a file from elsewhere can run no
-code here. (NumPy's own reconstruction is not safe enough: damaged dtype states crash the interpreter.)
+The Python version is a pickle of a NumPy array. Our unpickler knows plain values and stand-ins for the three
+NumPy names in such a file, and nothing else. So a file from elsewhere can run no code here. NumPy's own
+unpickling is not safe enough: damaged dtype states crash the interpreter.
 """
 
 import io
@@ -18,16 +18,18 @@ from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import read_input
 
 _IMAGE_BYTES = 3 * 32 * 32
-MAX_FILE_BYTES = 2**28  # the largest of the original files has 156 MB
+MAX_FILE_BYTES = 2**28  # the largest original file has 156 MB
 _TEN = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
 _HUNDRED = (["train"], ["test"])
 
 
 def load_cifar(source: str, folder: Path) -> Dataset:
-    """Images as (n, 3, 32, 32), uint8; CIFAR-100 with its 100 fine labels; test files marked as test.
+    """Load images as uint8, shape (n, 3, 32, 32). CIFAR-100 has its 100 fine labels.
+
+    Samples of the test files are marked as test.
 
     Raises:
-        DataError: files are missing or damaged, or a pickle asks for more than NumPy arrays.
+        DataError: a file is missing or damaged, or a pickle has more than NumPy arrays.
     """
     for suffix, (train, test) in [(s, names) for names in (_TEN, _HUNDRED) for s in ("", ".bin")]:
         files = [folder / f"{name}{suffix}" for name in (*train, *test)]
@@ -43,7 +45,8 @@ def load_cifar(source: str, folder: Path) -> Dataset:
                 benchmark=True,
             )
     raise DataError(
-        f"{source}: neither test_batch[.bin] (CIFAR-10) nor test[.bin] (CIFAR-100) is in {folder}"
+        f"{source}: {folder} has neither test_batch[.bin] (CIFAR-10) nor test[.bin] (CIFAR-100);"
+        " unpack it there"
     )
 
 
@@ -52,20 +55,22 @@ def _read_bin(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     data = np.frombuffer(read_input(path, MAX_FILE_BYTES), np.uint8)
     num_labels = 2 if path.stem in ("train", "test") else 1
     if not data.size or data.size % (num_labels + _IMAGE_BYTES):
-        raise DataError(f"{path}: {data.size} bytes are no whole number of images; copy it again")
+        raise DataError(f"{path}: {data.size} bytes are not a whole number of images; copy it again")
     rows = data.reshape(-1, num_labels + _IMAGE_BYTES)
     return rows[:, num_labels:], rows[:, num_labels - 1]
 
 
 def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     content = _unpickle(path)
-    if isinstance(content, dict):  # keys are bytes in the files written by Python 2
+    if isinstance(content, dict):  # keys are bytes in files that Python 2 wrote
         images = content.get("data", content.get(b"data"))
         named = [content.get(key) for name in ("labels", "fine_labels") for key in (name, name.encode())]
         y = next((labels for labels in named if isinstance(labels, list)), [])
         if isinstance(images, _Array) and all(type(label) is int and 0 <= label < 100 for label in y):
             return images.rows(path, len(y)), np.asarray(y, np.int64)
-    raise DataError(f"{path}: not a CIFAR batch: `data` and `labels` are not in it")
+    raise DataError(
+        f"{path}: not a CIFAR batch: `data` or `labels` is missing or not valid; get the original again"
+    )
 
 
 def _unpickle(path: Path) -> Any:
@@ -79,7 +84,9 @@ def _unpickle(path: Path) -> Any:
 
 
 class _Array:
-    """Stands in for what NumPy calls to rebuild an array: it takes its state, and trusts none of it."""
+    """Stands in for the NumPy functions that rebuild an array. It stores their arguments without trusting
+    them.
+    """
 
     def __init__(self, *_: object) -> None:
         self._state: tuple[Any, ...] = ()
@@ -88,33 +95,35 @@ class _Array:
         self._state = state
 
     def rows(self, path: Path, count: int) -> NDArray[np.uint8]:
-        """The bytes as (count, 3072).
+        """The image bytes, shape (count, 3072).
 
         Raises:
-            DataError: there are not as many.
+            DataError: there are more or fewer.
         """
         match self._state:
             case (_, (n, width), _Dtype(code="u1" | b"u1"), fortran, bytes(data)):
                 if (n, width) == (count, _IMAGE_BYTES) and len(data) == count * _IMAGE_BYTES:
                     return np.frombuffer(data, np.uint8).reshape((n, width), order="F" if fortran else "C")
-        raise DataError(f"{path}: not a CIFAR batch: `data` is not {count} x {_IMAGE_BYTES} bytes")
+        raise DataError(
+            f"{path}: not a CIFAR batch: `data` is not {count} x {_IMAGE_BYTES} bytes; get the original again"
+        )
 
 
 class _Dtype:
-    """Stands in for `numpy.dtype`, of which only the code matters here."""
+    """Stands in for `numpy.dtype`. Only its code matters here."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Ignore byte order and the like, which bytes do not have."""
+        """Ignore byte order and the other state, which does not apply to bytes."""
 
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         known = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))
         if known is None:
-            raise pickle.UnpicklingError(f"refused: it asks for {f'{module}.{name}'!r}")
+            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!r}, which is not allowed")
         return known
 
 

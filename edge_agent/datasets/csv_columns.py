@@ -1,7 +1,7 @@
-"""Columns of a CSV file, filled row by row: memory grows with what is kept, never with the longest cell.
+"""Columns of a CSV file, filled row by row, so that memory grows only with what is kept.
 
-Cells become numbers, class numbers, token ids or group names as soon as they are read. A mistake names the
-row, counted as a spreadsheet does (the first line of the file is row 1), the column and the cell.
+Cells become numbers, class numbers, token ids or group names as soon as they are read. Errors name the row,
+the column and the cell. Rows are counted as in a spreadsheet: the first line of the file is row 1.
 """
 
 import csv
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.datasets.source_options import repeated
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import open_text_input
+from fleetune.protocols.one_line import flat
 
 EXACT = 2**24  # float32 holds every whole number up to here
 _CHUNK_CELLS = 2**14
@@ -33,12 +34,12 @@ class CsvFile:
     """A CSV file and the names of its columns.
 
     Args:
-        source: as the user wrote it, for messages.
-        path: of the file; `.gz` is unpacked.
-        names: of the columns; empty: the first row has them.
+        source: the source as the user wrote it, for messages.
+        path: path of the file; `.gz` is unpacked.
+        names: names of the columns; empty: the first row has them.
 
     Raises:
-        DataError: it cannot be read, has no rows, or two columns have one name.
+        DataError: the file cannot be read or has no rows, or two columns have the same name.
     """
 
     def __init__(self, source: str, path: Path, names: Sequence[str] = ()) -> None:
@@ -54,16 +55,19 @@ class CsvFile:
             )
 
     def check(self, names: Sequence[str], option: str) -> None:
-        """Raises DataError: there is no such column, or a name is given twice."""
+        """Check column names that an option lists. Raises DataError: one does not exist, or is listed
+        twice.
+        """
         twice = repeated(names)
         if twice is not None:
-            raise DataError(f"{self.source}: {option} names {twice!r} twice; name each column once")
+            raise DataError(f"{self.source}: {option} lists {twice!r} twice; list each column once")
         for name in names:
             if name not in self.names:
-                raise DataError(f"{self.source}: no column {name!r}; there are {', '.join(self.names)}")
+                names_shown = flat(", ".join(self.names))[:500]  # a quoted name may have several lines
+                raise DataError(f"{self.source}: there is no column {name!r}; the columns are {names_shown}")
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The rows with their numbers, without the names; blank rows are left out.
+        """Rows with their row numbers, without the header and blank rows.
 
         Raises:
             DataError: the file cannot be read, or a row has more or fewer cells than there are columns.
@@ -73,12 +77,15 @@ class CsvFile:
                 continue
             if len(row) != len(self.names):
                 raise DataError(
-                    f"{self.source}: row {number} has {len(row)} columns, the first {len(self.names)}"
+                    f"{self.source}: row {number} has {len(row)} columns; it must have"
+                    f" {len(self.names)}, as the first row"
                 )
             yield number, row
 
     def fill(self, *columns: "Column | None", cells_per_row: int = 1) -> None:
-        """Give all rows to the columns, in chunks. Raises DataError: see `rows` and the columns."""
+        """Read all rows in chunks, and pass each chunk to the columns. Raises DataError: see `rows` and the
+        columns.
+        """
         rows, found = self.rows(), False
         some = max(1, _CHUNK_CELLS // max(cells_per_row, len(self.names)))
         while chunk := [*islice(rows, some)]:
@@ -87,10 +94,10 @@ class CsvFile:
                 if column is not None:
                     column.take(chunk)
         if not found:
-            raise DataError(f"{self.source}: {self.path} has no rows")
+            raise DataError(f"{self.source}: {self.path} has no rows; it must have at least one")
 
     def wrong_cell(self, row: int, name: str, cell: str, words: str) -> DataError:
-        """The error that says what is wrong with a cell and what to do."""
+        """The error for a cell: where it is, what is wrong with it, and what to do."""
         shown = repr(cell) if len(cell) <= _SHOWN else f"{cell[:_SHOWN]!r}..."
         return DataError(f"{self.source}: row {row}, column {name}: {shown} {words}")
 
@@ -98,7 +105,7 @@ class CsvFile:
         for _, row in self._all_rows():
             if row:
                 return [name.strip() for name in row]
-        raise DataError(f"{self.source}: {self.path} has no rows")
+        raise DataError(f"{self.source}: {self.path} has no rows; its first row must name the columns")
 
     def _all_rows(self) -> Iterator[tuple[int, list[str]]]:
         number = 0
@@ -119,17 +126,17 @@ class CsvFile:
 
 
 class Column(Protocol):
-    """What is made of the cells of one or more columns."""
+    """Converts the cells of one or more columns to an array."""
 
     def take(self, rows: Rows) -> None:
-        """Add the next rows. Raises DataError: a cell is not what it must be."""
+        """Convert the next rows. Raises DataError: a cell is not valid."""
 
 
 class Numbers:
-    """Columns as float32, shape (n, columns).
+    """Converts columns to float32, shape (n, columns).
 
     Attributes:
-        whole: every number so far is a whole one.
+        whole: True if every number so far is whole.
     """
 
     def __init__(self, file: CsvFile, names: Sequence[str]) -> None:
@@ -145,7 +152,7 @@ class Numbers:
             single = values.astype(np.float32)
         if not np.isfinite(single).all():
             row, place = np.argwhere(~np.isfinite(single))[0]
-            words = "is no finite float32 number; correct it or remove the row"
+            words = "is not a finite float32 number; correct it or remove the row"
             raise self._wrong(rows[row], place, words)
         for row, place in np.argwhere(np.abs(values) >= EXACT):
             number, cells = rows[row]
@@ -154,10 +161,10 @@ class Numbers:
         self._found.frombytes(single.tobytes())
 
     def done(self) -> NDArray[np.float32]:
-        """All of them.
+        """All numbers so far.
 
         Raises:
-            DataError: two different whole numbers of one column are one float32.
+            DataError: two different whole numbers of one column become one float32.
         """
         for name, large in self._large.items():
             pair = large.one_float32()
@@ -193,7 +200,9 @@ class Numbers:
 
 
 class _LargeNumbers:
-    """The whole numbers of a column that float32 may round: row, number modulo 2**61 - 1, float32."""
+    """Whole numbers of a column that float32 may round: their rows, their values modulo 2**61 - 1, and as
+    float32.
+    """
 
     def __init__(self) -> None:
         self._rows, self._exact, self._single = array("q"), array("q"), array("f")
@@ -205,7 +214,7 @@ class _LargeNumbers:
             self._single.append(single)
 
     def one_float32(self) -> tuple[int, int] | None:
-        """Rows of two different numbers that are one float32; None: there are none."""
+        """Rows of two different numbers that are the same float32; None: there are none."""
         if not self._single:
             return None
         single, exact = np.frombuffer(self._single, np.float32), np.frombuffer(self._exact, np.int64)
@@ -218,7 +227,7 @@ class _LargeNumbers:
 
 
 class Classes:
-    """A label's texts as their numbers, int64, shape (n,)."""
+    """Converts the texts of a label to class numbers, int64, shape (n,)."""
 
     def __init__(self, file: CsvFile, name: str, classes: Sequence[str]) -> None:
         self._file, self._name, self._place = file, name, file.names.index(name)
@@ -231,18 +240,19 @@ class Classes:
             found = self._numbers.get(cell.strip())
             if found is None:
                 words = (
-                    f"is none of the classes {', '.join(self._numbers)[:200]}; list all texts of the label"
+                    f"is not one of the classes {', '.join(self._numbers)[:200]}; list every"
+                    " text of the label"
                 )
                 raise self._file.wrong_cell(number, self._name, cell, words)
             self._found.append(found)
 
     def done(self) -> NDArray[np.int64]:
-        """All of them."""
+        """All class numbers so far."""
         return np.frombuffer(self._found, np.int64)
 
 
 class Groups:
-    """A column as it stands: each text is kept once, shape (n,)."""
+    """Keeps a column of texts, shape (n,). Each different text is stored once."""
 
     def __init__(self, file: CsvFile, name: str) -> None:
         self._place, self._numbers, self._found = file.names.index(name), dict[str, int](), array("i")
@@ -252,12 +262,12 @@ class Groups:
         self._found.extend([known.setdefault(row[self._place], len(known)) for _, row in rows])
 
     def done(self) -> NDArray[np.object_]:
-        """All of them, as str objects."""
+        """All texts so far, as str objects."""
         return np.array([*self._numbers], object)[np.frombuffer(self._found, np.intc)]
 
 
 class TokenIds:
-    """Columns of words as token ids, float32, shape (n, words)."""
+    """Converts columns of words to token ids, float32, shape (n, words)."""
 
     def __init__(self, file: CsvFile, names: Sequence[str], words: int, vocabulary: int) -> None:
         self._places = [file.names.index(name) for name in names]
@@ -269,13 +279,14 @@ class TokenIds:
             self._found.extend(token_ids(text, self._words, self._vocabulary))
 
     def done(self) -> NDArray[np.float32]:
-        """All of them."""
+        """All token ids so far."""
         return np.frombuffer(self._found, np.float32).reshape(-1, self._words)
 
 
 def token_ids(text: str, words: int, vocabulary: int) -> list[int]:
-    """The first words of a text as numbers 1..vocabulary-1, by their checksums (CRC-32), so that no device
-    needs a dictionary; filled up with 0, which is no word.
+    """Convert the first words of a text to token ids from 1 to `vocabulary - 1`, padded with 0.
+
+    An id is the word's checksum (CRC-32) modulo the vocabulary, so that no device needs a dictionary.
     """
     found = islice(re.finditer(r"\w+", text.lower()), words)
     ids = [1 + zlib.crc32(word.group().encode()) % (vocabulary - 1) for word in found]
@@ -283,12 +294,14 @@ def token_ids(text: str, words: int, vocabulary: int) -> list[int]:
 
 
 def is_whole(cell: str) -> bool:
-    """Whether a cell is written as a whole number, such as 12 or 12.0; 1.2e9 is a measured one."""
+    """True if a cell is written as a whole number, such as 12 or 12.0. 1.2e9 counts as a measured number."""
     return _WHOLE.fullmatch(cell) is not None
 
 
 def as_whole(cell: str) -> int:
-    """The number of a cell that `is_whole`. Raises ValueError: it has thousands of digits."""
+    """The exact number of a cell for which `is_whole` is true. Raises ValueError: it has thousands of
+    digits.
+    """
     return int(cell.partition(".")[0])
 
 

@@ -1,4 +1,4 @@
-"""Labelled samples, as every source gives them."""
+"""`Dataset`, the samples that every format and source gives, and the checks on them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,17 @@ class Dataset:
     """All samples of a source.
 
     Attributes:
-        x: inputs, shape (n, ...), uint8 or float32.
-        y: labels: classes, int64, shape (n,); or numbers, float32, shape (n, ...), none of them (n, 0) where
-            the source has no labels.
-        group: who a sample is from (person, writer), shape (n,); None: not known.
-        test: True at the source's own test samples, shape (n,); None: it names none.
-        validation: True at the source's own validation samples, shape (n,); None: it names none.
-        block: which samples have one role, because they overlap: their block's number, shape (n,); None: each
-            has its own.
-        source: as the user wrote it, for messages.
-        benchmark: the test samples are those of a published benchmark. Simulations deal all of its samples
-            to their devices, as the papers do; what users mark in their own data stays what it is.
+        x: inputs, uint8 or float32, shape (n, ...).
+        y: labels. Classes: int64, shape (n,). Numbers: float32, shape (n, k), with k = 0 if there are no
+            labels.
+        group: person or place of each sample, shape (n,); None: not known.
+        test: True at the source's own test samples, shape (n,); None: it marks none.
+        validation: True at the source's own validation samples, shape (n,); None: it marks none.
+        source: the source as the user wrote it, for messages.
+        benchmark: True if the test samples are those of a published benchmark. Simulations partition all its
+            samples among devices, as the papers do. Samples that users mark in their own data stay as marked.
+        block: block number of each sample, shape (n,). Samples of a block overlap, so they belong to the same
+            part of the split. None: each sample is its own block.
     """
 
     x: NDArray[np.generic]
@@ -38,12 +38,14 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
+        """Shape of one sample."""
         return self.x.shape[1:]
 
     @property
     def strata(self) -> NDArray[np.int64]:
-        """By what samples are dealt and split, shape (n,): their classes; all 0 where labels are numbers."""
+        """Stratum of each sample for partitions and splits, shape (n,): its class, or 0 if labels are
+        numbers.
+        """
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), np.int64)  # type: ignore[return-value]
 
 
@@ -58,31 +60,36 @@ def make_dataset(
     benchmark: bool = False,
     block: ArrayLike | None = None,
 ) -> Dataset:
-    """Check samples and bring them into the types of a `Dataset`.
+    """Check samples and convert them to the types of a `Dataset`.
 
-    Labels that are whole numbers, one a sample, are classes, all others numbers; None: there are none. Inputs
-    stay uint8 or become float32; they are not copied otherwise.
+    Labels are classes if there is one whole number per sample, else numbers. `y = None` means no labels.
+    Inputs stay uint8 or become float32, and are copied only if they must be converted.
 
     Raises:
-        DataError: no samples, lengths differ, or a column is not of the kind it must be.
+        DataError: there are no samples, lengths differ, or a column has the wrong type.
     """
     inputs = _inputs(source, as_array(source, "x", x))
     labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
     if len(labels) != len(inputs):
-        raise DataError(f"{source}: y has shape {labels.shape} for {len(inputs)} samples in x")
+        raise DataError(
+            f"{source}: y has shape {labels.shape} for {len(inputs)} samples in x; it needs a label for each"
+        )
     columns = {
         name: None if column is None else as_array(source, name, column)
         for name, column in (("group", group), ("test", test), ("validation", validation), ("block", block))
     }
     for name, array in columns.items():
         if array is not None and array.shape != (len(inputs),):
-            raise DataError(f"{source}: {name} has shape {array.shape} for {len(inputs)} samples in x")
+            raise DataError(
+                f"{source}: {name} has shape {array.shape}; it must be ({len(inputs)},), one value"
+                " for each sample"
+            )
     groups, blocks = columns["group"], columns["block"]
     if groups is not None:
         _check_groups(source, groups)
     tested, validated = (_mask(source, name, columns[name]) for name in ("test", "validation"))
     if tested is not None and validated is not None and (tested & validated).any():
-        raise DataError(f"{source}: a sample is marked both as test and as validation")
+        raise DataError(f"{source}: a sample is marked as test and as validation; mark it once")
     return Dataset(
         inputs,
         labels,
@@ -96,10 +103,10 @@ def make_dataset(
 
 
 def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:
-    """A column as an array. Tensors of torch may need a gradient, lie on a card, or be bfloat16.
+    """Convert a column to an array. Tensors of torch may need a gradient, lie on a GPU, or be bfloat16.
 
     Raises:
-        DataError: its rows have different lengths, or are no numbers or texts.
+        DataError: its rows have different lengths, or are neither numbers nor texts.
     """
     try:
         if isinstance(column, (list, tuple)) and any(hasattr(row, "detach") for row in column):
@@ -110,7 +117,7 @@ def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:
 
 
 def _off_torch(column: Any) -> Any:
-    """A tensor as NumPy takes it; everything else as it is. Torch is not imported for it."""
+    """A tensor as NumPy can take it; anything else unchanged. It does not import torch."""
     if not hasattr(column, "detach"):
         return column
     tensor = column.detach().cpu()
@@ -118,8 +125,8 @@ def _off_torch(column: Any) -> Any:
 
 
 def _check_groups(source: str, group: NDArray[Any]) -> None:
-    """Raises DataError: a sample has no group, or groups are names of different kinds."""
-    if group.dtype.kind not in "Of":  # others have neither None nor NaN
+    """Check the groups. Raises DataError: a sample has none, or their names have different types."""
+    if group.dtype.kind not in "Of":  # other types have neither None nor NaN
         return
     missing = [row for row, name in enumerate(group) if name is None or name != name]  # noqa: PLR0124 - NaN
     if missing:
@@ -129,7 +136,7 @@ def _check_groups(source: str, group: NDArray[Any]) -> None:
         )
     kinds = {type(name).__name__ for name in group} if group.dtype == np.object_ else set()
     if len(kinds) > 1:
-        raise DataError(f"{source}: group mixes {' and '.join(sorted(kinds))}; give names of one kind")
+        raise DataError(f"{source}: group mixes {' and '.join(sorted(kinds))}; give names of one type")
 
 
 def _inputs(source: str, x: NDArray[Any]) -> NDArray[np.generic]:
@@ -155,9 +162,9 @@ def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.floa
 
 
 def _mask(source: str, name: str, mask: NDArray[Any] | None) -> NDArray[np.bool_] | None:
-    """A mask of booleans; None also if it marks no sample."""
+    """A mask as booleans; None if it marks no sample."""
     if mask is None:
         return None
     if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
-        raise DataError(f"{source}: {name} must mark samples by True and False")
+        raise DataError(f"{source}: {name} must mark samples with True and False")
     return mask.astype(np.bool_) if mask.any() else None

@@ -1,4 +1,6 @@
-"""The original files of UCI HAR (Human Activity Recognition Using Smartphones): sensor windows by person."""
+"""The original files of UCI HAR (Human Activity Recognition Using Smartphones): windows of sensor data by
+person.
+"""
 
 from pathlib import Path
 
@@ -14,15 +16,16 @@ _PARTS = ("train", "test")
 
 
 def load_har(source: str, path: Path) -> Dataset:
-    """Windows as (n, 9, time steps), float32, channels in the order of `CHANNELS`; labels from 0; `group` is
-    the person; the test files' samples are marked as test.
+    """Load windows as float32, shape (n, 9, time steps), with channels in the order of `CHANNELS`.
+
+    Labels count from 0, `group` is the person, and samples of the test files are marked as test.
 
     Args:
-        source: as the user wrote it, for messages.
-        path: the unpacked folder, with `train` and `test` in it.
+        source: the source as the user wrote it, for messages.
+        path: the unpacked folder, with the folders `train` and `test`.
 
     Raises:
-        DataError: a file is missing, damaged, or does not go with the others.
+        DataError: a file is missing or damaged, or does not match the others.
     """
     parts = [_part(source, path / part, part) for part in _PARTS]
     x, y, person = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -39,9 +42,13 @@ def _part(
     windows, columns = {one.shape for one in signals}, {labels.shape, persons.shape}
     if len(windows) > 1 or columns != {(len(signals[0]), 1)}:
         shapes = ", ".join(map(str, sorted(windows | columns)))
-        raise DataError(f"{source}: {folder}: tables of {shapes} do not go together; unpack it again")
+        raise DataError(
+            f"{source}: {folder}: its tables have different numbers of rows ({shapes}); unpack it again"
+        )
     if labels.min() < 1:
-        raise DataError(f"{source}: {folder}/y_{part}.txt: activities count from 1")
+        raise DataError(
+            f"{source}: {folder}/y_{part}.txt: an activity is below 1, but they count from 1; unpack it again"
+        )
     return np.stack(signals, axis=1), labels[:, 0], persons[:, 0]
 
 
@@ -51,4 +58,6 @@ def _table(path: Path) -> NDArray[np.float32]:
         with open_text_input(path) as file:
             return np.loadtxt(file, dtype=np.float32, ndmin=2)
     except ValueError as problem:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(problem).split())})") from None
+        raise DataError(
+            f"{path}: not a table of numbers ({' '.join(str(problem).split())}); unpack it again"
+        ) from None

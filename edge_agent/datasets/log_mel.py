@@ -1,9 +1,10 @@
-"""Log-mel features of a sound: what a model sees of it, in numpy alone, so that a device needs nothing else.
+"""Log-mel features of a sound, as a model sees it. They need only NumPy, so that a device needs nothing
+else.
 
-Frames under a Hann window, the power of their discrete Fourier transform, summed under triangles that are
-spaced evenly on the mel scale of O'Shaughnessy (1987), 2595 log10(1 + f / 700), and the logarithm of it. The
-numbers are those of librosa's `melspectrogram` and torchaudio's `MelSpectrogram` with `center=False`, `htk`
-and `norm=None`, to rounding.
+The sound is cut into frames under a Hann window. The power of each frame's discrete Fourier transform is
+summed under triangles, and the features are the logarithms. The triangles are spaced evenly on the mel scale
+of O'Shaughnessy (1987), 2595 log10(1 + f / 700). Up to rounding, the numbers equal those of librosa's
+`melspectrogram` and torchaudio's `MelSpectrogram` with `center=False`, `htk` and `norm=None`.
 """
 
 import math
@@ -18,19 +19,19 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.datasets.source_options import source_options
 from fleetune.protocols.errors import DataError
 
-FLOOR = 1e-6  # added to every energy: silence has a logarithm, too
+FLOOR = 1e-6  # added to every energy, so that silence has a logarithm
 Sound = NDArray[np.float32]
 
 
 class LogMel(Struct, frozen=True, forbid_unknown_fields=True):
-    """How sounds become features. All devices of a fleet must use the same.
+    """How sounds become features. All devices of a fleet must use the same settings.
 
     Attributes:
-        rate: samples of sound a second, Hz; sounds of another rate are refused.
-        seconds: of a sound that count: a shorter one is filled up with silence, a longer one cut.
-        mels: bands on the mel scale, from 0 Hz to half the rate.
-        frame_ms: length of a frame.
-        hop_ms: from the beginning of a frame to that of the next.
+        rate: sampling rate in Hz. Sounds of another rate are refused.
+        seconds: length of a sample in seconds. Shorter sounds are padded with silence, longer ones cut.
+        mels: number of bands on the mel scale, from 0 Hz to half the rate.
+        frame_ms: length of a frame, in ms.
+        hop_ms: time from the start of a frame to the start of the next, in ms.
     """
 
     rate: Annotated[int, Meta(ge=100, le=768_000)] = 16_000
@@ -41,32 +42,38 @@ class LogMel(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def frame(self) -> int:
-        """Samples of a frame."""
+        """Amplitudes in a frame."""
         return round(self.rate * self.frame_ms / 1000)
 
     @property
     def hop(self) -> int:
-        """Samples from frame to frame."""
+        """Amplitudes from the start of a frame to the start of the next."""
         return round(self.rate * self.hop_ms / 1000)
 
     @property
     def length(self) -> int:
-        """Samples of a sound."""
+        """Amplitudes in a sound."""
         return round(self.rate * self.seconds)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a sound's features: one channel, bands from low to high, frames in time."""
+        """Shape of a sound's features: one channel, bands from low to high, frames in order of time."""
         return 1, self.mels, 1 + (self.length - self.frame) // self.hop
 
 
 def log_mel_options(source: str, options: str) -> tuple[LogMel, dict[str, str]]:
-    """Settings out of `key=value` with `&` between, as they stand behind a source's question mark; and what
-    else stands there.
+    """Read the settings from the options of a source.
+
+    Args:
+        source: the source as the user wrote it, for messages.
+        options: `key=value` pairs separated by `&`.
+
+    Returns:
+        The settings, and all other options.
 
     Raises:
-        DataError: an option is given twice, a value is out of range, there is no frame, or a band lies
-            between two lines of the spectrum.
+        DataError: an option is given twice, a value is out of range, or no frame fits. Or a band is so narrow
+            that it lies between two lines of the spectrum.
     """
     given = source_options(source, options)
     try:
@@ -74,7 +81,7 @@ def log_mel_options(source: str, options: str) -> tuple[LogMel, dict[str, str]]:
         found = convert(mine, LogMel, strict=False)
     except ValidationError as problem:
         known = ", ".join(LogMel.__struct_fields__)
-        raise DataError(f"{source}: {problem}; options are {known}, as in ?rate=8000&mels=40") from None
+        raise DataError(f"{source}: {problem}; the options are {known}, as in ?rate=8000&mels=40") from None
     if not 2 <= found.frame <= found.length or not found.hop:
         raise DataError(
             f"{source}: frames of {found.frame} samples every {found.hop} in sounds of {found.length};"
@@ -82,20 +89,20 @@ def log_mel_options(source: str, options: str) -> tuple[LogMel, dict[str, str]]:
         )
     empty = int((bands(found).sum(0) == 0).sum())
     if empty:
-        words = f"{empty} of {found.mels} bands lie between two lines of the spectrum"
-        raise DataError(f"{source}: {words}; fewer mels, or a longer frame_ms")
+        words = f"{empty} of {found.mels} bands are empty, because they lie between two lines of the spectrum"
+        raise DataError(f"{source}: {words}; give fewer mels or a longer frame_ms")
     return found, given
 
 
 def log_mel(sound: Sound, settings: LogMel) -> NDArray[np.float32]:
-    """The features of one sound.
+    """Compute the features of one sound.
 
     Args:
-        sound: amplitudes in [-1, 1], one channel, any length, shape (n,).
-        settings: its rate among them.
+        sound: amplitudes in [-1, 1] of one channel at the settings' rate, any length, shape (n,).
+        settings: how they become features.
 
     Returns:
-        Natural logarithms of band energies, of the shape `settings.shape`.
+        Natural logarithms of band energies, of shape `settings.shape`.
     """
     whole = np.zeros(settings.length, np.float32)
     kept = sound[: settings.length]
@@ -107,9 +114,10 @@ def log_mel(sound: Sound, settings: LogMel) -> NDArray[np.float32]:
 
 @cache
 def bands(settings: LogMel) -> NDArray[np.float64]:
-    """What each line of the spectrum counts in each band, shape (frame // 2 + 1, mels).
+    """Weight of each spectrum line in each band, shape (frame // 2 + 1, mels).
 
-    A band rises from the middle of the one below it to 1 at its own, and falls to 0 at the next one's.
+    A band rises from the centre of the band below it to 1 at its own centre. It falls to 0 at the next
+    centre.
     """
     lines = np.fft.rfftfreq(settings.frame, 1 / settings.rate)
     top = 2595 * math.log10(1 + settings.rate / 2 / 700)
@@ -121,6 +129,6 @@ def bands(settings: LogMel) -> NDArray[np.float64]:
 
 @cache
 def _window(frame: int) -> NDArray[np.float64]:
-    """Hann's, periodic."""
+    """Periodic Hann window."""
     found: NDArray[np.float64] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)
     return found

@@ -1,7 +1,7 @@
-"""Arrays in .npy and .npz files, whose sizes are known before anything of them is read.
+"""Arrays in .npy and .npz files, with a limit on their size before anything of them is read.
 
-NumPy believes what a file announces: an archive of 1 MB may take 1 GB. Here a file is refused when its arrays
-would take more than a limit, and arrays can be read a few rows at a time.
+NumPy trusts what a file announces, so an archive of 1 MB may take 1 GB of memory. Here, a file is refused if
+its arrays exceed a limit, and arrays can be read a few rows at a time.
 """
 
 import ast
@@ -20,27 +20,27 @@ from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, too_large
 from fleetune.protocols.one_line import flat
 
-MAX_HEADER_BYTES = 10_000  # as NumPy has it
+MAX_HEADER_BYTES = 10_000  # NumPy's own limit
 MAX_AXES = 32
 _MAX_BYTES = 2**62
 _MAGIC = b"\x93NUMPY"
 _PIECE_BYTES = 2**20
-_PLAIN = "biufcSUMm"  # kinds of dtypes: numbers, texts, times
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy.savez writes
+_PLAIN = "biufcSUMm"  # kinds of dtypes that hold numbers, texts or times
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression methods of numpy.savez
 
 
 class _NoNpyError(ValueError):
-    """It is no .npy or .npz file of plain arrays: `str()` says why."""
+    """The file is not a .npy or .npz file of plain arrays; `str()` says why."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy file announces.
+    """The header of a .npy file.
 
     Attributes:
-        dtype: of its array.
-        shape: likewise.
-        by_columns: the values stand in Fortran's order.
+        dtype: dtype of the array.
+        shape: shape of the array.
+        by_columns: True if the values are in Fortran's order.
     """
 
     dtype: np.dtype[Any]
@@ -49,20 +49,20 @@ class Header:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole array."""
+        """Size of the array in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        """Of what one index of the first axis selects."""
+        """Size of one row, which is one index of the first axis, in bytes."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array in a .npy file, which may take `memory_limit_bytes()`.
+    """Read the array in a .npy file.
 
     Raises:
-        DataError: see `open_input`; or it is no such file, is damaged, or announces more.
+        DataError: see `open_input`; or it is not such a file, is damaged, or exceeds `memory_limit_bytes()`.
     """
     limit = memory_limit_bytes()
     with open_input(path) as file, _damaged(path, "npy"):
@@ -76,8 +76,8 @@ class NpzFile:
     """An open .npz file.
 
     Attributes:
-        headers: of the arrays that were asked for and are there, by name.
-        names: of all arrays that are there.
+        headers: header of each requested array in the file, by name.
+        names: names of all arrays in the file.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class NpzFile:
         self._path, self._archive, self.headers, self.names = path, archive, headers, names
 
     def read(self, name: str) -> NDArray[Any]:
-        """An array. Raises DataError: it is damaged."""
+        """Read an array. Raises DataError: it is damaged."""
         with _damaged(self._path), self._archive.open(f"{name}.npy") as file:
             found = _read_array(file, read_header(file))
             _check_end(file)
             return found
 
     def described(self, most: int) -> list[str]:
-        """Names, shapes and types of the first `most` arrays, for messages: no content is read."""
+        """Name, shape and dtype of the first `most` arrays, for messages. It reads only headers."""
         found = []
         for name in self.names[:most]:
             try:
@@ -104,7 +104,7 @@ class NpzFile:
         return found
 
     def rows(self, name: str, count: int) -> Iterator[NDArray[Any]]:
-        """An array, `count` rows at a time; in Fortran's order it is read in whole. Raises as `read`."""
+        """Read an array `count` rows at a time, or at once if it is in Fortran's order. Raises as `read`."""
         header = self.headers[name]
         if header.by_columns and len(header.shape) > 1:
             whole = self.read(name)
@@ -124,15 +124,15 @@ class NpzFile:
 
 @contextmanager
 def open_npz(path: Path, wanted: Collection[str], max_bytes: int | None = None) -> Iterator[NpzFile]:
-    """Open an .npz file, as numpy.savez and savez_compressed write them.
+    """Open an .npz file, as numpy.savez and savez_compressed write it.
 
     Args:
-        path: of the file.
-        wanted: names of arrays; others are left alone.
-        max_bytes: that those arrays may take; None: `memory_limit_bytes()`.
+        path: path of the file.
+        wanted: names of the arrays to read; others are ignored.
+        max_bytes: largest total size of these arrays; None: `memory_limit_bytes()`.
 
     Raises:
-        DataError: see `open_input`; or it is no such file, is damaged, or announces more than `max_bytes`.
+        DataError: see `open_input`; or it is not such a file, is damaged, or its arrays exceed `max_bytes`.
     """
     limit = memory_limit_bytes() if max_bytes is None else max_bytes
     with ExitStack() as opened:
@@ -150,12 +150,12 @@ def open_npz(path: Path, wanted: Collection[str], max_bytes: int | None = None) 
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """By the names of their arrays."""
+    """Entries of the archive by the names of their arrays."""
     found: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         name = entry.filename.removesuffix(".npy")
         if name in found:
-            raise _NoNpyError(f"two arrays are called {name[:100]!r}")
+            raise _NoNpyError(f"two arrays have the name {name[:100]!r}")
         if name != entry.filename:
             found[name] = entry
     return found
@@ -164,20 +164,22 @@ def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
     check_stop()
     if entry.compress_type not in _METHODS or entry.flag_bits & 1:
-        raise _NoNpyError(f"{entry.filename} is packed in another way than numpy.savez does")
+        raise _NoNpyError(f"{entry.filename} has a compression that numpy.savez does not use")
     with archive.open(entry) as file:
         return read_header(file)
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """The header of a .npy file, from its first byte on. Raises ValueError: it is none of plain values."""
+    """Read the header of a .npy file from its start. Raises ValueError: it is not valid, or not of plain
+    values.
+    """
     start = file.read(8)
     if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):
         raise _NoNpyError("no .npy array")
     num_bytes = int.from_bytes(file.read(2 if start[6] == 1 else 4), "little")
     text = file.read(min(num_bytes, MAX_HEADER_BYTES))
     if len(text) < num_bytes:
-        raise _NoNpyError("its header is cut off, or too long")
+        raise _NoNpyError("its header is cut off or too long")
     try:
         said = ast.literal_eval(text.decode("utf-8" if start[6] == 3 else "latin-1").strip())
         descr, by_columns, shape = said["descr"], said["fortran_order"], said["shape"]
@@ -185,7 +187,7 @@ def read_header(file: IO[bytes]) -> Header:
     except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
         raise _NoNpyError("its header is damaged") from None
     if dtype is None or dtype.kind not in _PLAIN or not 0 < dtype.itemsize < 2**31:
-        raise _NoNpyError("an array holds other things than numbers or texts")
+        raise _NoNpyError("an array holds something other than numbers or texts")
     if not isinstance(shape, tuple) or type(by_columns) is not bool or len(shape) > MAX_AXES:
         raise _NoNpyError("its header is damaged")
     if not all(type(one) is int and 0 <= one < _MAX_BYTES for one in shape):
@@ -196,7 +198,7 @@ def read_header(file: IO[bytes]) -> Header:
 
 
 def _read_array(file: IO[bytes], header: Header) -> NDArray[Any]:
-    """The array behind a header."""
+    """Read the array after its header."""
     data, at = bytearray(header.num_bytes), 0
     while at < len(data):
         check_stop()
@@ -209,18 +211,18 @@ def _read_array(file: IO[bytes], header: Header) -> NDArray[Any]:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """The checksum of an archive's entry is looked at when its end is read."""
+    """Read the end of an entry, because zipfile tests the checksum only there."""
     if file.read(1):
-        raise _NoNpyError("there is more than the array")
+        raise _NoNpyError("there are more bytes than the array has")
 
 
 @contextmanager
 def _damaged(path: Path, kind: str = "npz") -> Iterator[None]:
-    """Damaged archives raise nearly anything."""
+    """Raise every error as a DataError. Damaged archives raise nearly anything."""
     try:
         yield
     except FleetuneError:
         raise
     except Exception as problem:  # noqa: BLE001 - see above
         words = flat(problem)[:200] or type(problem).__name__
-        raise DataError(f"{path} is no readable .{kind} file of plain arrays ({words})") from None
+        raise DataError(f"{path} is not a readable .{kind} file of plain arrays ({words})") from None

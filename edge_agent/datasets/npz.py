@@ -1,4 +1,4 @@
-"""Arrays by name, from a .npz file or a user's function."""
+"""Named arrays of a .npz file or of a user's function."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from fleetune.protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
 _WHOLE = {"x", "y", "group", "test", "validation", "block"}
-_NAMED = 8  # arrays in a message
+_NAMED = 8  # most array names in a message
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
 def load_npz(source: str, path: Path) -> Dataset:
-    """Read a .npz file with the arrays that `from_arrays` takes. Object arrays (pickles) are refused.
+    """Load a .npz file with the arrays that `from_arrays` takes. Object arrays (pickles) are refused.
 
     Raises:
-        DataError: the file is missing, damaged, or without these arrays.
+        DataError: the file is missing or damaged, or lacks these arrays.
     """
     try:
         with open_npz(path, _WHOLE | _SPLIT) as file:
@@ -37,14 +37,14 @@ def load_npz(source: str, path: Path) -> Dataset:
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[str] = ()) -> Dataset:
     """Make a data set of named arrays.
 
-    They are either `x`, `y` (unless there are no labels), perhaps `group`, `block`, `test` and `validation`
-    (masks),
-    or `x_train`, `y_train`, perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
+    Either the names are `x`, `y` (unless there are no labels), and optionally `group`, `block` and the masks
+    `test` and `validation`. Or they are `x_train`, `y_train`, optionally `x_validation`, `y_validation`, and
+    `x_test`, `y_test`.
 
     Args:
-        source: as the user wrote it, for messages.
-        arrays: by name.
-        content: what there is, for messages; empty: `arrays`.
+        source: the source as the user wrote it, for messages.
+        arrays: arrays by name.
+        content: descriptions of all arrays, for messages; empty: those of `arrays`.
 
     Raises:
         DataError: arrays are missing or do not fit together.
@@ -64,7 +64,8 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[
         ]
         some = ", ".join(content[:_NAMED]) + ", ..." * (len(content) > _NAMED)
         raise DataError(
-            f"{source}: no x and y, nor x_train and y_train (missing: {', '.join(sorted(missing))});"
+            f"{source}: it has neither x and y nor x_train and y_train (missing:"
+            f" {', '.join(sorted(missing))});"
             f" it holds {some or 'nothing'}: save them under these names"
         )
     return _joined(source, parts, {name: as_array(source, name, column) for name, column in arrays.items()})
@@ -80,7 +81,7 @@ def _joined(source: str, parts: list[str], arrays: dict[str, Any]) -> Dataset:
             or x.dtype != first.dtype
         ):
             raise DataError(
-                f"{source}: x_{part} {x.shape} {x.dtype} does not go with y_{part} {y.shape}"
+                f"{source}: x_{part} {x.shape} {x.dtype} does not match y_{part} {y.shape}"
                 f" and x_train {first.shape} {first.dtype}"
             )
     of = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
@@ -90,7 +91,7 @@ def _joined(source: str, parts: list[str], arrays: dict[str, Any]) -> Dataset:
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write `arrays`, compressed; `path` is the old file or the whole new one, never a part.
+    """Write arrays to a compressed .npz file. The file is replaced as a whole.
 
     Raises:
         StoreError: it cannot be written.

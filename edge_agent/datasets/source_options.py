@@ -1,4 +1,4 @@
-"""The options behind the question mark of a data source: `csv:FILE?label=COLUMN&window=24`."""
+"""Options after the question mark of a data source, as in `csv:FILE?label=COLUMN&window=24`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from fleetune.protocols.errors import DataError
 
 
 def source_options(source: str, options: str) -> dict[str, str]:
-    """Read `name=value` pairs with `&` between.
+    """Read `name=value` pairs separated by `&`.
 
     Args:
-        source: as the user wrote it, for messages.
-        options: what follows the question mark; "" gives no options.
+        source: the source as the user wrote it, for messages.
+        options: text after the question mark; "" has no options.
 
     Raises:
         DataError: a pair is not `name=value`, or a name is given twice.
@@ -20,7 +20,7 @@ def source_options(source: str, options: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
     except ValueError as problem:
-        raise DataError(f"{source}: {problem}; write arguments as in ?noise=0.1&day=monday") from None
+        raise DataError(f"{source}: {problem}; write options as in ?noise=0.1&day=monday") from None
     twice = repeated([name for name, _ in pairs])
     if twice is not None:
         raise DataError(f"{source}: option {twice} is given twice; give it once")
@@ -28,10 +28,10 @@ def source_options(source: str, options: str) -> dict[str, str]:
 
 
 def name_list(text: str) -> list[str]:
-    """The names of a list with commas between."""
+    """Names in a list that is separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """The first name that occurs more than once; None: each occurs once."""
+    """The first name that occurs more than once; None: there is none."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,11 +1,13 @@
-"""Which samples a device tests, validates and trains on: decided for ever, by each sample's own content.
+"""The train, validation and test split of a device's samples. Each sample's own content decides, for good.
 
-A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`) over its label, a class as 8 bytes
-and numbers as float32, and its input as stored (uint8, or float32), row by row, all little endian. The upper
-53 bits of the digest's first half, as a number in [0, 1), decide about the test split, those of its second
-half about validation: below the fraction it belongs there. Neither seeds, names, order nor the other samples have a say. So when a device
-keeps the last thousand samples of a stream, nothing that it once trained on is ever tested on, and the other
-way round; copies of a sample stay together; and a larger fraction takes samples over without giving any back.
+A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`). It covers the label, a class as
+8 bytes or numbers as float32, and then the input as stored (uint8 or float32), row by row. All is little
+endian. The upper 53 bits of the digest's first half are the sample's test draw, a number in [0, 1). Those of
+the second half are its validation draw. A sample whose draw is below the fraction belongs to that part.
+
+Seeds, names, order and the other samples have no influence. So a device that keeps the last thousand samples
+of a stream never tests on a sample that it once trained on. Copies of a sample stay together. A larger
+fraction adds samples to a part and gives none back.
 """
 
 import hashlib
@@ -24,13 +26,13 @@ def split_draws(
     y: NDArray[np.int64] | NDArray[np.float32],
     block: NDArray[np.int64] | None = None,
 ) -> tuple[Draws, Draws]:
-    """Each sample's two numbers in [0, 1), for test and for validation, shape (n,) each.
+    """Draw each sample's numbers in [0, 1) for the test split and the validation split, shape (n,) each.
 
     Args:
-        x: inputs as a `Dataset` holds them, shape (n, ...).
+        x: inputs of a `Dataset`, shape (n, ...).
         y: labels, shape (n,) or (n, ...).
-        block: samples of one number overlap, shape (n,): the first of them decides for all, so that a block
-            that grows changes no sides. None: each decides for itself.
+        block: block number of each sample, shape (n,). The first sample of a block decides for the whole
+            block, so that a growing block keeps its part. None: each sample decides for itself.
     """
     if block is not None:
         _, first, places = np.unique(block, return_index=True, return_inverse=True)
@@ -40,12 +42,14 @@ def split_draws(
 
 
 def input_digest(sample: NDArray[np.generic]) -> bytes:
-    """The digest of one input whose label may still come, or change: with -1 in the label's place."""
+    """Digest of an input alone, with -1 in the place of its label. A late or changed label does not
+    matter.
+    """
     return _digest(sample, _NO_LABEL)
 
 
 def draws_of_digests(digests: bytes) -> tuple[Draws, Draws]:
-    """What `split_draws` returns, of n digests one after the other."""
+    """The two draws of each of n digests, which follow each other in `digests`. See `split_draws`."""
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2) >> np.uint64(11)
     numbers = halves.astype(np.float64) * 2.0**-53
     return numbers[:, 0], numbers[:, 1]
@@ -59,11 +63,11 @@ def _digest(sample: NDArray[np.generic], label: NDArray[np.generic] | np.generic
 
 
 def select_below(numbers: Draws, fraction: float) -> NDArray[np.bool_]:
-    """Which of `numbers` are below `fraction`, shape (n,).
+    """Mark the draws below `fraction`, shape (n,).
 
-    Where that is none, or all, those with the number nearest to the fraction change sides, so that there is
-    one on each; copies of a sample have the same number and go together. They change back as soon as there is
-    another. If all are alike, or the `fraction` is 0, none is.
+    If that were none or all, the draws nearest to the fraction change sides, so that both sides have a
+    sample. Copies of a sample have the same draw, so they stay together. If all draws are equal, or
+    `fraction` is 0, none is marked.
     """
     if not fraction or np.unique(numbers).size < 2:
         return np.zeros(numbers.shape, np.bool_)

@@ -1,6 +1,6 @@
-"""Fleetune's agent as a library: a few lines in a program that reads a sensor, see docs/library.md.
+"""The agent as a library, for a program that reads a sensor. See docs/library.md.
 
-`Agent` (agent.py) is the program's side: samples in, predictions out, what stands. Connecting and training is
-`edge-agent run` in a child process (child_main.py, started and watched by agent_process.py). Both sides share
-the device's state folder.
+`Agent` (agent.py) is the program's side: it takes samples, and gives predictions and its state. A child
+process (child_main.py) connects and trains, as `edge-agent run` does. agent_process.py starts and watches it.
+Both sides share the device's state folder.
 """

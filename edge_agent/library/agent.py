@@ -1,4 +1,4 @@
-"""An agent in a program of one's own: samples in, predictions of the device's own model out.
+"""`Agent`: an agent within your own program. It takes samples and predicts with the device's own model.
 
     from fleetune import Agent
 
@@ -7,7 +7,7 @@
             agent.add(window)
             prediction = agent.predict(window)
 
-docs/library.md tells more.
+See docs/library.md.
 """
 
 import atexit
@@ -26,7 +26,7 @@ import numpy as np
 
 from fleetune.edge_agent.library.agent_process import AgentProcess
 from fleetune.edge_agent.library.messages import ActivityReport, ChildMessage, Ended, LogLine
-from fleetune.edge_agent.library.options import AgentOptions, checked, claim
+from fleetune.edge_agent.library.options import AgentOptions, check_options, claim
 from fleetune.edge_agent.library.prediction import Prediction
 from fleetune.edge_agent.library.state import AgentState, DeployedModelReader, SampleCountsReader
 from fleetune.edge_agent.personal.deployed_predictor import Follower
@@ -35,7 +35,7 @@ from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.growing_data import wanted
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
-from fleetune.edge_agent.stream.intakes.library_call import NamedLabel, SampleQueue
+from fleetune.edge_agent.stream.intakes.write_queue import NamedLabel, SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
 from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -45,31 +45,32 @@ from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.payloads import read_enrolment
 
 CLOSE_S = 30.0
-LEFTOVER_S = 3.0  # the child of a program that was killed ends within this
-_LOOK_S = 0.5
+LEFTOVER_S = 3.0  # the child of a killed program ends within this time
+_POLL_S = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class Agent:
-    """A device of a fleet, in this program. Any thread may call anything.
+    """A device of a fleet within this program. Any thread may call any method.
 
-    Connecting and training go on in a child process, which is `edge-agent run` and is begun again if it dies.
-    When this program ends, however it does, so does the child. The device's state is that of `edge-agent
-    run`: `edge-agent models`, `samples`, `explain`, `rollback` and `pin` work on it meanwhile.
+    A child process connects and trains, as `edge-agent run` does. It is restarted if it dies, and it ends
+    when this program ends or is killed. The device's state is the same as with `edge-agent run`. So
+    `edge-agent models`, `samples`, `explain`, `rollback` and `pin` work on it at the same time.
 
     Args:
-        broker: as `edge-agent run --broker`; None: what FLEETUNE_BROKER says.
-        fleet: its name.
-        device: this device's name.
+        broker: the broker, as `edge-agent run --broker`; None: that of FLEETUNE_BROKER.
+        fleet: name of the fleet.
+        device: name of this device.
         store: folder of agents' state, as `edge-agent run --state`.
-        data: what else brings samples, as `edge-agent run --data`: data that grow.
-        bundle: file of the run's bundle, by `edge-coordinator export`; `predict` needs it where torch trains.
-        options: others of `edge-agent run`, by name.
+        data: a stream that also brings samples, as `edge-agent run --data`.
+        bundle: the run's bundle, which `edge-coordinator export` writes. `predict` needs it if torch trains.
+        options: other options of `edge-agent run`, by name.
 
     Raises:
-        SettingError, DataError, ModelError: as `edge-agent run` says them.
-        StoreError: another agent uses this device's state, or it cannot be used.
+        SettingError, DataError, ModelError: an option, the data or the model is wrong, as for `edge-agent
+            run`.
+        StoreError: another agent uses this device's state, or it cannot be read or written.
     """
 
     def __init__(
@@ -83,19 +84,20 @@ class Agent:
         bundle: Path | str | None = None,
         **options: Unpack[AgentOptions],
     ) -> None:
-        given = checked(broker, fleet, device, Path(store), data, options)
+        given = check_options(broker, fleet, device, Path(store), data, options)
         self._fleet, self._device, self._pid = fleet, device, os.getpid()
         self._store = AgentStore(Path(given["state"]) / fleet / device)
-        any_form = SampleRequirements(
+        any_sample = SampleRequirements(
             lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION)
         )
         latest = self._store.runs()[:1]
-        self._wanted = self._wanted_by(latest[0], any_form) if latest else any_form  # by which it is counted
+        # for counting samples until a run is joined
+        self._requirements = self._requirements_of(latest[0], any_sample) if latest else any_sample
         self._activity = Activity()
         self._last_error: tuple[str, datetime] | None = None
         self._changed = threading.Condition()
         self._closing, self._stopped, self._is_closed = threading.Lock(), threading.Event(), False
-        self._served = DeployedModelReader(self._store)
+        self._deployed = DeployedModelReader(self._store)
         file = None if bundle is None else Path(bundle).absolute()
         self._follower = Follower(self._store, tuple(options.get("trust", ())), self._warn, bundle=file)
         self._lock = claim(self._store, LEFTOVER_S)
@@ -108,7 +110,7 @@ class Agent:
         self._writer = threading.Thread(
             target=self._queue.run, args=(self._stopped,), name="samples", daemon=True
         )
-        self._process = AgentProcess(given, self._lock, self._hear)
+        self._process = AgentProcess(given, self._lock, self._on_message)
         self._writer.start()
         try:
             self._process.start()
@@ -126,24 +128,25 @@ class Agent:
         self.close()
 
     def add(self, x: Any, y: Any = None, id: str | int | None = None) -> str | None:  # noqa: A002 - as users say
-        """Keep a sample. It returns at once: the sample is on its way to the disk, see `flush`.
+        """Store a sample. It returns at once, while the sample is written in the background; see `flush`.
 
         Args:
-            x: its input: numbers, any shape but (). uint8 stays (the model sees 0..1), others become float32.
-                It is copied: the array may be used again.
-            y: its label: a class, from 0, or numbers; None: it may still come.
-            id: a name of yours, by which `label` finds it later; None: it is given one by its content.
+            x: the input: numbers, any shape but (). uint8 stays (the model sees 0..1), others become float32.
+                It is copied, so the array may be used again.
+            y: the label: a class from 0, or numbers; None: it may be added later.
+            id: your name for the sample, by which `label` finds it later; None: it gets a name from its
+                content.
 
         Returns:
-            Its id; None: it cannot be kept (NaN, no numbers, a label that no model has, or the disk has been
-            full for long). That is counted, in `state.samples.refused`, and told once an hour in the log: a
-            sensor that fails stops no loop.
+            The sample's id; None: it was refused (NaN, no numbers, a label that the model does not have, or
+            the disk has been full for long). Refused samples are counted in `state.samples.refused` and
+            logged once an hour. A failing sensor stops no loop.
 
         Raises:
             AgentClosed: the agent is closed.
         """
         self._check_open()
-        sample = self._made(x, y, id)
+        sample = self._make_sample(x, y, id)
         if sample is None:
             return None
         name = sample.name or sample.digest.hex()
@@ -151,14 +154,15 @@ class Agent:
         return name if self._put(replace(sample, name=name, x=held)) else None
 
     def label(self, id: str | int, y: Any) -> bool:  # noqa: A002
-        """Give a sample its label, or another one; it returns at once.
+        """Set or change the label of a sample. It returns at once.
 
         Args:
-            id: what `add` returned.
-            y: as in `add`.
+            id: the sample's id, which `add` returned.
+            y: the label, as in `add`.
 
         Returns:
-            Whether it is on its way. A sample that is not kept (any more) is found then: it is counted.
+            True if the label will be written. If no such sample is stored, the label is refused and counted
+            then.
 
         Raises:
             AgentClosed: the agent is closed.
@@ -172,43 +176,46 @@ class Agent:
         return self._put(item)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all samples and labels so far are on disk, where a power cut does not harm them.
+        """Wait until all samples and labels so far are on disk, where they survive a power cut.
 
         Returns:
-            Whether they are; a full disk keeps them waiting.
+            True if they are; False: they were not within `timeout_s`, for example because the disk is full.
 
         Raises:
             AgentClosed: the agent is closed.
         """
         self._check_open()
-        return self._queue.wait_until_kept(timeout_s)
+        return self._queue.wait_until_written(timeout_s)
 
     def predict(self, x: Any) -> Prediction | None:
-        """What the model that the device serves just now makes of one sample; it waits for no training.
+        """Predict one sample with the deployed model. It does not wait for training.
 
-        When another model is served, also by `edge-agent rollback` or `pin`, the next call asks that one.
+        When another model is deployed, also by `edge-agent rollback` or `pin`, the next call uses that model.
 
         Args:
-            x: its input, as in `add`.
+            x: the input, as in `add`.
 
         Returns:
-            What `edge-agent predict` says of it; None: there is no model yet, or the sample is none (NaN,
-            another shape than the model's), which is counted and told as in `add`.
+            The prediction, with the same content as `edge-agent predict`. None: there is no model yet, or the
+            input is not valid (NaN, or another shape than the model's). An invalid input is counted and
+            logged as in `add`.
 
         Raises:
             AgentClosed: the agent is closed.
-            ModelError: ONNX Runtime is not installed here.
+            ModelError: ONNX Runtime is not installed.
         """
         found = self.predict_many([x])
         return found[0] if found else None
 
     def predict_many(self, samples: Sequence[Any]) -> list[Prediction | None] | None:
-        """Likewise of several at once, in their order; None: there is no model yet. Raises as `predict`."""
+        """Predict several samples at once, in their order; None: there is no model yet. Raises as
+        `predict`.
+        """
         self._check_open()
         served = self._follower.served()
         if served is None:
             return None
-        made = [self._made(x) for x in samples]
+        made = [self._make_sample(x) for x in samples]
         shapes = [None if one is None else one.x.shape for one in made]
         answers: list[Prediction | None] = [None] * len(made)
         for shape in dict.fromkeys(one for one in shapes if one is not None):
@@ -225,7 +232,7 @@ class Agent:
 
     @property
     def state(self) -> AgentState:
-        """What stands just now, also of an agent that is closed. Raises StoreError: it cannot be read."""
+        """The agent's current state, also after it was closed. Raises StoreError: it cannot be read."""
         with self._changed:
             activity, error = self._activity, self._last_error
         told = asdict(activity)
@@ -233,8 +240,8 @@ class Agent:
             self._fleet,
             self._device,
             **told,
-            samples=self._counts.read(self._wanted, len(self._queue)),
-            served=self._served.read(),
+            samples=self._counts.read(self._requirements, len(self._queue)),
+            deployed=self._deployed.read(),
             last_error=None if error is None else error[0],
             last_error_at=None if error is None else error[1],
         )
@@ -242,17 +249,18 @@ class Agent:
     def wait_for(
         self, condition: Callable[[AgentState], bool], timeout_s: float | None = None
     ) -> AgentState | None:
-        """Wait until the state is such; in asyncio: `await asyncio.to_thread(agent.wait_for, ...)`.
+        """Wait until a condition on the state holds. In asyncio: `await asyncio.to_thread(agent.wait_for,
+        ...)`.
 
         Args:
-            condition: asked whenever something has changed, and twice a second.
-            timeout_s: how long; None: for ever.
+            condition: called with the state at each change, and twice a second.
+            timeout_s: longest time to wait, in seconds; None: no limit.
 
         Returns:
-            The state that is such; None: none was by then.
+            The state for which the condition holds; None: it did not hold in time.
 
         Raises:
-            AgentClosed: the agent is closed, also meanwhile.
+            AgentClosed: the agent is closed, or was closed meanwhile.
         """
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -260,7 +268,7 @@ class Agent:
             seen, found = self._activity, self.state
             if condition(found):
                 return found
-            left = _LOOK_S if give_up_at is None else min(_LOOK_S, give_up_at - time.monotonic())
+            left = _POLL_S if give_up_at is None else min(_POLL_S, give_up_at - time.monotonic())
             if left <= 0:
                 return None
             with self._changed:
@@ -268,11 +276,12 @@ class Agent:
                     self._changed.wait(left)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Leave the fleet: what waits is written, training stops at a safe point and goes on from there when
-        an agent is next started on this store. Closing again does nothing.
+        """Leave the fleet. Waiting samples are written, and training stops at a safe point.
+
+        Training continues from there when an agent starts on this store again. Closing twice is allowed.
 
         Args:
-            timeout_s: after which the child process is killed, which loses nothing either.
+            timeout_s: time in seconds after which the child process is killed. Killing it loses nothing.
         """
         with self._closing:
             if self._is_closed or self._pid != os.getpid():
@@ -281,23 +290,25 @@ class Agent:
             try:
                 self._process.close(timeout_s)
             finally:
-                self._note(replace(self._activity, connection="closed", training=False))
+                self._set_activity(replace(self._activity, connection="closed", training=False))
                 self._stopped.set()
                 self._queue.end()
                 self._writer.join(timeout_s)
                 if len(self._queue):
-                    self._warn(f"{len(self._queue)} samples and labels could not be written, and are lost")
+                    self._warn(f"{len(self._queue)} samples and labels could not be written and are lost")
                 self._samples.close()
                 self._lock.close()
                 atexit.unregister(self.close)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise AgentClosed(f"the agent of {self._fleet}/{self._device} is closed; make another one")
+            raise AgentClosed(f"the agent of {self._fleet}/{self._device} is closed; create another one")
         if self._pid != os.getpid():
-            raise AgentClosed("this agent is another process's, which has forked; make one after the fork")
+            raise AgentClosed(
+                "this process was forked from the agent's process; create an agent after the fork"
+            )
 
-    def _made(self, x: Any, y: Any = None, name: object = None) -> Sample | None:
+    def _make_sample(self, x: Any, y: Any = None, name: object = None) -> Sample | None:
         try:
             return make_sample(x, y, name)
         except BadSample as problem:
@@ -309,7 +320,7 @@ class Agent:
     def _put(self, item: Sample | NamedLabel) -> bool:
         if self._queue.put(item):
             return True
-        self._refuse(BadSample("disk", "the disk has been busy or full for long: a sample or label is lost"))
+        self._refuse(BadSample("disk", "the disk has been full or busy for long; a sample or label is lost"))
         return False
 
     def _refuse(self, problem: BadSample, count: int = 1) -> None:
@@ -324,28 +335,31 @@ class Agent:
         with self._changed:
             self._last_error = words, datetime.now().astimezone()
 
-    def _hear(self, word: ChildMessage) -> None:
-        match word:
+    def _on_message(self, message: ChildMessage) -> None:
+        match message:
             case ActivityReport(activity):
-                self._note(activity)
+                self._set_activity(activity)
             case LogLine(level, name, line):
                 logging.getLogger(name).log(level, "%s", line)
                 if level >= logging.WARNING:
                     self._note_error(line)
             case Ended(why):
                 self._warn(why)
-                self._note(replace(self._activity, connection=f"not connected: {why}", training=False))
+                self._set_activity(
+                    replace(self._activity, connection=f"not connected: {why}", training=False)
+                )
 
-    def _note(self, activity: Activity) -> None:
+    def _set_activity(self, activity: Activity) -> None:
         if activity.run is not None and activity.run != self._activity.run:
-            self._wanted = self._wanted_by(activity.run, self._wanted)
-            self._samples.require(self._wanted)  # what its model can do nothing with is refused here too
+            self._requirements = self._requirements_of(activity.run, self._requirements)
+            # from now on `add` refuses samples that the run's model cannot use
+            self._samples.require(self._requirements)
         with self._changed:
             self._activity = activity
             self._changed.notify_all()
 
-    def _wanted_by(self, run: str, before: SampleRequirements) -> SampleRequirements:
-        """What a run's model takes; what was wanted `before` where that cannot be read."""
+    def _requirements_of(self, run: str, before: SampleRequirements) -> SampleRequirements:
+        """Requirements of a run's model; `before` if the run's enrolment cannot be read."""
         try:
             data = self._store.enrolment(run).read()
             return before if data is None else wanted(read_enrolment(data), before.test_fraction)

@@ -1,4 +1,4 @@
-"""The child process that connects and trains for an Agent: started, watched, begun again when it dies."""
+"""The child process of an `Agent`: start it, watch it, and restart it when it dies."""
 
 import logging
 import os
@@ -31,53 +31,53 @@ from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.one_line import unexpected
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
-STEADY_S = 60.0  # whoever lived so long is begun again at once
+STABLE_S = 60.0  # a child that ran for so long is restarted after the shortest pause
 
 _COMMAND = ("-P", "-m", "fleetune.edge_agent.library.child_main")
 
 log = logging.getLogger(__name__)
 
-_all: "weakref.WeakSet[AgentProcess]" = weakref.WeakSet()
+_processes: "weakref.WeakSet[AgentProcess]" = weakref.WeakSet()
 
 
 class AgentProcess:
-    """The process of one Agent.
+    """The child process of one Agent.
 
     Args:
-        options: of `RunOptions`.
-        lock: by which the state folder is held; the child holds it too.
-        hear: told what the child says, and how it ended, by a thread of its own.
+        options: fields of `RunOptions`.
+        lock: file that locks the state folder; the child holds it too.
+        on_message: called in a thread of its own with each message of the child, and with `Ended`.
     """
 
     def __init__(
-        self, options: dict[str, Any], lock: IO[bytes], hear: Callable[[ChildMessage], None]
+        self, options: dict[str, Any], lock: IO[bytes], on_message: Callable[[ChildMessage], None]
     ) -> None:
-        self._options, self._lock, self._hear = options, lock, hear
+        self._options, self._lock, self._on_message = options, lock, on_message
         self._folder = os.getcwd()  # noqa: PTH109 - as a text, for the child
-        self._begun: Future[None] = Future()
+        self._started: Future[None] = Future()
         self._closing = threading.Event()
         self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._watch, name="agent", daemon=True)
-        _all.add(self)
+        _processes.add(self)
 
     @property
     def pid(self) -> int | None:
-        """Of the child; None: there is none just now."""
+        """Process id of the child; None: it does not run now."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     def start(self) -> None:
-        """Return once the child has checked all that can be checked.
+        """Start the child, and wait until it has checked its options and its state.
 
         Raises:
-            FleetuneError: as `edge-agent run` would say it.
+            FleetuneError: the error that `edge-agent run` would report.
         """
         self._thread.start()
-        self._begun.result()
+        self._started.result()
 
     def close(self, patience_s: float) -> None:
-        """Ask the child to end at a safe point; after that it is killed, which loses nothing either."""
+        """Ask the child to stop at a safe point. After `patience_s` it is killed, which loses nothing."""
         with self._starting:
             self._closing.set()
         process = self._process
@@ -93,8 +93,10 @@ class AgentProcess:
             if self._thread.ident is not None:
                 self._thread.join(5.0)
 
-    def forget(self) -> None:
-        """In a copy of this process that `fork` made: neither the child nor the state folder is its own."""
+    def release(self) -> None:
+        """Close the files in a forked copy of this process: the child and the state folder belong to the
+        original.
+        """
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         self._lock.close()
@@ -103,34 +105,36 @@ class AgentProcess:
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             began = time.monotonic()
-            end = self._live()
-            if not self._begun.done():
-                self._begun.set_exception(end)
+            end = self._run_child()
+            if not self._started.done():
+                self._started.set_exception(end)
                 return
             if self._closing.is_set():
                 return
-            if time.monotonic() - began > STEADY_S:
+            if time.monotonic() - began > STABLE_S:
                 pause_s = FIRST_PAUSE_S
-            self._tell(Ended(f"{end}; it is begun again in {pause_s:g} s"))
+            self._deliver(Ended(f"{end}; it is restarted in {pause_s:g} s"))
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _live(self) -> FleetuneError:
-        """From the child's start to its end; why it ended."""
+    def _run_child(self) -> FleetuneError:
+        """Run the child until it ends, and return the reason why it ended."""
         reading, writing = os.pipe()
-        with os.fdopen(reading, "rb") as words:
+        with os.fdopen(reading, "rb") as output:
             try:
                 process = self._spawn(writing)
             except OSError as problem:
-                return SettingError(f"cannot start {sys.executable}: {problem.strerror}")
+                return SettingError(
+                    f"cannot start the agent's process with {sys.executable}: {problem.strerror}"
+                )
             finally:
                 os.close(writing)
             failed = None
-            for line in words:
-                with suppress(msgspec.MsgspecError):  # the last one of a child that was killed
-                    word = read_message(line)
-                    failed = word if isinstance(word, Failed) else failed
-                    self._tell(word)
+            for line in output:
+                with suppress(msgspec.MsgspecError):  # a killed child may leave an incomplete last line
+                    message = read_message(line)
+                    failed = message if isinstance(message, Failed) else failed
+                    self._deliver(message)
         code = process.wait()
         if process.stdin is not None:
             process.stdin.close()
@@ -161,22 +165,24 @@ class AgentProcess:
         return process
 
     def _environment(self) -> dict[str, str]:
-        """Ours, but that modules are found as here, and that the child speaks for no service of ours."""
+        """Our environment, with the same module paths, but without the variables of systemd's
+        notifications.
+        """
         found = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
         return {**found, "PYTHONPATH": os.pathsep.join(path or self._folder for path in sys.path)}
 
-    def _tell(self, word: ChildMessage) -> None:
-        if isinstance(word, Ready) and not self._begun.done():
-            self._begun.set_result(None)
+    def _deliver(self, message: ChildMessage) -> None:
+        if isinstance(message, Ready) and not self._started.done():
+            self._started.set_result(None)
         try:
-            self._hear(word)
+            self._on_message(message)
         except Exception as fault:  # noqa: BLE001 - a handler of the owner's logging may raise anything
             log.debug("not heard: %s", unexpected(fault))
 
 
 def _after_fork() -> None:
-    for one in [*_all]:
-        one.forget()
+    for one in [*_processes]:
+        one.release()
 
 
 if hasattr(os, "register_at_fork"):

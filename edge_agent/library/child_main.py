@@ -1,7 +1,7 @@
-"""The child process of an Agent: `edge-agent run` that takes its options, and the wish to stop, from a pipe.
+"""The child process of an `Agent`: `edge-agent run`, with options and the stop command from a pipe.
 
-It is in a session of its own, so that Ctrl-C in a terminal is its parent's alone. When the parent is gone,
-however that went, the pipe ends and so does this process, at once: like any other kill, that loses nothing.
+It has its own session, so that Ctrl-C in a terminal reaches only its parent. When the parent ends or is
+killed, the pipe ends, and so does this process at once. Like any other kill, that loses nothing.
 """
 
 import logging
@@ -29,17 +29,17 @@ from fleetune.protocols.one_line import unexpected
 
 _READ_BYTES = 4096
 
-log = logging.getLogger("fleetune.edge_agent.library.child_main")  # it runs as `__main__`
+log = logging.getLogger("fleetune.edge_agent.library.child_main")  # this module's own name is `__main__`
 
 
 class _ParentPipe:
-    """The way to the parent. Any thread may speak; when nobody hears, nothing is said."""
+    """Sends messages to the parent. Any thread may send. Messages are dropped if the parent is gone."""
 
     def __init__(self, handle: int) -> None:
         self._handle, self._lock = handle, threading.Lock()
 
-    def say(self, word: ChildMessage) -> None:
-        line = memoryview(encode(word))
+    def send(self, message: ChildMessage) -> None:
+        line = memoryview(encode(message))
         with self._lock:
             try:
                 while line:
@@ -49,24 +49,27 @@ class _ParentPipe:
 
 
 class _LogToParent(logging.Handler):
-    def __init__(self, words: _ParentPipe) -> None:
+    def __init__(self, parent: _ParentPipe) -> None:
         super().__init__(logging.INFO)
-        self._words = words
+        self._parent = parent
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._words.say(LogLine(record.levelno, record.name, self.format(record)))
+        self._parent.send(LogLine(record.levelno, record.name, self.format(record)))
 
 
 class _Commands:
-    """What the parent writes: one line to start with, `STOP` perhaps, and an end."""
+    """Commands of the parent: the `Start` line, then perhaps `STOP`. The end of the pipe means that it is
+    gone.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
-        self._stop: Callable[[], None] = lambda: os._exit(0)  # not ready yet: there is nothing to leave
+        # before the agent is ready there is no fleet to leave
+        self._stop: Callable[[], None] = lambda: os._exit(0)
 
     def first(self) -> bytes:
-        """The first line; empty where the parent is gone already."""
+        """The first line; empty if the parent is gone."""
         while b"\n" not in self._rest:
             data = os.read(0, _READ_BYTES)
             if not data:
@@ -76,11 +79,11 @@ class _Commands:
         return line
 
     def listen(self) -> None:
-        """From now on, in a thread of its own."""
+        """Read further commands in a thread of its own."""
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     def call_at_stop(self, stop: Callable[[], None]) -> None:
-        """What `STOP` leads to from now on."""
+        """Set the function that `STOP` calls."""
         self._stop = stop
 
     def _listen(self) -> None:
@@ -95,46 +98,46 @@ class _Commands:
 
 
 def main() -> int:
-    """Run until told to stop; the exit code."""
+    """Run the agent until the parent stops it, and return the exit code."""
     commands = _Commands()
     line = commands.first()
     if not line:
         return 1
     start = msgspec.json.decode(line, type=Start)
-    words = _ParentPipe(start.words)
+    parent = _ParentPipe(start.output)
     commands.listen()
-    logging.basicConfig(level=logging.INFO, handlers=[_LogToParent(words)])
+    logging.basicConfig(level=logging.INFO, handlers=[_LogToParent(parent)])
     try:
-        _run(start, commands, words)
+        _run(start, commands, parent)
     except FleetuneError as problem:
-        words.say(Failed(type(problem).__name__, str(problem)))
+        parent.send(Failed(type(problem).__name__, str(problem)))
         return 2
     except Exception as fault:
-        words.say(Failed("FleetuneError", f"the agent's process: {unexpected(fault)}"))
+        parent.send(Failed("FleetuneError", f"the agent's process failed: {unexpected(fault)}"))
         raise
     return 0
 
 
-def _run(start: Start, commands: _Commands, words: _ParentPipe) -> None:
+def _run(start: Start, commands: _Commands, parent: _ParentPipe) -> None:
     from fleetune.edge_agent.agent import Stop
     from fleetune.edge_agent.run_options import RunOptions
     from fleetune.edge_agent.starting import ready_agent
 
     try:
-        options = msgspec.convert(start.options, RunOptions, dec_hook=_made)
+        options = msgspec.convert(start.options, RunOptions, dec_hook=_from_text)
     except msgspec.ValidationError as problem:
         raise SettingError(f"Agent: {problem}") from None
     lock = os.fdopen(start.lock, "ab")
-    agent = ready_agent(options, lock=lock, tell=lambda activity: words.say(ActivityReport(activity)))
+    agent = ready_agent(options, lock=lock, tell=lambda activity: parent.send(ActivityReport(activity)))
     commands.call_at_stop(lambda: agent.events.put(Stop("closed")))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.events.put(Stop("stopped by a signal")))
-    words.say(Ready())
+    parent.send(Ready())
     log.info("left: %s", agent.run())
 
 
-def _made(kind: type[Any], given: Any) -> Any:
-    """A path of its text."""
+def _from_text(kind: type[Any], given: Any) -> Any:
+    """Convert a text to a path."""
     return kind(given)
 
 

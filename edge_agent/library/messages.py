@@ -1,4 +1,4 @@
-"""What an Agent and its child process say to each other, a line of JSON each."""
+"""Messages between an `Agent` and its child process, one line of JSON each."""
 
 from typing import Any
 
@@ -10,38 +10,43 @@ STOP = b"stop\n"
 
 
 class Start(msgspec.Struct):
-    """The first line that the child is given; `STOP` is the other one.
+    """The first line for the child. The only other command is `STOP`.
 
     Attributes:
-        options: of `RunOptions`, the broker's password among them: it stands in no list of processes.
-        lock: file handle by which the state folder is held.
-        words: file handle to write to.
+        options: fields of `RunOptions`, with the broker's password. In a pipe, no list of processes shows it.
+        lock: file handle of the lock on the state folder.
+        output: file handle to which the child writes its messages.
     """
 
     options: dict[str, Any]
     lock: int
-    words: int
+    output: int
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """All that can be checked is right; it connects."""
+    """The child has checked everything that can be checked, and connects."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """It ends, by its owner's mistake: the name of a class in `protocols.errors`, and its line."""
+    """The child ends because of an error.
+
+    Attributes:
+        kind: name of the error's class in `protocols.errors`.
+        line: its message.
+    """
 
     kind: str
     line: str
 
 
 class ActivityReport(msgspec.Struct, tag="now"):
-    """What it is at."""
+    """What the agent is doing now."""
 
     activity: Activity
 
 
 class LogLine(msgspec.Struct, tag="said"):
-    """A line of its log."""
+    """A line of the child's log."""
 
     level: int
     logger: str
@@ -49,7 +54,7 @@ class LogLine(msgspec.Struct, tag="said"):
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """The process has ended unasked, and why; its parent says so to itself."""
+    """The child has ended without a stop command. The parent creates this message itself."""
 
     line: str
 
@@ -58,11 +63,11 @@ ChildMessage = Ready | Failed | ActivityReport | LogLine | Ended
 
 
 def encode(message: ChildMessage | Start) -> bytes:
-    """A line."""
+    """Encode a message as one line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
 def read_message(line: bytes) -> ChildMessage:
-    """Raises msgspec.MsgspecError: it is none."""
-    word: ChildMessage = msgspec.json.decode(line, type=ChildMessage)
-    return word
+    """Decode a line of the child. Raises msgspec.MsgspecError: it is not a valid message."""
+    message: ChildMessage = msgspec.json.decode(line, type=ChildMessage)
+    return message

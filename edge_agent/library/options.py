@@ -1,4 +1,4 @@
-"""What an Agent may be told beside broker, fleet, device and store: the options of `edge-agent run`."""
+"""The options of an `Agent`, and the checks on them before the child process starts."""
 
 import os
 import sys
@@ -13,11 +13,11 @@ from fleetune.protocols.one_line import without_url
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import parse_broker
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class AgentOptions(TypedDict, total=False):
-    """By name and meaning those of `edge-agent run`; `edge-agent run --help` tells what each does."""
+    """Options with the names and meanings of `edge-agent run`; `edge-agent run --help` explains each."""
 
     board: str
     policy: Path | str | None
@@ -49,40 +49,41 @@ class AgentOptions(TypedDict, total=False):
     publish_mode: str | None
 
 
-def checked(
+def check_options(
     broker: str | None, fleet: str, device: str, store: Path, data: str, options: AgentOptions
 ) -> dict[str, Any]:
-    """All that can be checked without a process: the fields of `RunOptions`.
+    """Check the options as far as possible without a process, and return the fields of `RunOptions`.
 
     Raises:
-        SettingError: one is wrong. DataError: `data` names a module that cannot be imported.
+        SettingError: an option is wrong.
+        DataError: `data` names a module that cannot be imported.
     """
     if sys.platform == "win32":
         raise SettingError("Agent: its child process needs Linux or macOS; use edge-agent run and an Intake")
     where = os.environ.get("FLEETUNE_BROKER") if broker is None else broker
     if where is None:
-        raise SettingError("Agent: say the broker, host:port or mqtt://user:password@host:port")
+        raise SettingError("Agent: give the broker, as host:port or mqtt://user:password@host:port")
     unknown = sorted(set(options) - set(AgentOptions.__annotations__))
     if unknown:
-        raise SettingError(f"Agent: there is no option {unknown[0]}; they are those of edge-agent run --help")
+        raise SettingError(f"Agent: unknown option {unknown[0]}; edge-agent run --help lists the options")
     given = dict(options)
     parse_broker(where, *(options.get(name) for name in ("ca", "cert", "key")))  # type: ignore[arg-type]
     topics.check_name(fleet, "fleet")
     topics.check_name(device, "device")
     if not is_stream(data):
         raise SettingError(
-            f"Agent: data {without_url(data)!r} do not grow; leave it out, or see docs/streams.md"
+            f"Agent: data {without_url(data)!r} is not a stream; leave it out, or see docs/streams.md"
         )
     state = str(store.expanduser().absolute())
     return {**given, "broker": where, "fleet": fleet, "device": device, "state": state, "data": data}
 
 
 def claim(store: AgentStore, patience_s: float) -> IO[bytes]:
-    """Hold the state folder. Who holds it may be the child of a program that was killed, which ends soon.
+    """Lock the state folder. The child of a killed program may still hold it, so this waits for it to end.
 
     Raises:
-        StoreError: another agent holds it, or it cannot be written; StoreVersion: it has another
-            format.
+        StoreError: another agent holds it, or it cannot be written.
+        StoreVersion: it has another format.
     """
     give_up_at = time.monotonic() + patience_s
     while True:
@@ -93,4 +94,4 @@ def claim(store: AgentStore, patience_s: float) -> IO[bytes]:
         except StoreError:
             if time.monotonic() > give_up_at:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)

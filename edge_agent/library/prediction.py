@@ -1,4 +1,4 @@
-"""What the served model makes of one sample, in its task's own words."""
+"""`Prediction`: the deployed model's output for one sample, by the terms of its task."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +20,14 @@ from fleetune.edge_agent.personal.task_answers import (
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the served model says of a sample: what `edge-agent predict` says of it. What is not of the run's
-    task is None.
+    """The deployed model's output for one sample, as `edge-agent predict` shows it.
+
+    Attributes that do not belong to the run's task are None.
 
     Attributes:
-        told: as the command has it.
-        record: of the model that was asked.
-        index: of the sample among those that were asked about together.
+        told: outputs for all samples that were predicted together.
+        record: record of the model.
+        index: place of the sample among these.
     """
 
     told: Predictions
@@ -35,59 +36,59 @@ class Prediction:
 
     @property
     def answers(self) -> Answers:
-        """All outputs of the model by name, see `edge_agent.personal.task_answers`, of this sample."""
+        """All outputs of the model for this sample, by name. See `edge_agent.personal.task_answers`."""
         return {name: values[self.index] for name, values in self.told.answers.items()}
 
     @property
     def task(self) -> str:
-        """Its kind, as in run.toml."""
+        """Kind of the task, as in run.toml."""
         return self.told.predictor.task.kind
 
     @property
     def label(self) -> int | None:
-        """The class."""
+        """The predicted class."""
         found = self._answer(LABEL)
         return None if found is None else int(found)
 
     @property
     def name(self) -> str | None:
-        """The class's name; its number where it has none."""
+        """Name of the predicted class; its number if it has no name."""
         return None if self.label is None else self.told.predictor.name(self.label)
 
     @property
     def probabilities(self) -> NDArray[Any] | None:
-        """Of each class, or of each of several labels, shape (classes,)."""
+        """Probability of each class, or of each of several labels, shape (classes,)."""
         return self._answer(PROBABILITIES)
 
     @property
     def present(self) -> NDArray[Any] | None:
-        """Of several labels, which are there, 0 or 1, shape (classes,)."""
+        """For several labels: 1 for each that is present, else 0, shape (classes,)."""
         return self._answer(PRESENT)
 
     @property
     def numbers(self) -> NDArray[Any] | None:
-        """What is forecast, or the regression's numbers, shape (k,)."""
+        """Forecast values, or the numbers of a regression, shape (k,)."""
         return self._answer(NUMBERS)
 
     @property
     def quantiles(self) -> NDArray[Any] | None:
-        """Of each number those of run.toml, where the loss is quantile, shape (k, quantiles)."""
+        """The quantiles of run.toml for each number, if the loss is quantile, shape (k, quantiles)."""
         return self._answer(QUANTILES)
 
     @property
     def error(self) -> float | None:
-        """How badly the sample could be reconstructed: the anomaly score."""
+        """Reconstruction error of the sample, which is its anomaly score."""
         found = self._answer(ERROR)
         return None if found is None else float(found)
 
     @property
     def threshold(self) -> float | None:
-        """Errors above it are anomalies, on this device."""
+        """Threshold on this device; a sample with a larger error is an anomaly."""
         return self.told.predictor.threshold
 
     @property
     def anomaly(self) -> bool | None:
-        """Whether the error is above the threshold; None also where none is known."""
+        """True if the error is above the threshold; None also if there is no threshold yet."""
         found = self._answer(ANOMALY)
         return None if found is None else bool(found)
 

@@ -1,4 +1,4 @@
-"""What stands with an Agent just now: the part of it that a program looks at, and a person prints."""
+"""The state of an `Agent`, for programs to read and for people to print."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from fleetune.protocols.tasks.scores import ACCURACY
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """Samples of the device, by what they are for.
+    """Numbers of samples on the device, by their part of the split.
 
     Attributes:
-        train, validation, test: how many are kept.
-        unlabelled: how many wait for a label.
-        new: of those to train on, how many came or got their label since the last training.
-        waiting: how many are on their way to the disk.
-        refused: by kind (docs/streams.md), how many were not taken, of all that ever came.
+        train, validation, test: number of samples in each part.
+        unlabelled: number of samples without a label.
+        new: number of training samples that arrived or were labelled since the last training.
+        waiting: number of samples that are not on disk yet.
+        refused: number of samples refused so far, by kind (docs/streams.md).
     """
 
     train: int = 0
@@ -41,26 +41,25 @@ class SampleCounts:
         words = f"{self.train:,} to train on, {self.validation:,} to validate, {self.test:,} to test"
         words += f", {self.unlabelled:,} without a label; {self.new:,} new"
         if self.waiting:
-            words += f"; {self.waiting:,} on their way"
+            words += f"; {self.waiting:,} not on disk yet"
         refused = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.refused.items()))
         return f"{words}; not taken: {refused}" if refused else words
 
 
 @dataclass(frozen=True)
 class DeployedModelState:
-    """The model that `predict` asks.
+    """The deployed model, which `predict` uses.
 
     Attributes:
-        version: its number among those that this device has served; 0: the run has no [adoption], and it
-            has none.
-        run, round: where it comes from.
-        adopted: it comes from the fleet; False: this device has trained it alone.
-        pinned: its owner has pinned it.
+        version: its number among the models deployed on this device; 0: the run has no [adoption].
+        run, round: run and round from which it comes.
+        adopted: True if it comes from the fleet; False if this device trained it local-only.
+        pinned: True if the owner has pinned it.
         score: name of the run's score; "accuracy" for classification.
         value: that score on the device's own test samples; None: it has none.
-        threshold: errors above are anomalies; None: of another task.
-        false_alarms: how often it calls normal samples anomalies; None: not known.
-        words: all of it, for people.
+        threshold: larger errors are anomalies; None: the task is another.
+        words: all of it as text.
+        false_alarms: share of normal samples that it calls anomalies; None: not known.
     """
 
     version: int
@@ -80,20 +79,20 @@ class DeployedModelState:
 
 @dataclass(frozen=True)
 class AgentState:
-    """What stands just now.
+    """The current state of an agent.
 
     Attributes:
-        fleet, device: names.
-        connection: "connected", "connecting", "closed", or "not connected: " and why.
-        run: id of the run that it takes part in; None: none just now.
-        round: that it trains in or trained in last; 0: none of this run yet.
-        training: whether it trains just now.
-        resting: why it takes no part just now; None: nothing is in the way.
-        finished: id of the run that is over; None: none is, or another has begun.
-        samples: of the device.
-        served: the model that `predict` asks; None: there is none yet.
-        last_error: the last thing that went wrong, in a line; None: nothing has, in this process.
-        last_error_at: when that was.
+        fleet, device: names of fleet and device.
+        connection: "connected", "connecting", "closed", or "not connected: " and the reason.
+        run: id of the run in which it takes part; None: none now.
+        round: round in which it trains or last trained; 0: none of this run yet.
+        training: True if it trains now.
+        resting: why it takes no part now; None: it does.
+        finished: id of the last run, if it is over and no other has begun; else None.
+        samples: numbers of its samples.
+        deployed: the model that `predict` uses; None: there is none yet.
+        last_error: last error message of this process; None: there was none.
+        last_error_at: time of that error.
     """
 
     fleet: str
@@ -105,14 +104,14 @@ class AgentState:
     resting: str | None
     finished: str | None
     samples: SampleCounts
-    served: DeployedModelState | None
+    deployed: DeployedModelState | None
     last_error: str | None = None
     last_error_at: datetime | None = None
 
     @property
     def adopted(self) -> bool | None:
-        """Whether a model of the fleet is served; False: one trained alone; None: none is."""
-        return None if self.served is None else self.served.adopted
+        """True if a model of the fleet is deployed, False if a local-only one, None if there is none."""
+        return None if self.deployed is None else self.deployed.adopted
 
     def __str__(self) -> str:
         run = "in no run" if self.run is None else f"run {self.run}, round {self.round}"
@@ -121,34 +120,33 @@ class AgentState:
         lines = [f"{self.fleet}/{self.device}: {self.connection}; {run}{', training' * self.training}"]
         if self.resting is not None:
             lines.append(f"rests: {self.resting}")
-        lines += [f"samples: {self.samples}", f"serves: {self.served or 'no model yet'}"]
+        lines += [f"samples: {self.samples}", f"serves: {self.deployed or 'no model yet'}"]
         if self.last_error is not None and self.last_error_at is not None:
             lines.append(f"last error, {self.last_error_at:%d %b %H:%M:%S}: {self.last_error}")
         return "\n".join(lines)
 
 
 class SampleCountsReader:
-    """What is known of the samples that a device keeps, counted again when they change; works on when the
-    store is closed.
+    """Counts the samples of a device, again only when they change. It works after the store is closed.
 
     Args:
-        store: of the device.
+        store: the device's store.
     """
 
     def __init__(self, store: SampleStore) -> None:
         self._store = store
         self._known: tuple[object, RoleCounts, dict[str, int]] | None = None
 
-    def read(self, wanted: SampleRequirements, waiting: int) -> SampleCounts:
-        """The counts, for a model that wants this; `waiting`: are on their way.
+    def read(self, requirements: SampleRequirements, waiting: int) -> SampleCounts:
+        """Count the samples that meet the requirements, with `waiting` that are not on disk yet.
 
         Raises:
             StoreError: the store cannot be read.
         """
         with self._store.reading() as connection:
-            change = store_values.get_number(connection, "change"), wanted
+            change = store_values.get_number(connection, "change"), requirements
         if self._known is None or self._known[0] != change:
-            self._known = change, role_counts(self._store, wanted), refused(self._store)
+            self._known = change, role_counts(self._store, requirements), refused(self._store)
         _, counts, kept = self._known
         every = Counter(kept)
         every.update(self._store.refusals.unsaved)
@@ -156,10 +154,10 @@ class SampleCountsReader:
 
 
 class DeployedModelReader:
-    """What is known of the model that a device serves, read again when it changes.
+    """Reads the record of the deployed model, again only when it changes.
 
     Args:
-        store: of the device.
+        store: the device's state.
     """
 
     def __init__(self, store: AgentStore) -> None:
@@ -167,7 +165,7 @@ class DeployedModelReader:
         self._known: tuple[object, DeployedModelState | None] | None = None
 
     def read(self) -> DeployedModelState | None:
-        """It; None: there is none, or it cannot be read.
+        """The deployed model; None: there is none, or its file is damaged.
 
         Raises:
             StoreError: a file cannot be read.

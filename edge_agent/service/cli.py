@@ -152,6 +152,7 @@ def _check(fleet: str | None, device: str | None, broker: str | None, data: str 
     Raises:
         SettingError: one is wrong.
     """
+    from fleetune.edge_agent.datasets.formats import FORMATS
     from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
@@ -161,7 +162,7 @@ def _check(fleet: str | None, device: str | None, broker: str | None, data: str 
     if broker is not None:
         parse_broker(broker)
     kind, _, path = (data or "").partition(":")
-    if kind in ("npz", "idx", "cifar", "har", "csv", "audio", "watch") and not Path(path).is_absolute():
+    if (kind in FORMATS or kind == "watch") and not Path(path).is_absolute():
         raise SettingError(
             f"--data {data}: a service has no current folder; give {kind}:{Path(path).absolute()}"
         )

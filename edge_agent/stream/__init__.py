@@ -1,9 +1,9 @@
-"""Data that grow: samples as they come, kept on the device within its owner's bounds, and snapshots of them
-to train on.
+"""Streams: samples that arrive over time, stored on the device within the owner's limits.
 
-`sample_store` keeps them (`store_layout`, `retention`, `snapshot`); feeders bring them: a watched folder, a
-user's iterator, a local socket, and `Intake`, the library call. `sample_stream` is all of it as the agent
-sees it. Nothing here knows of runs, models or training.
+`sample_store` keeps the samples (`store_schema`, `retention`, `deletion`), and `snapshot` reads those of a
+round. `intakes` bring samples in: a watched folder, a generator function, a local socket, an MQTT topic and
+the library call `Intake`. `drift` tests whether new samples differ from earlier ones. `sample_stream` joins
+all of this for the agent. Nothing here knows of runs, models or training.
 """
 
 from fleetune.edge_agent.stream.intakes.library_call import Intake

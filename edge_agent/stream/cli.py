@@ -1,11 +1,11 @@
-"""edge-agent add and samples: putting samples in by hand, and looking at what is kept."""
+"""The commands `edge-agent add` and `edge-agent samples`: store samples by hand, and show the stored ones."""
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,26 +14,24 @@ from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
-    from fleetune.edge_agent.stream.sample import Sample
     from fleetune.edge_agent.stream.sample_store import SampleStore
     from fleetune.edge_agent.stream.status import Status
 
 Fleet = Annotated[str, typer.Option(help="name of the fleet")]
-_BATCH = 64
 
 
 def add(
     file: Annotated[
         str,
-        typer.Argument(help="CSV, Parquet, .npz or an image; - reads a line of JSON a sample: x, y, id"),
+        typer.Argument(help="CSV, Parquet, .npz or an image; - reads one sample per line of JSON: x, y, id"),
     ],
     fleet: Fleet,
     device: DeviceName = HOST,
     state: StateFolder = STATE,
     label_column: LabelColumns = "label",
-    label: Annotated[str | None, typer.Option(help="of all samples in a file that has none itself")] = None,
+    label: Annotated[str | None, typer.Option(help="label of every sample of a file without labels")] = None,
 ) -> None:
-    """Put samples into this device's store, whose agent may run or not."""
+    """Store samples of a file on this device, while its agent runs or not."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.state_folder import mark
     from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -62,7 +60,7 @@ def _refused(store: "SampleStore") -> dict[str, int]:
 
 
 def _from_lines(store: "SampleStore") -> Iterator[str]:
-    from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, read_message
+    from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, read_message, store_messages
 
     while line := sys.stdin.buffer.readline(MAX_MESSAGE_BYTES):
         if not line.strip():
@@ -70,58 +68,29 @@ def _from_lines(store: "SampleStore") -> Iterator[str]:
         message = read_message(line, as_json=True)
         if message.problem is not None:
             store.refuse(message.problem)
-        elif message.sample is not None:
-            yield from store.add([message.sample])
-        elif message.label is not None:
-            yield from store.label([(str(message.id), message.label)])
+        yield from (outcome for outcome in store_messages(store, [message]) if outcome is not None)
 
 
 def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None) -> Iterator[str]:
+    from fleetune.edge_agent.datasets.audio import SOUNDS
     from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess, NeedsPackage
-    from fleetune.edge_agent.stream.intakes.sample_files import ReadOptions
+    from fleetune.edge_agent.stream.intakes.sample_files import ReadOptions, read_samples, store_file
     from fleetune.edge_agent.stream.sample import BadSample
     from fleetune.protocols.errors import DataError
 
-    feed = store.table_columns()
+    if path.suffix.lower() in SOUNDS:  # the options of sounds (rate, seconds) belong to a watched folder
+        raise DataError(f"{path}: sounds can only come from a watched folder; see docs/streams.md")
+    table = store.table_columns()
     names = tuple(one.strip() for one in columns.split(",") if one.strip())
     decoder = DecoderProcess()
-    reading = ReadOptions(store.refuse, decoder, names, columns=() if feed is None else feed.columns)
+    reading = ReadOptions(store.refuse, decoder, names, columns=() if table is None else table.columns)
     try:
-        yield from _kept(store, _samples(path, reading, None if label is None else reading.label(label)))
+        number = None if label is None else reading.label(label)
+        yield from store_file(store, read_samples(path, reading, number))
     except (NeedsPackage, BadSample) as problem:
         raise DataError(str(problem)) from None
     finally:
         decoder.close()
-
-
-def _samples(path: Path, reading: Any, label: float | None) -> "Iterator[Sample]":
-    from fleetune.edge_agent.stream.intakes import sample_files as files
-    from fleetune.edge_agent.stream.sample import make_sample
-
-    match path.suffix.lower():
-        case ".csv":
-            yield from files.CsvLines(path, reading, label).samples(last=True)
-        case ".parquet":
-            yield from files.read_parquet(path, reading, label)
-        case ".npz":
-            yield from files.read_shard(path, reading, label)
-        case suffix if suffix in files.IMAGES:
-            yield make_sample(files.read_image(path, reading), label)
-        case suffix:
-            raise files.BadFile(
-                f"{path}: {suffix or 'a file without ending'} is not known; expected .csv,"
-                " .parquet, .npz or an image"
-            )
-
-
-def _kept(store: "SampleStore", samples: "Iterable[Sample]") -> Iterator[str]:
-    batch: list[Sample] = []
-    for sample in samples:
-        batch.append(sample)
-        if len(batch) == _BATCH:
-            yield from store.add(batch)
-            batch = []
-    yield from store.add(batch)
 
 
 def samples(
@@ -129,11 +98,16 @@ def samples(
     device: DeviceName = HOST,
     state: StateFolder = STATE,
     test_fraction: Annotated[
-        float, typer.Option(min=0.01, max=0.99, help="as given to run: which samples are tested on")
+        float,
+        typer.Option(
+            min=0.01,
+            max=0.99,
+            help="the --test-fraction of edge-agent run, which decides which samples are test samples",
+        ),
     ] = TEST_FRACTION,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Show what is kept of this device's stream: how many samples of what, how old, and what was refused."""
+    """Show the samples stored on this device: how many of each class, their age, and what was refused."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.stream.sample_store import SampleStore
     from fleetune.edge_agent.stream.status import status
@@ -142,7 +116,7 @@ def samples(
     with one_line_errors("edge-agent"):
         path = AgentStore(state / fleet / device).samples
         if not path.exists():
-            raise StoreError(f"{path}: no samples are kept here; docs/streams.md says how")
+            raise StoreError(f"{path}: no samples are stored here; see docs/streams.md")
         store = SampleStore.open(path)
         try:
             found = status(store, test_fraction)

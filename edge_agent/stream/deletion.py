@@ -1,4 +1,4 @@
-"""Removing samples that an owner names from a store: for good, whatever snapshot or log still has them."""
+"""Delete samples that an owner selects, for good: also from the pinned snapshot and from SQLite's log."""
 
 import datetime as dt
 import sqlite3
@@ -10,11 +10,12 @@ from fleetune.edge_agent.stream import drift_windows
 
 @dataclass(frozen=True)
 class SampleFilter:
-    """Which samples: those with one of these names, or those that arrived from `since_s` until `until_s`.
+    """A selection of samples: by name if there are names, else by time of arrival.
 
     Attributes:
-        names: that their owner gave them.
-        since_s, until_s: by the device's clock, seconds since 1970.
+        names: names that the owner gave them.
+        since_s, until_s: first moment and end of the time of arrival, by the device's clock, in seconds since
+            1970.
     """
 
     names: tuple[str, ...] = ()
@@ -23,31 +24,34 @@ class SampleFilter:
 
     @classmethod
     def of_day(cls, day: dt.date) -> Self:
-        """The samples that arrived on this day, local time."""
+        """Select the samples that arrived on a day, in local time."""
         ends = (day, day + dt.timedelta(days=1))
         since, until = (dt.datetime.combine(one, dt.time()).timestamp() for one in ends)
         return cls(since_s=since, until_s=until)
 
     @property
     def where(self) -> tuple[str, tuple[object, ...]]:
-        """The condition on rows of `sample`, and its values."""
+        """SQL condition on rows of the table `sample`, and its parameters."""
         if self.names:
             return f"name IN ({', '.join('?' * len(self.names))})", self.names
         return "arrived_at >= ? AND arrived_at < ?", (self.since_s, self.until_s)
 
 
-def matching_names(connection: sqlite3.Connection, chosen: SampleFilter) -> list[str | None]:
-    """The names of the samples that are chosen, None where one has none."""
-    where, values = chosen.where
+def matching_names(connection: sqlite3.Connection, selection: SampleFilter) -> list[str | None]:
+    """Names of the selected samples; None for a sample without a name."""
+    where, values = selection.where
     return [name for (name,) in connection.execute(f"SELECT name FROM sample WHERE {where}", values)]  # noqa: S608
 
 
-def delete(connection: sqlite3.Connection, chosen: SampleFilter) -> int:
-    """Delete samples, also those that a snapshot holds, and what the test of drift made of inputs.
+def delete(connection: sqlite3.Connection, selection: SampleFilter) -> int:
+    """Delete the selected samples, with all that the drift test derived from inputs.
 
-    The transaction is open, and `secure_delete` is on: freed pages are overwritten. Returns how many went.
+    The caller has opened a transaction and turned `secure_delete` on, so that SQLite overwrites freed pages.
+
+    Returns:
+        Number of deleted samples.
     """
-    where, values = chosen.where
+    where, values = selection.where
     count = connection.execute(f"DELETE FROM sample WHERE {where}", values).rowcount  # noqa: S608
     if count:
         drift_windows.clear(connection)

@@ -1,16 +1,16 @@
-"""Whether samples have changed since the last training: a cheap test, with a stated rate of false alarms.
+"""Drift tests: have samples changed since the last training? They are cheap and state their false alarms.
 
-Each input becomes DIRECTIONS numbers when it arrives: its mean, its standard deviation, and sums of its
-features under random signs (the same on every device and in every process). Every WINDOW new inputs are
-tested once against up to REFERENCE of the last training, by the two-sample Kolmogorov-Smirnov test in each
-direction; the figure is the largest distance over the distance that independent samples of one distribution
-exceed in FALSE_ALARMS of such tests at most (Smirnov's asymptotic bound, by Bonferroni over the directions).
-So 1 is an alarm. Where values repeat the test errs on the quiet side; where successive samples resemble each
-other (overlapping windows of one signal) it raises more false alarms than stated.
+Input drift: on arrival, each input is reduced to DIRECTIONS numbers. These are its mean, its standard
+deviation, and sums of its features under random signs, which are equal on all devices. Every WINDOW new
+inputs are compared once with up to REFERENCE inputs of the last training. Each direction has a two-sample
+Kolmogorov-Smirnov test. The result is the largest distance between the two distributions, divided by the
+alarm limit, so that 1 is an alarm. If nothing has changed, at most FALSE_ALARMS of the tests exceed the limit
+(Smirnov's asymptotic bound, Bonferroni-corrected over directions). Repeated values make the test quieter.
+Correlated samples, such as overlapping windows of a signal, raise more false alarms.
 
-The same test in one direction compares the loss of the served model on new samples with its loss on held-out
-samples of before: only a higher loss counts. A training after which it is still higher does not make it the
-measure of the next test, until PATIENCE of them have.
+Loss drift: the same test, one-sided and in one direction, compares the deployed model's loss on new samples
+with its loss on held-out samples of the last training. Only a higher loss counts. If the loss is still higher
+after a training, the old losses stay the reference, for at most PATIENCE trainings.
 """
 
 import math
@@ -23,10 +23,10 @@ from fleetune.protocols.randomness import Key
 
 WINDOW = 128
 REFERENCE = 512
-FEWEST = 64  # of the reference: fewer can tell nothing
+FEWEST = 64  # samples of the reference: fewer give no result
 DIRECTIONS = 8
 FALSE_ALARMS = 0.001
-PATIENCE = 10  # trainings after which higher losses are what the samples are like now
+PATIENCE = 10  # trainings after which higher losses become the new reference
 _MOST_FEATURES = 4096
 
 Projections = NDArray[np.float32]
@@ -34,7 +34,11 @@ Numbers = NDArray[np.floating]
 
 
 def project(x: NDArray[np.generic]) -> Projections:
-    """An input's numbers, shape (DIRECTIONS,); `x` is uint8 or float32, any shape."""
+    """Reduce an input to the numbers of the drift test, shape (DIRECTIONS,).
+
+    Args:
+        x: the input, uint8 or float32, any shape.
+    """
     flat = x.reshape(-1)
     if flat.size > _MOST_FEATURES:
         flat = flat[np.linspace(0, flat.size - 1, _MOST_FEATURES).astype(np.intp)]
@@ -55,11 +59,14 @@ def _signs(size: int) -> NDArray[np.float64]:
 
 
 def input_drift(reference: Projections, window: Projections) -> float | None:
-    """How far a window's inputs are from the reference: 1 is an alarm; None: the reference is too small.
+    """Distance of a window of new inputs from the reference; 1 is an alarm.
 
     Args:
-        reference: of the last training, shape (n, DIRECTIONS).
-        window: what came since, shape (m, DIRECTIONS).
+        reference: projections of inputs of the last training, shape (n, DIRECTIONS).
+        window: projections of newer inputs, shape (m, DIRECTIONS).
+
+    Returns:
+        The distance relative to the alarm limit; None: the reference is too small.
     """
     if len(reference) < FEWEST or not len(window):
         return None
@@ -69,8 +76,14 @@ def input_drift(reference: Projections, window: Projections) -> float | None:
 
 
 def loss_drift(reference: Numbers, losses: Numbers) -> float | None:
-    """How much higher the losses of new samples are than those of the reference: 1 is an alarm; None: the
-    reference is too small. Shapes (n,) and (m,).
+    """How much higher the losses of new samples are than the reference; 1 is an alarm.
+
+    Args:
+        reference: losses on held-out samples of the last training, shape (n,).
+        losses: losses on new samples, shape (m,).
+
+    Returns:
+        The distance relative to the alarm limit; None: the reference is too small.
     """
     if len(reference) < FEWEST or not len(losses):
         return None
@@ -79,7 +92,7 @@ def loss_drift(reference: Numbers, losses: Numbers) -> float | None:
 
 
 def _differences(one: Numbers, other: Numbers) -> NDArray[np.float64]:
-    """Of the empirical distribution functions of `one` and `other`, at every value."""
+    """Difference of the empirical distribution functions of two samples, at each value of both."""
     one, other = np.sort(one), np.sort(other)
     values = np.concatenate([one, other])
     of_one = np.searchsorted(one, values, side="right") / len(one)
@@ -87,5 +100,5 @@ def _differences(one: Numbers, other: Numbers) -> NDArray[np.float64]:
 
 
 def _limit(n: int, m: int, false_alarms: float, *, sides: int) -> float:
-    """The distance exceeded with probability p at most: sqrt(-ln(p / sides) / 2 * (n + m) / (n m))."""
+    """Distance that is exceeded with probability p at most: sqrt(-ln(p / sides) / 2 * (n + m) / (n m))."""
     return math.sqrt(-0.5 * math.log(false_alarms / sides) * (n + m) / (n * m))

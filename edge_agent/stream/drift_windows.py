@@ -1,4 +1,7 @@
-"""The newest inputs as the test of drift sees them: kept beside the samples, whatever becomes of those."""
+"""The inputs of the drift test: projections of the newest inputs, stored next to the samples.
+
+They stay when their samples are evicted, so that retention does not distort the test.
+"""
 
 import sqlite3
 
@@ -22,13 +25,13 @@ _LOSSES, _WAITED = "losses", "trainings that left losses higher"
 
 
 def add_input(connection: sqlite3.Connection, form: int, x: NDArray[np.generic]) -> None:
-    """A new input is here."""
+    """Store the projections of a new input."""
     row = form, project(x).astype("<f4").tobytes()
     connection.execute("INSERT INTO arrival (form, projections) VALUES (?, ?)", row)
 
 
 def test_full_windows(connection: sqlite3.Connection) -> None:
-    """Test each window that is full, and forget arrivals that no test needs."""
+    """Test each full window for input drift, then delete the projections that no later test needs."""
     latest = _latest(connection)
     drift = store_values.get(connection, DriftState) or DriftState()
     reference, tested = store_values.get_bytes(connection, _KNOWN), drift.tested
@@ -44,15 +47,18 @@ def test_full_windows(connection: sqlite3.Connection) -> None:
 
 
 def save_next_reference(connection: sqlite3.Connection) -> None:
-    """The newest inputs are those that the round under way will have been trained with."""
+    """Save the newest inputs. They become the reference once the round under way has trained on them."""
     latest = _latest(connection)
     found = _read(connection, latest - REFERENCE, latest)
     store_values.put_bytes(connection, _NEXT, b"" if found is None else found.tobytes())
 
 
 def use_next_reference(connection: sqlite3.Connection, change: int) -> None:
-    """The round on the samples after this change is done: from now on inputs are tested against those that it
-    noted.
+    """Make the inputs that `save_next_reference` saved the reference of later tests.
+
+    Args:
+        connection: the store's connection.
+        change: number of the store's change up to which the round trained.
     """
     found = store_values.get_bytes(connection, _NEXT)
     if found is not None:
@@ -61,12 +67,19 @@ def use_next_reference(connection: sqlite3.Connection, change: int) -> None:
 
 
 def reference_losses(connection: sqlite3.Connection) -> NDArray[np.float32]:
-    """Losses of before, on held-out samples, shape (n,)."""
+    """The reference of loss drift: losses on held-out samples of an earlier training, shape (n,)."""
     return np.frombuffer(store_values.get_bytes(connection, _LOSSES) or b"", "<f4")
 
 
 def save_reference_losses(connection: sqlite3.Connection, losses: NDArray[np.float32]) -> None:
-    """A round is done, and the served model has these on held-out samples, shape (n,)."""
+    """Save the deployed model's losses on held-out samples as the reference of loss drift.
+
+    Losses that are much higher than the reference are not saved, for at most `PATIENCE` trainings.
+
+    Args:
+        connection: the store's connection.
+        losses: losses after the round, shape (n,).
+    """
     waited = store_values.get_number(connection, _WAITED)
     worse = len(losses) and (loss_drift(reference_losses(connection), losses) or 0.0) >= 1
     if worse and waited < PATIENCE:
@@ -77,7 +90,7 @@ def save_reference_losses(connection: sqlite3.Connection, losses: NDArray[np.flo
 
 
 def clear(connection: sqlite3.Connection) -> None:
-    """Delete all that was made of inputs: samples were removed, and projections do not say whose they are."""
+    """Delete everything that was derived from inputs. Projections do not say which sample they belong to."""
     connection.execute("DELETE FROM arrival")
     for name in (_KNOWN, _NEXT, _LOSSES):
         store_values.drop_bytes(connection, name)
@@ -89,7 +102,10 @@ def _latest(connection: sqlite3.Connection) -> int:
 
 
 def _read(connection: sqlite3.Connection, after: int, until: int) -> NDArray[np.float32] | None:
-    """Those of the form that came last, shape (n, DIRECTIONS); None: there are none."""
+    """Projections of the arrivals after `after` up to `until`, shape (n, DIRECTIONS); None: there are none.
+
+    Only those with the newest arrival's form (dtype and shape) are read.
+    """
     query = "SELECT form, projections FROM arrival WHERE number > ? AND number <= ? ORDER BY number"
     rows = connection.execute(query, (after, until)).fetchall()
     if not rows:

@@ -1,4 +1,4 @@
-"""What could not be taken, counted by kind: a line for the first of each, then one an hour with the count."""
+"""Counts of refused samples, files and messages by kind, with one log line per kind and hour."""
 
 import logging
 import threading
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class RefusalCounts:
-    """Counts that wait to be kept, and what was said of them. Any thread may note.
+    """Counts that are not saved yet, with the last message of each kind. Any thread may add one.
 
     Args:
-        clock: seconds that never jump.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,9 @@ class RefusalCounts:
         self._unsaid: Counter[str] = Counter()
 
     def add(self, kind: str, words: str, count: int = 1) -> None:
-        """Count, and log the line unless one of its kind was logged a short while ago."""
+        """Add to the count of a kind. Log the message unless one of its kind was logged within the last
+        hour.
+        """
         words = readable(words)
         with self._lock:
             self._unsaved[kind] = self._unsaved.get(kind, (0, ""))[0] + count, words
@@ -36,28 +38,28 @@ class RefusalCounts:
                 self._unsaid[kind] += count
                 return
             self._said_at[kind], more = now, self._unsaid.pop(kind, 0)
-        beside = f" (and {more} of its kind in the last hour)" if more else ""
+        beside = f" (and {more} more of this kind in the last hour)" if more else ""
         log.warning("not taken, %s: %s%s", kind, words, beside)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no count waits to be kept."""
+        """True if all counts are saved."""
         return not self._unsaved
 
     @property
     def unsaved(self) -> dict[str, int]:
-        """By kind, how many are counted and not kept yet."""
+        """Counts by kind that are not saved yet."""
         with self._lock:
             return {kind: count for kind, (count, _) in self._unsaved.items()}
 
     def take_unsaved(self) -> dict[str, tuple[int, str]]:
-        """The counts since the last time, and the last words, by kind."""
+        """Remove and return the unsaved counts: count and last message by kind."""
         with self._lock:
             found, self._unsaved = self._unsaved, {}
             return found
 
     def restore(self, found: dict[str, tuple[int, str]]) -> None:
-        """They could not be kept."""
+        """Add counts again that could not be saved."""
         with self._lock:
             for kind, (count, words) in found.items():
                 known, latest = self._unsaved.get(kind, (0, ""))

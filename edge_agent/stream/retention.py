@@ -1,12 +1,13 @@
-"""What the store keeps when it is full or samples grow old: the owner's bounds, and who has to go.
+"""Retention: which samples the store evicts when it is full, or when samples are too old.
 
-**reservoir**: those with the highest rank go first. A rank is a number in [0, 1) of the sample's own content,
-so what stays is a uniform draw of all that ever came, and the same one in whatever order it came (a bottom-k
-sketch). **newest**: the oldest go first. **balanced**: whoever goes is of the class that takes the most room.
-Samples without a label may take a share of the room at most.
+**reservoir** evicts the samples with the highest rank. A rank is a number in [0, 1) that depends only on the
+sample's content. So the store keeps a uniform draw of all samples that ever arrived, whatever their order
+(a bottom-k sketch). **newest** evicts the oldest samples. **balanced** evicts samples of the class that takes
+the most space. Samples without a label have a limited share of the space.
 
-A sample that goes while a round's snapshot still needs it is *held*: it counts no longer, but its row stays
-until the snapshot is let go. An eighth of the room is for that; where it does not do, the snapshot is let go.
+A sample that a pinned snapshot still needs is *held* when it is evicted. It no longer counts, but its row
+stays until the snapshot is released. An eighth of the space is for held samples. If they need more, the
+snapshot is released early.
 """
 
 import sqlite3
@@ -21,20 +22,20 @@ from fleetune.protocols.settings.section import Settings
 DAY_S = 86_400.0
 HELD_SHARE = 1 / 8
 _PAGE = 4096
-_ROW = 16  # what a row of inputs has beside them
-_HEAD = 512  # of the row with all else, and of its places in the indices
+_ROW = 16  # bytes of a row of `input` besides the input
+_HEAD = 512  # bytes of the sample's row in `sample`, and of its index entries
 
 
 class RetentionLimits(Settings, frozen=True):
-    """What the owner lets the store keep.
+    """The owner's limits on what the store keeps.
 
     Attributes:
-        keep_mb: 1e6 bytes of the file, rows of samples with all that belongs to them; SQLite's log of a few
-            MB stands beside it.
-        keep_days: samples older than that go; None: age is no reason.
-        keep: who goes when the room is full.
-        keep_balanced: whoever goes is of the class with the most bytes.
-        keep_unlabelled: share of the room that samples without a label may take.
+        keep_mb: size of the file in 1e6 bytes: samples with all that belongs to them. SQLite's log takes a
+            few MB more.
+        keep_days: age in days at which samples are evicted; None: age does not matter.
+        keep: which samples a full store evicts.
+        keep_balanced: True if a full store evicts samples of the largest class first.
+        keep_unlabelled: share of the space that samples without a label may take.
     """
 
     keep_mb: Annotated[float, Meta(ge=1, le=1e7)] = 200.0
@@ -45,20 +46,23 @@ class RetentionLimits(Settings, frozen=True):
 
     @property
     def live_bytes(self) -> int:
-        """Of the samples that count."""
+        """Space for samples that count, in bytes."""
         return int(self.keep_mb * 1e6 * (1 - HELD_SHARE))
 
     @property
     def held_bytes(self) -> int:
-        """Of those that are only held for a snapshot."""
+        """Space for held samples, in bytes."""
         return int(self.keep_mb * 1e6 * HELD_SHARE)
 
 
 def stored_bytes(num_bytes: int) -> int:
-    """What a sample of `num_bytes` of input and label takes of the file, rows and ends of pages too.
+    """Bytes of the file that a sample takes, with its rows and the unused ends of pages.
 
-    By SQLite's file format: a row stands in a page with others of its kind; of a long one a part does, and
+    This follows SQLite's file format. Short rows share a page. Of a long row, a part is in a shared page, and
     the rest fills pages of its own.
+
+    Args:
+        num_bytes: bytes of the input and the label.
     """
     local, pages = num_bytes + _ROW, 0
     if local > _PAGE - 35:
@@ -73,42 +77,44 @@ def stored_bytes(num_bytes: int) -> int:
 def evict(
     connection: sqlite3.Connection, bounds: RetentionLimits, now_s: float, change: int, pinned: int | None
 ) -> int | None:
-    """Bring the store within its bounds, in the transaction that is open.
+    """Evict samples until the store is within its limits, in the open transaction.
 
     Args:
-        connection: to the store.
-        bounds: of its owner.
-        now_s: by the store's clock.
+        connection: the store's connection.
+        bounds: the owner's limits.
+        now_s: time by the store's clock, in seconds.
         change: number of the transaction's change.
-        pinned: change of the snapshot that may still be needed; None: there is none.
+        pinned: change of the pinned snapshot; None: there is none.
 
     Returns:
-        `pinned`; or None, where the snapshot had to be let go.
+        `pinned`; None if the snapshot had to be released.
     """
-    going = _Eviction(connection, change, pinned)
+    eviction = _Eviction(connection, change, pinned)
     if bounds.keep_days is not None:
         since = now_s - bounds.keep_days * DAY_S
         while (oldest := _oldest(connection)) and oldest[2] < since:
-            going.drop(oldest[0], oldest[1])
+            eviction.drop(oldest[0], oldest[1])
     unlabelled = int(bounds.keep_unlabelled * bounds.live_bytes)
     while _bytes(connection, "held = 0 AND class = ?", UNLABELLED) > unlabelled:
-        going.drop(*_victim(connection, bounds, UNLABELLED))
+        eviction.drop(*_next_to_evict(connection, bounds, UNLABELLED))
     while _bytes(connection, "held = 0") > bounds.live_bytes:
-        going.drop(*_victim(connection, bounds, _largest_class(connection) if bounds.keep_balanced else None))
-    if going.pinned is not None and _bytes(connection, "held = 1") > bounds.held_bytes:
+        eviction.drop(
+            *_next_to_evict(connection, bounds, _largest_class(connection) if bounds.keep_balanced else None)
+        )
+    if eviction.pinned is not None and _bytes(connection, "held = 1") > bounds.held_bytes:
         delete_held(connection)
-        going.pinned = None
-    return going.pinned
+        eviction.pinned = None
+    return eviction.pinned
 
 
 def delete_held(connection: sqlite3.Connection) -> None:
-    """No snapshot needs them any more, nor labels as they were."""
+    """Delete the samples and earlier labels that were held for a snapshot."""
     connection.execute("DELETE FROM sample WHERE dropped IS NOT NULL")
     connection.execute("DELETE FROM label_before")
 
 
 class _Eviction:
-    """Drops samples: for good, or for now where a snapshot needs them."""
+    """Evicts samples: deletes them, or marks them as held if the pinned snapshot needs them."""
 
     def __init__(self, connection: sqlite3.Connection, change: int, pinned: int | None) -> None:
         self._connection, self._change, self.pinned = connection, change, pinned
@@ -120,7 +126,9 @@ class _Eviction:
             self._connection.execute("DELETE FROM sample WHERE number = ?", (number,))
 
 
-def _victim(connection: sqlite3.Connection, bounds: RetentionLimits, of: int | None) -> tuple[int, int]:
+def _next_to_evict(
+    connection: sqlite3.Connection, bounds: RetentionLimits, of: int | None
+) -> tuple[int, int]:
     order = "rank DESC, number DESC" if bounds.keep == "reservoir" else "number"
     where, key = ("", ()) if of is None else (" AND class = ?", (of,))
     query = f"SELECT number, added FROM sample WHERE dropped IS NULL{where} ORDER BY {order} LIMIT 1"  # noqa: S608

@@ -1,4 +1,4 @@
-"""What a model takes of a store: which inputs, and which labels in which form."""
+"""What a model requires of samples: which inputs it takes, and which labels in which form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class SampleRequirements:
-    """What a model takes of a store.
+    """The samples of a store that a model can use, and how they are split.
 
     Attributes:
-        fits: whether inputs of this dtype (`"|u1"` or `"<f4"`) and shape do.
-        labels: classes, int64 (n,); numbers, float32 (n, k); or optional: classes, where a sample without a
-            label is of class 0.
-        accepts: whether the model has a place for a label in that form, of one sample.
-        test_fraction, validation_fraction: see `datasets.sample_roles`: a sample is tested on whose number
-            is below the first, validated on of the others whose other number is below the second.
+        fits: called with dtype (`"|u1"` or `"<f4"`) and shape of an input; True if the model takes it.
+        labels: form of the labels. "classes": int64, shape (n,). "numbers": float32, shape (n, k).
+            "optional": classes, where a sample without a label has class 0.
+        accepts: called with one label in that form; True if the model has a place for it.
+        test_fraction: samples whose test draw is below it are test samples, see `datasets.train_test_split`.
+        validation_fraction: other samples whose validation draw is below it are validation samples.
     """
 
     fits: Callable[[str, tuple[int, ...]], bool]
@@ -33,35 +33,46 @@ class SampleRequirements:
     validation_fraction: float = 0.0
 
     def part(self, for_test: float, for_validation: float) -> Part:
-        """What a sample is for, by its two numbers."""
+        """The part of the split to which a sample with these draws belongs."""
         if for_test < self.test_fraction:
             return "test"
         return "validation" if for_validation < self.validation_fraction else "train"
 
     def label(self, class_number: int, y: bytes | None) -> NDArray[np.generic] | None:
-        """The label of a sample, as it is kept, in the form that is wanted; None: it does not fit."""
+        """Convert a stored label to the required form.
+
+        Args:
+            class_number: the stored class, `UNLABELLED` or `NUMBERS`.
+            y: the stored label, little endian.
+
+        Returns:
+            The label; None: it does not fit.
+        """
         if class_number == UNLABELLED:
             return np.zeros((), np.int64) if self.labels == "optional" else None
         return self._in_form(Label.read(class_number, y or b""))
 
     def rejection(self, sample: Sample) -> BadSample | None:
-        """Why the model can do nothing with a sample; None: it can, or its label may still come."""
+        """Why the model cannot use a sample; None: it can, or the label is still missing."""
         if not self.fits(sample.x.dtype.str, sample.x.shape):
-            return BadSample("shape", f"a sample of shape {sample.x.shape}; the run's model takes another")
+            return BadSample(
+                "shape",
+                f"a sample has shape {sample.x.shape}, which is not the shape that the run's model takes",
+            )
         return None if sample.label is None else self.label_rejection(sample.label)
 
     def label_rejection(self, label: Label) -> BadSample | None:
-        """Why the model has no place for a label; None: it has."""
+        """Why the model has no place for a label; None: it has one."""
         if self._in_form(label) is not None:
             return None
         words = "numbers" if label.class_number == NUMBERS else str(label.class_number)
-        return BadSample("class", f"label {words}: the run's model has no place for it")
+        return BadSample("class", f"label {words}: the run's model has no output for it")
 
     def _in_form(self, label: Label) -> NDArray[np.generic] | None:
         found = label.y
         if self.labels == "numbers":
             found = np.atleast_1d(found).astype(np.float32)
-        elif found.dtype != np.int64:  # 1.0 is a class too, as tables write it
+        elif found.dtype != np.int64:  # 1.0 is a class too: tables write classes so
             if found.size != 1 or found[0] < 0 or found[0] != np.floor(found[0]):
                 return None
             found = found[0].astype(np.int64)

@@ -1,13 +1,13 @@
-"""The samples that a device keeps: one SQLite file, each change one transaction, durable when it returns.
+"""The store of a device's samples: one SQLite file in which each change is one durable transaction.
 
-Several processes may have it open at once: the agent, a sensor's own program, `edge-agent add`. A power cut
-leaves what was returned, and nothing of what was not. Any thread may call anything.
+Several processes may open it at once: the agent, a sensor's program, `edge-agent add`. After a power cut,
+every change that had returned is there, and no part of any other. Any thread may call anything.
 """
 
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,17 +35,23 @@ from fleetune.edge_agent.stream.store_values import (
 from fleetune.protocols.errors import StoreError
 
 Outcome = Literal["stored", "known", "labelled", "refused"]
-"""What became of a sample: it was taken in (for how long, the bounds decide), it was there, it was and its
-label is new, or it cannot be kept."""
+"""What became of a sample. "stored": it is new (the limits decide how long it stays). "known": it was stored
+before. "labelled": it was stored before, and its label is new. "refused": it is not valid.
+"""
 
-_UNCHECKED_BYTES = 100_000
+_MAX_UNCHECKED_BYTES = 100_000
 _NONE = np.zeros(0, np.float32)
 
 
 @dataclass
 class _Transaction:
-    """A transaction that is open: its number, the time by the store's clock and by the device's, and the
-    bytes that were added since the bounds were looked after.
+    """An open transaction.
+
+    Attributes:
+        number: number of its change.
+        now_s: time by the store's own clock, in seconds.
+        wall: time by the device's clock, in seconds since 1970.
+        unchecked_bytes: bytes added since the limits were last applied.
     """
 
     number: int
@@ -55,12 +61,12 @@ class _Transaction:
 
 
 class SampleStore:
-    """A device's samples.
+    """The samples of a device.
 
     Args:
-        connection: to the file.
-        path: of the file.
-        wall: the device's clock, seconds since 1970.
+        connection: connection to the file.
+        path: path of the file.
+        wall: the device's clock, in seconds since 1970.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class SampleStore:
         self._connection, self.path, self._wall = connection, path, wall
         self._lock = threading.RLock()
         self.refusals = RefusalCounts()
-        self._expected: SampleRequirements | None = None
+        self._requirements: SampleRequirements | None = None
 
     @classmethod
     def open(
@@ -80,17 +86,17 @@ class SampleStore:
         wall: Callable[[], float] = time.time,
         durable: bool = True,
     ) -> Self:
-        """Open the file, or make it.
+        """Open a store, or create it.
 
         Args:
-            path: the file.
-            bounds: the owner's, from now on; None: as they were given last.
-            wall: the device's clock.
-            durable: what was returned of survives a power cut; simulations do without.
+            path: path of the file.
+            bounds: the owner's limits from now on; None: those that were set last.
+            wall: the device's clock, in seconds since 1970.
+            durable: True if changes must survive a power cut. Simulations turn it off.
 
         Raises:
-            StoreVersion: it has a format that is not read here.
-            StoreError: it cannot be opened, or is damaged.
+            StoreVersion: the file has a format that this version does not read.
+            StoreError: the file cannot be opened or is damaged.
         """
         store = cls(open_store(path, durable=durable), path, wall=wall)
         try:
@@ -108,67 +114,79 @@ class SampleStore:
                 store_values.put(self._connection, bounds)
 
     def close(self) -> None:
-        """Keep the counts; the file is closed."""
-        with self._lock, closing(self._connection), suppress(StoreError):  # a full disk loses counts only
+        """Save the counts and close the file."""
+        # on a full disk only counts are lost
+        with self._lock, closing(self._connection), suppress(StoreError):
             self.save_counts()
 
-    def require(self, wanted: SampleRequirements) -> None:
-        """From now on, what the model can do nothing with is refused; what is there stays."""
-        self._expected = wanted
+    def require(self, requirements: SampleRequirements) -> None:
+        """Refuse samples from now on that the model cannot use. Stored samples stay."""
+        self._requirements = requirements
 
     def add(
         self,
         samples: Iterable[Sample],
-        taken: FileProgress | None = None,
+        labels: Iterable[tuple[str, Label]] = (),
+        *,
+        progress: FileProgress | None = None,
         columns: TableColumns | None = None,
     ) -> list[Outcome]:
-        """Keep samples, and perhaps what their feeder has to remember, all in one transaction.
+        """Store samples, and label samples by their names, in one transaction.
 
-        A copy of an input that is there is not kept twice; its label, where it brings one, and its name are.
+        A copy of a stored input is not stored twice, but its label and its name replace the old ones. A label
+        for an unknown name is refused and counted.
+
+        Args:
+            samples: the samples.
+            labels: name and label of earlier samples, or of these.
+            progress: how far the samples' file has been read.
+            columns: columns of the table that the samples come from.
+
+        Returns:
+            What became of each sample, then of each label.
 
         Raises:
-            StoreError: it cannot be written; nothing of it is kept.
+            StoreError: the store cannot be written; nothing was stored.
         """
         with self._lock, self._transaction() as step:
             outcomes = [self._add(sample, step) for sample in samples]
+            outcomes += [self._label(name, label, step) for name, label in labels]
             drift_windows.test_full_windows(self._connection)
-            if taken is not None:
-                self._put_taken(taken)
+            if progress is not None:
+                self._put_progress(progress)
             if columns is not None:
                 store_values.put(self._connection, columns)
         return outcomes
 
-    def label(self, labels: Sequence[tuple[str, Label]]) -> list[Outcome]:
-        """Give samples their labels, by name; one that is not there is refused and counted.
+    def label(self, labels: Iterable[tuple[str, Label]]) -> list[Outcome]:
+        """Label samples by their names, see `add`."""
+        return self.add((), labels)
 
-        Raises:
-            StoreError: it cannot be written; nothing of it is kept.
-        """
-        with self._lock, self._transaction() as step:
-            return [self._label(name, label, step) for name, label in labels]
-
-    def matching_names(self, chosen: SampleFilter) -> list[str | None]:
-        """Names of the samples that `forget` would remove, None where one has none."""
+    def matching_names(self, selection: SampleFilter) -> list[str | None]:
+        """Names of the samples that `delete` would remove; None for a sample without a name."""
         with self._read_errors():
-            return deletion.matching_names(self._connection, chosen)
+            return deletion.matching_names(self._connection, selection)
 
-    def delete(self, chosen: SampleFilter) -> int:
-        """Remove samples for good: from the file, its log and the snapshot of a round under way.
+    def delete(self, selection: SampleFilter) -> int:
+        """Delete samples for good: from the file, its log and the snapshot of a round under way.
 
-        Returns how many there were. When it returns, a power cut brings none of them back.
+        After it returns, a power cut brings none of them back.
+
+        Returns:
+            Number of deleted samples.
 
         Raises:
-            StoreError: it cannot be written, and nothing is removed; or another process reads the log, which
-                still has the bytes.
+            StoreError: the store cannot be written, and nothing was deleted. Or another process reads the
+                log, which still has their bytes.
         """
         with self._lock:
             self._connection.execute("PRAGMA secure_delete = ON")
             try:
                 with self._transaction():
-                    count = deletion.delete(self._connection, chosen)
+                    count = deletion.delete(self._connection, selection)
                     pin = store_values.get(self._connection, PinnedSnapshot)
                     if count and pin is not None:
-                        store_values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+                        store_values.put(self._connection, msgspec.structs.replace(pin, complete=False))
                 busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             finally:
                 self._connection.execute("PRAGMA secure_delete = FAST")
@@ -180,104 +198,122 @@ class SampleStore:
         return count
 
     def refuse(self, problem: BadSample, count: int = 1) -> None:
-        """Count what a feeder could not take."""
+        """Count a refused sample, file or message."""
         self.refusals.add(problem.kind, str(problem), count)
 
     def save_counts(self) -> None:
-        """Write counts that wait, and let go what has grown too old. Raises StoreError."""
+        """Save the counts, and evict samples that are too old. Raises StoreError."""
         with self._lock, self._transaction():
             pass
 
-    def pin(self, turn: TrainingRound) -> PinnedSnapshot:
-        """The snapshot of a round: the same for the same turn, also after a crash, until there is another.
+    def pin(self, training_round: TrainingRound) -> PinnedSnapshot:
+        """Pin the snapshot of a round. The same round gets the same snapshot again, also after a crash.
+
+        Pinning the snapshot of another round releases it.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the store cannot be written.
         """
         with self._read_errors():
             known = store_values.get(self._connection, PinnedSnapshot)
-            if known is not None and known.turn == turn:
+            if known is not None and known.training_round == training_round:
                 return known
             with self._transaction() as step:
                 delete_held(self._connection)
-                pin = PinnedSnapshot(turn, step.number)
+                pin = PinnedSnapshot(training_round, step.number)
                 store_values.put(self._connection, pin)
                 drift_windows.save_next_reference(self._connection)
             return pin
 
-    def mark_trained(self, turn: TrainingRound, losses: NDArray[np.floating] = _NONE) -> None:
-        """The round's work is done: what its snapshot held is new no longer.
+    def mark_trained(self, training_round: TrainingRound, losses: NDArray[np.floating] = _NONE) -> None:
+        """Mark the samples of a round's snapshot as trained on, and set the references of the drift tests.
 
         Args:
-            turn: of the round.
-            losses: of the served model on held-out samples, shape (n,), for `drift.loss_drift`. Where they
-                are an alarm against those of before, those of before stay for `drift.PATIENCE` trainings:
-                one that did not get the model back to where it was is no reason to be content.
+            training_round: the round.
+            losses: losses of the deployed model on held-out samples, shape (n,), for `drift.loss_drift`. If
+                they are an alarm, the earlier losses stay the reference for `drift.PATIENCE` trainings: the
+                training did not bring the model back to its earlier quality.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the store cannot be written.
         """
         with self._lock, self._transaction():
             pin = store_values.get(self._connection, PinnedSnapshot)
-            if pin is not None and pin.turn == turn:
+            if pin is not None and pin.training_round == training_round:
                 store_values.put_number(self._connection, "trained", pin.change)
                 drift_windows.use_next_reference(self._connection, pin.change)
                 drift_windows.save_reference_losses(self._connection, losses.astype("<f4"))
 
     @property
     def drift(self) -> DriftState:
-        """What is known of it."""
+        """Results of the last drift tests. Raises StoreError."""
         with self._read_errors():
             return store_values.get(self._connection, DriftState) or DriftState()
 
     @property
     def reference_losses(self) -> NDArray[np.float32]:
-        """Those that the next ones are held against, shape (n,)."""
+        """Reference losses of the loss drift test, shape (n,). Raises StoreError."""
         with self._read_errors():
             return drift_windows.reference_losses(self._connection)
 
     def save_loss_drift(self, figure: float | None, tested: int) -> None:
-        """Keep what the test of the loss came to, on samples up to the change `tested`. Raises StoreError."""
+        """Save the result of a loss drift test.
+
+        Args:
+            figure: result of the test; None: it gave none.
+            tested: number of the change up to which samples were tested.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         with self._lock, self._transaction():
             drift = msgspec.structs.replace(self.drift, loss=figure, loss_tested=tested)
             store_values.put(self._connection, drift)
 
     @property
     def change(self) -> int:
-        """Number of the last change, by whatever process."""
+        """Number of the last change by any process. Raises StoreError."""
         with self._read_errors():
             return store_values.get_number(self._connection, "change")
 
     @property
     def trained_until(self) -> int:
-        """Number of the change up to which samples were trained on."""
+        """Number of the change up to which samples were trained on. Raises StoreError."""
         with self._read_errors():
             return store_values.get_number(self._connection, "trained")
 
     def file_progress(self, path: str) -> FileProgress | None:
-        """How far a file was taken; None: not at all."""
+        """How far a file has been read; None: it was never read. Raises StoreError."""
         with self._read_errors():
             query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
             row = self._connection.execute(query, (path,)).fetchone()
         return None if row is None else FileProgress(*row)
 
-    def drop_missing_files(self, but: set[str], below: str) -> None:
-        """Files below this folder that are there no longer need not be remembered. Raises StoreError."""
+    def drop_missing_files(self, existing: set[str], folder: str) -> None:
+        """Delete the progress of files in a folder that no longer exist.
+
+        Args:
+            existing: paths of the files that exist.
+            folder: path of the folder.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         with self._read_errors():
             rows = self._connection.execute("SELECT path FROM file").fetchall()
-            gone = [(path,) for (path,) in rows if path.startswith(below) and path not in but]
+            gone = [(path,) for (path,) in rows if path.startswith(folder) and path not in existing]
             if gone:
                 with self._transaction():
                     self._connection.executemany("DELETE FROM file WHERE path = ?", gone)
 
     def table_columns(self) -> TableColumns | None:
-        """Column names of the first table that was read; None: no table was."""
+        """Columns of the first table that was read; None: no table was read yet. Raises StoreError."""
         with self._read_errors():
             return store_values.get(self._connection, TableColumns)
 
     @contextmanager
     def _read_errors(self) -> Iterator[None]:
-        """What is read inside is of this connection. Raises StoreError: it cannot be read."""
+        """Hold the lock, and raise SQLite's errors as StoreError."""
         with self._lock:
             try:
                 yield
@@ -286,7 +322,8 @@ class SampleStore:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own, which reads all in one transaction, while others write.
+        """Open a second connection that reads in one transaction, so that other processes can write
+        meanwhile.
 
         Raises:
             StoreError: the store cannot be read.
@@ -300,7 +337,9 @@ class SampleStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[_Transaction]:
-        """All that is written inside is written, with counts that wait, within the bounds; or nothing is."""
+        """Write everything inside the block, the unsaved counts and the evictions in one transaction, or
+        nothing.
+        """
         counts = self.refusals.take_unsaved()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -311,7 +350,7 @@ class SampleStore:
                 self._save_counts(counts)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # a full disk rolls back by itself
+                if self._connection.in_transaction:  # SQLite rolls back by itself when the disk is full
                     self._connection.execute("ROLLBACK")
                 raise
         except (sqlite3.Error, OSError) as problem:
@@ -326,8 +365,8 @@ class SampleStore:
         clock = clock or StoreClock(0.0, wall)
         passed = wall - clock.wall
         if not 0 <= passed <= DAY_S:
-            jump = f"the device's clock went {passed:+.0f} s since samples were looked at last"
-            self.refusals.add("clock", f"{jump}; they age by a day at most")
+            jump = f"the device's clock went {passed:+.0f} s since the last change"
+            self.refusals.add("clock", f"{jump}; samples age by at most one day")
         now_s = clock.seconds + min(max(0.0, passed), DAY_S)
         store_values.put(self._connection, StoreClock(now_s, wall))
         number = 1 + store_values.get_number(self._connection, "change")
@@ -337,10 +376,10 @@ class SampleStore:
     def _apply_limits(self, step: _Transaction) -> None:
         bounds = store_values.get(self._connection, RetentionLimits) or RetentionLimits()
         pin = store_values.get(self._connection, PinnedSnapshot)
-        pinned = pin.change if pin is not None and pin.whole else None
+        pinned = pin.change if pin is not None and pin.complete else None
         left = evict(self._connection, bounds, step.now_s, step.number, pinned)
         if pin is not None and left != pinned:
-            store_values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+            store_values.put(self._connection, msgspec.structs.replace(pin, complete=False))
         step.unchecked_bytes = 0
 
     def _save_counts(self, counts: dict[str, tuple[int, str]]) -> None:
@@ -352,7 +391,7 @@ class SampleStore:
             )
 
     def _add(self, sample: Sample, step: _Transaction) -> Outcome:
-        problem = None if self._expected is None else self._expected.rejection(sample)
+        problem = None if self._requirements is None else self._requirements.rejection(sample)
         if problem is not None:
             self.refuse(problem)
             return "refused"
@@ -375,7 +414,7 @@ class SampleStore:
         label, x = sample.label, sample.data
         y = None if label is None else label.data
         num_bytes = stored_bytes(len(x) + len(y or b""))
-        if sample.name is not None:  # a name is of the newest that bears it
+        if sample.name is not None:  # the newest sample keeps a name that two have
             self._connection.execute("UPDATE sample SET name = NULL WHERE name = ?", (sample.name,))
         row = (
             sample.digest, form, sample.name, UNLABELLED if label is None else label.class_number, y,
@@ -391,7 +430,8 @@ class SampleStore:
         self._connection.execute("INSERT INTO input VALUES (?, ?)", (number, x))
         drift_windows.add_input(self._connection, form, sample.x)
         step.unchecked_bytes += num_bytes
-        if step.unchecked_bytes > _UNCHECKED_BYTES:  # a file does not shrink: a batch shall not swell it
+        # an SQLite file never shrinks, so a large batch must not grow it past the limit
+        if step.unchecked_bytes > _MAX_UNCHECKED_BYTES:
             self._apply_limits(step)
         return "stored"
 
@@ -402,11 +442,11 @@ class SampleStore:
         return "known" if sample.label is None else self._relabel(number, sample.label, step)
 
     def _label(self, name: str, label: Label, step: _Transaction) -> Outcome:
-        problem = None if self._expected is None else self._expected.label_rejection(label)
+        problem = None if self._requirements is None else self._requirements.label_rejection(label)
         query = "SELECT number FROM sample WHERE name = ? AND dropped IS NULL"
         row = self._connection.execute(query, (name,)).fetchone()
         if row is None:
-            problem = BadSample("unknown", f"a label for {name!r}, which is not kept, or not any more")
+            problem = BadSample("unknown", f"a label for {name!r}; no sample of this id is stored")
         if problem is not None:
             self.refuse(problem)
             return "refused"
@@ -426,6 +466,6 @@ class SampleStore:
         )
         return "labelled"
 
-    def _put_taken(self, one: FileProgress) -> None:
+    def _put_progress(self, one: FileProgress) -> None:
         row = one.path, one.num_bytes, one.changed_ns, one.taken, one.problem
         self._connection.execute("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?)", row)

@@ -1,4 +1,4 @@
-"""A device's data that grow, as the agent sees them: feeders that keep samples, snapshots for its rounds."""
+"""The stream of a device as the agent sees it: intakes that store samples, and snapshots for rounds."""
 
 import logging
 import threading
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fleetune.edge_agent.datasets.formats import FORMATS
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
-from fleetune.edge_agent.datasets.sources import KINDS
 from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.intakes.generator import Generator, GeneratorIntake, find_generator
 from fleetune.edge_agent.stream.intakes.local_socket import SocketIntake
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class TooFewSamples(DataError):  # noqa: N818 - reads as the verdict on the store
-    """There are not at least one sample to train on and one to test on: there may be soon."""
+    """The stream does not yet have one sample to train on and one to test on."""
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """What a device's owner says of its stream.
+    """The owner's settings of a stream.
 
     Attributes:
-        bounds: what is kept.
-        labels: names of a table's columns that are the label.
-        socket: path of the local intake; None: there is none.
-        memory_bytes: that the agent may take, with the process that decodes files; None: not known.
+        bounds: limits on what the store keeps.
+        labels: names of the label columns of tables.
+        socket: path of the local socket; None: there is none.
+        memory_bytes: memory of the agent together with its decoder process; None: not known.
     """
 
     bounds: RetentionLimits = RetentionLimits()  # noqa: RUF009 - frozen
@@ -54,12 +54,12 @@ class SampleIntake(Protocol):
 
 @dataclass(frozen=True)
 class DataStatistics:
-    """What a device tells of its data beside their number.
+    """What a device reports of its data.
 
     Attributes:
-        num_samples: to train on.
-        new_samples: of these, since the last training.
-        drift: see `edge_agent.stream.drift`; None: it cannot tell yet.
+        num_samples: number of training samples.
+        new_samples: number of those that arrived since the last training.
+        drift: result of the drift tests, see `edge_agent.stream.drift`; None: not known yet.
     """
 
     num_samples: int
@@ -68,12 +68,12 @@ class DataStatistics:
 
 
 def is_stream(source: str) -> bool:
-    """Whether `--data` names data that grow.
+    """True if `--data` names a stream rather than a data set.
 
     Raises:
-        DataError: it names a module that cannot be imported, or has wrong options.
+        DataError: its module cannot be imported, or its options are wrong.
     """
-    return _kind(source) is not None
+    return _parse_source(source) is not None
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class _Watched:
     sounds: LogMel
 
 
-def _kind(source: str) -> str | _Watched | SensorTopic | Generator | None:
+def _parse_source(source: str) -> str | _Watched | SensorTopic | Generator | None:
     kind, _, rest = source.partition(":")
     if source == INTAKE:
         return INTAKE
@@ -90,7 +90,7 @@ def _kind(source: str) -> str | _Watched | SensorTopic | Generator | None:
         return _watched(source, rest)
     if (topic := sensor_topic(source)) is not None:
         return topic
-    return None if kind in {*KINDS, "digits", ""} or not rest else find_generator(source)
+    return None if kind in {*FORMATS, "digits", ""} or not rest else find_generator(source)
 
 
 def _watched(source: str, rest: str) -> _Watched:
@@ -98,68 +98,69 @@ def _watched(source: str, rest: str) -> _Watched:
     sounds, unknown = log_mel_options(source, options)
     if unknown:
         raise DataError(
-            f"{source}: no option {min(unknown)!r}; there are {', '.join(LogMel.__struct_fields__)}"
+            f"{source}: unknown option {min(unknown)!r}; the options are"
+            f" {', '.join(LogMel.__struct_fields__)}"
         )
     return _Watched(Path(name).expanduser(), sounds)
 
 
 def without_password(source: str) -> str:
-    """A stream's source, fit to be shown. Raises DataError."""
-    kind = _kind(source)
+    """The source of a stream without its password, for messages. Raises DataError."""
+    kind = _parse_source(source)
     return str(kind) if isinstance(kind, SensorTopic) else source
 
 
 def check_stream(source: str) -> None:
-    """All that can be said of a stream before it runs. Raises DataError."""
-    kind = _kind(source)
+    """Check a stream's source before it starts. Raises DataError."""
+    kind = _parse_source(source)
     if isinstance(kind, _Watched) and not kind.folder.is_dir():
-        raise DataError(f"{source}: there is no folder {kind.folder.absolute()}; make it, it may be empty")
+        raise DataError(f"{source}: there is no folder {kind.folder.absolute()}; create it (it may be empty)")
 
 
 class SampleStream:
-    """The store of a device and what feeds it.
+    """A device's store with the intakes that fill it.
 
     Args:
-        store: of the device; closed with the stream.
-        source: as the owner wrote it.
-        settings: of the owner.
+        store: the device's store; it is closed with the stream.
+        source: the source as its owner wrote it.
+        settings: the owner's settings.
 
     Raises:
-        DataError: the source is missing, or no stream.
-        SettingError: the socket's path cannot be listened on.
+        DataError: the source is not a stream, or its folder does not exist.
+        SettingError: the socket's path cannot be used.
     """
 
     def __init__(self, store: SampleStore, source: str, settings: StreamSettings) -> None:
         check_stream(source)
         self.store, self.source = store, without_password(source)
         self._stopped = threading.Event()
-        self._feeders: list[SampleIntake] = []
-        match _kind(source):
+        self._intakes: list[SampleIntake] = []
+        match _parse_source(source):
             case _Watched(folder, sounds):
-                self._feeders.append(_watched_folder(store, folder, sounds, settings))
+                self._intakes.append(_watched_folder(store, folder, sounds, settings))
             case SensorTopic() as topic:
-                self._feeders.append(MqttIntake(store, topic))
+                self._intakes.append(MqttIntake(store, topic))
             case None:
-                raise DataError(f"{source}: is no stream; see docs/streams.md")
+                raise DataError(f"{source} is not a stream; see docs/streams.md for the sources of streams")
             case str():
                 pass
             case generator:
-                self._feeders.append(GeneratorIntake(store, generator, source))
+                self._intakes.append(GeneratorIntake(store, generator, source))
         if settings.socket is not None:
-            self._feeders.append(SocketIntake(store, settings.socket))
+            self._intakes.append(SocketIntake(store, settings.socket))
         self._threads = [
             threading.Thread(target=one.run, args=(self._stopped,), name=type(one).__name__, daemon=True)
-            for one in [*self._feeders, self]
+            for one in [*self._intakes, self]
         ]
 
     def start(self) -> None:
-        """TableColumns the store, until `close`."""
+        """Start the intakes."""
         for thread in self._threads:
             thread.start()
-        log.info("samples of %s are kept in %s", self.source, self.store.path)
+        log.info("samples of %s are stored in %s", self.source, self.store.path)
 
     def run(self, stopped: threading.Event) -> None:
-        """Now and then: counts are written, and what is too old goes, also where nothing comes."""
+        """Save the counts and evict old samples every `SAVE_COUNTS_S`, even if no sample arrives."""
         while not stopped.wait(SAVE_COUNTS_S):
             try:
                 self.store.save_counts()
@@ -167,55 +168,63 @@ class SampleStream:
                 self.store.refusals.add("disk", str(problem))
 
     def close(self) -> None:
-        """Feeders end; what they took is kept."""
+        """Stop the intakes and close the store. Samples that they took are stored."""
         self._stopped.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(5.0)
         self.store.close()
 
-    def figures(self, wanted: SampleRequirements) -> DataStatistics:
-        """What there is just now. Raises StoreError."""
-        num_samples, new_samples = snapshot.count_training_samples(self.store, wanted)
+    def figures(self, requirements: SampleRequirements) -> DataStatistics:
+        """Current counts and drift of the samples that meet the requirements. Raises StoreError."""
+        num_samples, new_samples = snapshot.count_training_samples(self.store, requirements)
         return DataStatistics(num_samples, new_samples, self.store.drift.figure)
 
-    def newest(self, wanted: SampleRequirements) -> tuple[dict[Part, Arrays], SnapshotCounts]:
-        """All samples as they are just now, for no round.
+    def newest(self, requirements: SampleRequirements) -> tuple[dict[Part, Arrays], SnapshotCounts]:
+        """All samples that are stored now, outside of any round.
 
         Raises:
-            TooFewSamples: none to train on, or none to test on.
+            TooFewSamples: there are none to train on, or none to test on.
             StoreError: the store cannot be read.
         """
-        parts, counted = snapshot.read(self.store, wanted, self.store.change)
+        parts, counted = snapshot.read(self.store, requirements, self.store.change)
         if not counted.parts["train"] or not counted.parts["test"]:
-            waiting = "; samples wait for their labels" if counted.unlabelled else ""
-            unfit = "; others are of another shape, or of labels that it has not" if counted.unfit else ""
-            words = "no samples yet to train on and to test on, one of each at least"
+            waiting = "; some samples have no label yet" if counted.unlabelled else ""
+            unfit = (
+                "; some have another shape than the model's, or a label that it does not have"
+                if counted.unfit
+                else ""
+            )
+            words = "it needs at least one sample to train on and one to test on"
             raise TooFewSamples(f"{self.source}: {words}{waiting}{unfit}")
         return parts, counted
 
-    def round_samples(self, wanted: SampleRequirements, turn: TrainingRound) -> dict[Part, Arrays]:
-        """The samples of a round: the same however often it is asked for, also after a crash.
+    def round_samples(
+        self, requirements: SampleRequirements, training_round: TrainingRound
+    ) -> dict[Part, Arrays]:
+        """The samples of a round. The same round gets the same samples again, also after a crash.
 
         Raises:
-            TrainingStopped: there is nothing to train on.
+            TrainingStopped: there are no training samples.
             StoreError: the store cannot be read or written.
         """
-        pin = self.store.pin(turn)
-        if not pin.whole:
-            log.warning("round %d: some of its samples were removed; it trains on those left", turn.round)
-        parts, counted = snapshot.read(self.store, wanted, pin.change)
+        pin = self.store.pin(training_round)
+        if not pin.complete:
+            log.warning(
+                "round %d: some of its samples were removed; it trains on the rest", training_round.round
+            )
+        parts, counted = snapshot.read(self.store, requirements, pin.change)
         if not counted.parts["train"]:
-            raise TrainingStopped(f"{self.source}: no samples to train on just now")
-        many, new = counted.parts["train"], counted.new
-        log.info("round %d: %d samples to train on, %d of them new", turn.round, many, new)
+            raise TrainingStopped(f"{self.source}: there are no samples to train on now")
+        num_samples, new = counted.parts["train"], counted.new
+        log.info("round %d: %d samples to train on, %d of them new", training_round.round, num_samples, new)
         return parts
 
 
 def _watched_folder(
     store: SampleStore, folder: Path, sounds: LogMel, settings: StreamSettings
 ) -> SampleIntake:
-    """Imported only where one is watched: most agents never decode files."""
+    """Import the watched folder only where it is used: most agents decode no files."""
     from fleetune.edge_agent.stream.intakes.watched_folder import WatchedFolder
 
     memory_bytes = settings.memory_bytes
@@ -223,11 +232,11 @@ def _watched_folder(
 
 
 def open_stream(path: Path, source: str, settings: StreamSettings) -> SampleStream:
-    """The stream of a device whose samples are kept in the file `path`.
+    """Open a device's stream, whose samples are stored in the file `path`.
 
     Raises:
         DataError, SettingError: see `SampleStream`.
-        StoreError: the store cannot be opened, is damaged, or of a newer program.
+        StoreError: the store cannot be opened, is damaged, or comes from a newer version.
     """
     check_stream(source)
     store = SampleStore.open(path, settings.bounds)

@@ -1,4 +1,6 @@
-"""The samples of a store as they stood after one of its changes: what a round trains and is tested on."""
+"""Snapshots: the samples of a store as they were after one of its changes. A round trains and tests on
+one.
+"""
 
 import sqlite3
 from dataclasses import dataclass
@@ -20,13 +22,13 @@ _FETCHED = 256
 
 @dataclass(frozen=True)
 class SnapshotCounts:
-    """How many samples a snapshot has.
+    """Numbers of samples in a snapshot.
 
     Attributes:
-        parts: of each part.
-        new: of the training samples, those that came or were labelled since the last training.
-        unlabelled: that wait for a label.
-        unfit: of another shape, or with a label that the model has no place for.
+        parts: number of samples in each part of the split.
+        new: number of training samples that arrived or were labelled since the last training.
+        unlabelled: number of samples without a label.
+        unfit: number of samples with another shape, or with a label that the model does not have.
     """
 
     parts: dict[Part, int]
@@ -49,45 +51,50 @@ class _Form:
     shape: tuple[int, ...]
 
 
-def count(store: SampleStore, wanted: SampleRequirements, change: int | None = None) -> SnapshotCounts:
-    """How many samples there are after a change; None: now.
+def count(store: SampleStore, requirements: SampleRequirements, change: int | None = None) -> SnapshotCounts:
+    """Count the samples after a change; None: after the last one.
 
     Raises:
         StoreError: the store cannot be read.
     """
     with store.reading() as connection:
-        return _counted(connection, wanted, store.change if change is None else change, [])
+        return _counted(connection, requirements, store.change if change is None else change, [])
 
 
 def read(
-    store: SampleStore, wanted: SampleRequirements, change: int, *, newer_than: int = -1, most: int = 2**62
+    store: SampleStore,
+    requirements: SampleRequirements,
+    change: int,
+    *,
+    newer_than: int = -1,
+    max_samples: int = 2**62,
 ) -> tuple[dict[Part, Arrays], SnapshotCounts]:
-    """The samples after a change, in the order in which they came; nothing is in memory twice.
+    """Read the samples after a change, in order of arrival. No sample is in memory twice.
 
     Args:
-        store: to read.
-        wanted: what is taken of it.
-        change: as they were after it.
-        newer_than: only those that came, or got their label, after this change.
-        most: of these, so many, the newest.
+        store: the store.
+        requirements: what the model requires of samples.
+        change: number of the change.
+        newer_than: only samples that arrived, or got their label, after this change.
+        max_samples: at most this many of them, the newest.
 
     Returns:
-        Inputs and labels of each part: uint8 or float32, shape (n, ...), and labels as `wanted`. Inputs of
-        several shapes that fit keep that of most of them.
+        Inputs and labels of each part, and the counts. Inputs are uint8 or float32, shape (n, ...). If inputs
+        of several shapes fit, those of the most common shape are read. Labels have the required form.
 
     Raises:
         StoreError: the store cannot be read.
     """
     with store.reading() as connection:
         rows: list[_Row] = []
-        counted = _counted(connection, wanted, change, rows, newer_than)
-        rows = rows[-most:]
-        forms = _forms(connection, wanted, change)
+        counted = _counted(connection, requirements, change, rows, newer_than)
+        rows = rows[-max_samples:]
+        forms = _forms(connection, requirements, change)
         taken = [forms[number] for number in {row.form for row in rows}]
         as_bytes = all(form.dtype == "|u1" for form in taken)
         shape, dtype = taken[0].shape if taken else (), np.uint8 if as_bytes and taken else np.float32
         empty = np.empty((0, *shape), dtype)
-        labels = _no_labels(wanted, rows)
+        labels = _no_labels(requirements, rows)
         return {
             part: _part(connection, [row for row in rows if row.part == part], forms, (empty, labels))
             for part in PARTS
@@ -96,13 +103,13 @@ def read(
 
 def _counted(
     connection: sqlite3.Connection,
-    wanted: SampleRequirements,
+    requirements: SampleRequirements,
     change: int,
     rows: list[_Row],
     newer_than: int = -1,
 ) -> SnapshotCounts:
-    """Count; the rows that are taken are added to `rows`, in the order in which they came."""
-    forms, size, of_class = _forms(connection, wanted, change), None, dict[int, Any]()
+    """Count the samples, and append those that are used to `rows`, in order of arrival."""
+    forms, size, of_class = _forms(connection, requirements, change), None, dict[int, Any]()
     trained = store_values.get_number(connection, "trained")
     parts, new, unlabelled, unfit = dict.fromkeys(PARTS, 0), 0, 0, 0
     query = f"""
@@ -115,25 +122,25 @@ def _counted(
     for number, form, for_test, for_validation, changed, class_number, y in connection.execute(
         query, {"change": change, "newer_than": newer_than}
     ):
-        if class_number == UNLABELLED and wanted.labels != "optional":
+        if class_number == UNLABELLED and requirements.labels != "optional":
             unlabelled += 1
             continue
         if class_number not in of_class:
-            of_class[class_number] = wanted.label(class_number, y)
-        label = wanted.label(class_number, y) if class_number == NUMBERS else of_class[class_number]
+            of_class[class_number] = requirements.label(class_number, y)
+        label = requirements.label(class_number, y) if class_number == NUMBERS else of_class[class_number]
         if form not in forms or label is None or size not in (None, label.size):
             unfit += 1
             continue
-        size = label.size  # where the model does not say, the first label does
-        part = wanted.part(for_test, for_validation)
+        size = label.size  # the first label sets the size if the model does not
+        part = requirements.part(for_test, for_validation)
         parts[part] += 1
         new += changed > trained and part == "train"
         rows.append(_Row(number, part, form, label))
     return SnapshotCounts(parts, new, unlabelled, unfit)
 
 
-def _forms(connection: sqlite3.Connection, wanted: SampleRequirements, change: int) -> dict[int, _Form]:
-    """The forms that are taken: of one shape, that of most samples, in either dtype."""
+def _forms(connection: sqlite3.Connection, requirements: SampleRequirements, change: int) -> dict[int, _Form]:
+    """Forms (dtype and shape) that are used: the most common shape that fits, in either dtype."""
     query = f"""
         SELECT form.number, dtype, shape, count(*) FROM sample JOIN form ON form.number = form
         WHERE {_COUNTS} GROUP BY form.number ORDER BY form.number
@@ -141,21 +148,21 @@ def _forms(connection: sqlite3.Connection, wanted: SampleRequirements, change: i
     found: dict[str, tuple[int, dict[int, _Form]]] = {}
     for number, dtype, text, many in connection.execute(query, {"change": change}):
         shape = tuple(map(int, text.split()))
-        if wanted.fits(dtype, shape):
+        if requirements.fits(dtype, shape):
             known, forms = found.get(text, (0, {}))
             found[text] = known + many, {**forms, number: _Form(dtype, shape)}
     return max(found.values(), key=lambda one: one[0], default=(0, {}))[1]
 
 
-def _no_labels(wanted: SampleRequirements, rows: list[_Row]) -> NDArray[np.generic]:
-    """Of no samples, in the shape and dtype of theirs."""
-    if wanted.labels != "numbers":
+def _no_labels(requirements: SampleRequirements, rows: list[_Row]) -> NDArray[np.generic]:
+    """An array of no labels, with the shape and dtype of the rows' labels."""
+    if requirements.labels != "numbers":
         return np.zeros(0, np.int64)
     return np.zeros((0, rows[0].label.size if rows else 0), np.float32)
 
 
 def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Form], empty: Arrays) -> Arrays:
-    """Inputs and labels of these rows; where some inputs are float32, bytes become what the model sees."""
+    """Inputs and labels of these rows. Where some inputs are float32, uint8 ones are scaled to 0..1."""
     if not rows:
         return empty
     x = np.empty((len(rows), *empty[0].shape[1:]), empty[0].dtype)
@@ -171,14 +178,15 @@ def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Fo
 
 
 def count_training_samples(
-    store: SampleStore, wanted: SampleRequirements, newer_than: int | None = None
+    store: SampleStore, requirements: SampleRequirements, newer_than: int | None = None
 ) -> tuple[int, int]:
-    """How many samples there are to train on just now, and how many of them are new, without looking at each
-    label; where some do not fit the model it is too many.
+    """Count the training samples, and how many of them are new, without looking at labels one by one.
+
+    Where some samples do not fit the model, the counts are too high.
 
     Args:
-        store: to read.
-        wanted: what is taken of it.
+        store: the store.
+        requirements: what the model requires of samples.
         newer_than: samples that changed after this change are new; None: after the last training.
 
     Raises:
@@ -187,13 +195,13 @@ def count_training_samples(
     with store.reading() as connection:
         change, since = store_values.get_number(connection, "change"), newer_than
         since = store_values.get_number(connection, "trained") if since is None else since
-        numbers = ", ".join(map(str, _forms(connection, wanted, change)))
+        numbers = ", ".join(map(str, _forms(connection, requirements, change)))
         kinds = dict.fromkeys(("classes", "numbers"), f"class <> {UNLABELLED}") | {"optional": "TRUE"}
         query = f"""
             SELECT count(*), coalesce(sum(changed > ?), 0) FROM sample
-            WHERE dropped IS NULL AND form IN ({numbers}) AND {kinds[wanted.labels]}
+            WHERE dropped IS NULL AND form IN ({numbers}) AND {kinds[requirements.labels]}
                 AND for_test >= ? AND for_validation >= ?
         """  # noqa: S608 - numbers and words of our own
-        given = since, wanted.test_fraction, wanted.validation_fraction
-        num_samples, new_samples = connection.execute(query, given).fetchone()
+        values = since, requirements.test_fraction, requirements.validation_fraction
+        num_samples, new_samples = connection.execute(query, values).fetchone()
     return num_samples, new_samples

@@ -1,4 +1,4 @@
-"""What is kept in a store of samples, for people and scripts."""
+"""What a store of samples holds, for `edge-agent samples` and for scripts."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ _SPECIAL = {UNLABELLED: "no label yet", NUMBERS: "numbers"}
 
 @dataclass(frozen=True)
 class ClassCount:
-    """Samples of one class: how many are trained (or validated) and tested on, and their bytes."""
+    """Samples of one class: number for training or validation, number for testing, and bytes."""
 
     name: str
     train: int
@@ -24,23 +24,23 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Status:
-    """What is kept.
+    """What a store holds.
 
     Attributes:
-        classes: by label, and samples without one.
-        shapes: how many samples of each dtype and shape.
-        num_bytes: that samples take, of `most_bytes`.
-        most_bytes: that they may.
-        oldest_days, newest_days: ages by the store's own clock; None: there are no samples.
-        new: that came or were labelled since the last training.
-        refused: by kind, how many samples, files and messages were not taken, and the last words of each.
-        drift: 1 is an alarm; None: there was no training yet, or too little has come since.
+        classes: counts by class, and of samples without a label.
+        shapes: number of samples by dtype and shape.
+        num_bytes: bytes that the samples take.
+        max_bytes: bytes that they may take.
+        oldest_days, newest_days: ages by the store's own clock, in days; None: there are no samples.
+        new: number of samples that arrived or were labelled since the last training.
+        refused: count and last message of what was refused, by kind.
+        drift: result of the drift tests, 1 is an alarm; None: no training yet, or too few samples since.
     """
 
     classes: tuple[ClassCount, ...]
     shapes: dict[str, int]
     num_bytes: int
-    most_bytes: int
+    max_bytes: int
     oldest_days: float | None
     newest_days: float | None
     new: int
@@ -48,18 +48,18 @@ class Status:
     drift: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts."""
+        """As plain values, for JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people, below the table of classes."""
+        """The lines that `edge-agent samples` prints below the table of classes."""
         shapes = ", ".join(f"{count:,} of {shape}" for shape, count in self.shapes.items())
         drift = "not known yet" if self.drift is None else f"{self.drift:.2f} (1 is an alarm)"
         age = ""
         if self.oldest_days is not None and self.newest_days is not None:
             age = f"; {self.oldest_days:.1f} to {self.newest_days:.1f} days old"
         return [
-            f"{self.num_bytes / 1e6:.1f} of {self.most_bytes / 1e6:.1f} MB{age}",
+            f"{self.num_bytes / 1e6:.1f} of {self.max_bytes / 1e6:.1f} MB{age}",
             f"inputs: {shapes or 'none'}",
             f"new since the last training: {self.new:,}; drift: {drift}",
             *(
@@ -70,7 +70,15 @@ class Status:
 
 
 def status(store: SampleStore, test_fraction: float) -> Status:
-    """What is kept, with the samples that such a fraction tests on. Raises StoreError."""
+    """Summarise a store.
+
+    Args:
+        store: the store.
+        test_fraction: samples whose test draw is below it are test samples.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
     with store.reading() as connection:
         bounds = store_values.get(connection, RetentionLimits) or RetentionLimits()
         rows = connection.execute(
@@ -99,7 +107,7 @@ def status(store: SampleStore, test_fraction: float) -> Status:
             f"{dtype.lstrip('<|')} ({shape.replace(' ', ', ')})": count for dtype, shape, count in shapes
         },
         num_bytes=sum(row[3] for row in rows),
-        most_bytes=bounds.live_bytes,
+        max_bytes=bounds.live_bytes,
         oldest_days=days[0],
         newest_days=days[1],
         new=new,
@@ -110,12 +118,12 @@ def status(store: SampleStore, test_fraction: float) -> Status:
 
 @dataclass(frozen=True)
 class RoleCounts:
-    """How many samples are kept, by what they are for.
+    """Numbers of samples by their part of the split.
 
     Attributes:
         train, validation, test: samples with all that the task needs.
-        unlabelled: that wait for their label.
-        new: of those to train on, that came or were labelled since the last training.
+        unlabelled: samples without a label that the task needs.
+        new: training samples that arrived or were labelled since the last training.
     """
 
     train: int
@@ -125,9 +133,9 @@ class RoleCounts:
     new: int
 
 
-def role_counts(store: SampleStore, wanted: SampleRequirements) -> RoleCounts:
-    """Likewise; samples that do not fit the model are among them. Raises StoreError."""
-    lacks = "FALSE" if wanted.labels == "optional" else f"class = {UNLABELLED}"
+def role_counts(store: SampleStore, requirements: SampleRequirements) -> RoleCounts:
+    """Count a store's samples by part, with those that do not fit the model. Raises StoreError."""
+    lacks = "FALSE" if requirements.labels == "optional" else f"class = {UNLABELLED}"
     query = f"""
         SELECT role, count(*), coalesce(sum(changed > :trained), 0) FROM (
             SELECT changed, CASE WHEN {lacks} THEN 'unlabelled' WHEN for_test < :test THEN 'test'
@@ -136,17 +144,17 @@ def role_counts(store: SampleStore, wanted: SampleRequirements) -> RoleCounts:
         ) GROUP BY role
     """  # noqa: S608 - words of our own
     with store.reading() as connection:
-        given = {
+        values = {
             "trained": store_values.get_number(connection, "trained"),
-            "test": wanted.test_fraction,
-            "validation": wanted.validation_fraction,
+            "test": requirements.test_fraction,
+            "validation": requirements.validation_fraction,
         }
-        rows = {role: (count, new) for role, count, new in connection.execute(query, given)}
+        rows = {role: (count, new) for role, count, new in connection.execute(query, values)}
     counts = {role: rows.get(role, (0, 0))[0] for role in (*PARTS, "unlabelled")}
     return RoleCounts(**counts, new=rows.get("train", (0, 0))[1])
 
 
 def refused(store: SampleStore) -> dict[str, int]:
-    """How much was not taken so far, by kind. Raises StoreError."""
+    """Saved counts of refused samples, files and messages, by kind. Raises StoreError."""
     with store.reading() as connection:
         return dict(connection.execute("SELECT kind, count FROM refusal"))

@@ -1,6 +1,6 @@
-"""The file of a sample store: its tables, and opening it.
+"""The SQLite file of a sample store: its tables, and how it is opened.
 
-Inputs stand in a table of their own, so that counting and choosing samples reads none of them.
+Inputs have a table of their own, so that counting and selecting samples reads none of them.
 """
 
 import os
@@ -14,8 +14,8 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import make_folder, make_private_file
 from fleetune.protocols.table_format import TableFormat
 
-BUSY_S = 30.0  # another process may be adding samples, or reading a snapshot's rows
-LOG_BYTES = 4 * 2**20  # of SQLite's own log, which stands beside the file
+BUSY_S = 30.0  # another process may be adding samples, or reading those of a snapshot
+LOG_BYTES = 4 * 2**20  # size to which SQLite cuts its own log, a second file
 
 FORMAT = TableFormat(
     first=2,
@@ -73,20 +73,20 @@ END;
 
 
 def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
-    """Open the file to read and write, or make it.
+    """Open the file for reading and writing, or create it.
 
     Args:
-        path: the file.
-        durable: what was written survives a power cut; simulations do without.
+        path: path of the file.
+        durable: True if changes must survive a power cut. Simulations turn it off.
 
     Raises:
-        StoreVersion: it has a format that is not read here; it is left unchanged.
-        StoreError: it cannot be opened, or is damaged.
+        StoreVersion: the file has a format that this version does not read; it is left unchanged.
+        StoreError: the file cannot be opened or is damaged.
     """
     make_folder(path.parent)
     connection = None
     try:
-        make_private_file(path)  # SQLite gives its other files the same permissions
+        make_private_file(path)  # SQLite creates its other files with the same permissions
         connection = connect(path)
         FORMAT.check(connection, path)
         _write_ahead(connection)
@@ -103,12 +103,12 @@ def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
             raise
         raise store_error("open", path, problem) from None
     with suppress(OSError):
-        path.chmod(0o600)  # samples are the owner's alone
+        path.chmod(0o600)  # only the owner may read samples
     return connection
 
 
 def connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
-    """A connection whose transactions are said by `BEGIN`. Raises sqlite3.Error."""
+    """Connect to the file. Transactions begin with an explicit `BEGIN`. Raises sqlite3.Error."""
     address = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(
         address, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, cached_statements=64
@@ -116,8 +116,10 @@ def connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Turn SQLite's log on. Of two that do so at once in a new file one is told at once that it is busy: for
-    this SQLite does not wait. Raises sqlite3.Error.
+    """Turn on SQLite's write-ahead log. Raises sqlite3.Error.
+
+    If two processes do so at once in a new file, SQLite reports "busy" to one of them without waiting. So
+    this function waits and tries again.
     """
     give_up_at = time.monotonic() + BUSY_S
     while True:
@@ -132,16 +134,16 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def store_error(verb: str, path: Path, problem: sqlite3.Error | OSError) -> StoreError:
-    """The line for what SQLite, or the disk, says of the store."""
+    """The error for a failure of SQLite or of the disk, with what to do about it."""
     if isinstance(problem, OSError):
         return StoreError(f"cannot {verb} {path}: {os.strerror(problem.errno or 0)}")
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        advice = "it is damaged: restore it, or remove it to begin with no samples"
+        advice = "the file is damaged: restore it, or remove it to start without samples"
     elif code == sqlite3.SQLITE_FULL:
-        advice = "free some space, or keep less (--keep-mb); nothing that was stored is lost"
+        advice = "free some space, or lower --keep-mb; no stored sample is lost"
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        advice = "another process holds it; it is tried again"
+        advice = "another process is using it; this is tried again"
     else:
-        advice = "may this folder be written, and is there room?"
+        advice = "check the permissions of its folder and the free space"
     return StoreError(f"cannot {verb} {path}: {problem}; {advice}")

@@ -1,10 +1,10 @@
-"""Named values in a sample store's file: what it remembers beside its samples."""
+"""Named values in a sample store's file: everything that it stores besides samples."""
 
 import sqlite3
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from fleetune.edge_agent.stream.retention import RetentionLimits
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class StoreClock(Struct):
-    """The store's own clock, which a clock that jumps cannot make jump.
+    """The store's own clock. It follows the device's clock, but never jumps.
 
     Attributes:
-        seconds: since the store was made.
-        wall: what the device's clock said then, seconds since 1970.
+        seconds: time since the store was created, in seconds.
+        wall: the device's clock at that moment, in seconds since 1970.
     """
 
     seconds: float = 0.0
@@ -24,7 +24,7 @@ class StoreClock(Struct):
 
 
 class TrainingRound(Struct, frozen=True):
-    """What a snapshot is for: a round of a run, and the attempt at it."""
+    """One attempt at a round of a run. A snapshot is pinned for it."""
 
     run: str
     round: int
@@ -32,27 +32,27 @@ class TrainingRound(Struct, frozen=True):
 
 
 class PinnedSnapshot(Struct, frozen=True):
-    """The snapshot of a round: all that counted after this change of the store.
+    """The pinned snapshot of a round: all samples that counted after one change of the store.
 
     Attributes:
-        turn: of the round; the same turn has the same snapshot, however often it is asked for.
+        training_round: the round. It gets the same snapshot again, until another round pins one.
         change: number of the change.
-        whole: nothing of it was let go for want of room.
+        complete: True if no sample of it had to be deleted.
     """
 
-    turn: TrainingRound
+    training_round: TrainingRound = field(name="turn")
     change: int
-    whole: bool = True
+    complete: bool = field(default=True, name="whole")
 
 
 class DriftState(Struct):
-    """What is known of drift.
+    """State of the drift tests.
 
     Attributes:
-        tested: number of the last arrival that was tested.
-        inputs: figure of the last test of inputs; None: there was none since the last training.
-        loss: likewise, of the loss.
-        loss_tested: change of the store up to which the loss on samples was tested.
+        tested: number of the last arrival that was tested for input drift.
+        inputs: result of the last test for input drift; None: there was none since the last training.
+        loss: result of the last test for loss drift; None: likewise.
+        loss_tested: number of the change up to which samples were tested for loss drift.
     """
 
     tested: int = 0
@@ -62,24 +62,25 @@ class DriftState(Struct):
 
     @property
     def figure(self) -> float | None:
-        """The larger of the two."""
+        """The larger of both results; None: there is neither."""
         return max((one for one in (self.inputs, self.loss) if one is not None), default=None)
 
 
 class TableColumns(Struct):
-    """What the feeders agreed on: names of a table's columns, in the order of the first one seen."""
+    """Names of the columns of tables, in the order of the first table. All intakes use this order."""
 
     columns: tuple[str, ...] = ()
 
 
 class FileProgress(Struct, frozen=True):
-    """How far a file was taken.
+    """How far a file has been read.
 
     Attributes:
-        path: of the file.
-        num_bytes, changed_ns: as it was then; the same again, and nothing in it is new.
-        taken: bytes of it, where it may grow.
-        problem: why it could not be taken; None: it was.
+        path: path of the file.
+        num_bytes, changed_ns: size and time of change when it was read. While they are equal, it has nothing
+            new.
+        taken: bytes that were read of a file that may grow.
+        problem: why the file could not be read; None: it was read.
     """
 
     path: str
@@ -99,7 +100,7 @@ NAMES: dict[type, str] = {
 
 
 def get(connection: sqlite3.Connection, kind: type[T]) -> T | None:
-    """The value of this kind; None: there is none, or it is of a program that knew another one."""
+    """The stored value of a type; None: there is none, or another version wrote it in another form."""
     data = get_bytes(connection, NAMES[kind])
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)

@@ -179,7 +179,7 @@ def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -
 
 
 def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
-    """Which of the samples `among` have a number select_below the fraction, see `train_test_split.below`."""
+    """Which of the samples `among` have a draw below the fraction, see `train_test_split.select_below`."""
     picked = np.zeros_like(among)
     picked[among] = select_below(numbers[among], fraction)
     return picked
@@ -321,7 +321,7 @@ def _check_finite(source: str, x: Inputs, where: str) -> None:
 
 
 def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` for a model whose samples are token ids select_below `vocabulary`; None: they are numbers.
+    """`data` for a model whose samples are token ids below `vocabulary`; None: they are numbers.
 
     Raises:
         DataError: a sample holds something else than such ids, or the run would shift and scale them.

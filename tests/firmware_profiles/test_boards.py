@@ -137,17 +137,20 @@ def test_an_impossible_figure_is_named_with_its_range(key, value, said):
         ("", "title is missing"),
         ('title = ""', "title: expected str of length >= 1"),
         ("cores = 4", "is unknown"),
-        ('title = "x', "my.toml is no TOML"),
+        ('title = "x', "my.toml is not valid TOML"),
         (GOOD + 'colour = { value = 1, source = "estimate" }', "figures.colour is unknown"),
         (GOOD + '"a\\nb" = 1', "figures.a b is unknown"),
         (
             with_value("cores", '4, source = "a friend" }#'),
-            "figures.cores: source is 'a friend'; it may be a link",
+            "figures.cores: source is 'a friend'; it must be a link",
         ),
         (with_value("cores", "4 }#"), "figures.cores.source is missing"),
-        (recognised_by(""), "recognise: it says nothing; give model, processor, android or min_memory_mib"),
-        (recognised_by("android = false"), "recognise: it says nothing"),
-        (recognised_by("model = []"), "recognise: it says nothing"),
+        (
+            recognised_by(""),
+            "recognise: the table is empty; give model, processor, android or min_memory_mib",
+        ),
+        (recognised_by("android = false"), "recognise: the table is empty"),
+        (recognised_by("model = []"), "recognise: the table is empty"),
         (recognised_by('model = "Pi"'), "recognise.model: expected array, got str"),
         (recognised_by('model = [""]'), "recognise.model[0]: expected str of length >= 1"),
         (recognised_by("processor = [4]"), "recognise.processor[0]: expected str, got int"),
@@ -185,8 +188,8 @@ def test_files_that_cannot_be_read(tmp_path):
     for name, said in [
         ("gone.toml", "cannot be read: No such file"),
         ("", "cannot be read: Is a directory"),
-        ("binary.toml", "no text in UTF-8"),
-        ("generic.toml", "nothing is claimed; rename the file"),
+        ("binary.toml", "not text in UTF-8"),
+        ("generic.toml", "claims no capability; rename the file"),
     ]:
         with pytest.raises(ProfileError, match=said):
             firmware_profiles.load_file(tmp_path / name)

@@ -109,7 +109,7 @@ def test_a_board_of_the_users_own_may_say_by_what_it_is_recognised(tmp_path):
     (tmp_path / "mine.toml").write_text(plain + "\n[recognise]\nandroid = true\n")
     assert firmware_profiles.load_file(tmp_path / "mine.toml") == without
     (tmp_path / "mine.toml").write_text(plain + "\n[recognise]\n")
-    with pytest.raises(ProfileError, match="recognise: it says nothing"):
+    with pytest.raises(ProfileError, match="recognise: the table is empty"):
         firmware_profiles.load_file(tmp_path / "mine.toml")
 
 

@@ -28,13 +28,13 @@ def tell(**what):
     print(json.dumps(what), flush=True)
 
 def known(state):
-    return state.served is not None and state.connection == "connected" and state.round > int(sys.argv[4])
+    return state.deployed is not None and state.connection == "connected" and state.round > int(sys.argv[4])
 
 digits = np.load(sys.argv[3])
 with Agent(sys.argv[1], fleet="fleet", device="device-0", store=sys.argv[2], trainer="onnx") as agent:
     before = agent.state
     answer = agent.predict(digits["x"][0])
-    tell(samples=before.samples.train, served=before.served is not None, answer=answer is not None)
+    tell(samples=before.samples.train, served=before.deployed is not None, answer=answer is not None)
     names = [agent.add(x) for x in digits["x"]]
     for name, y in zip(names, digits["y"]):
         agent.label(name, y)

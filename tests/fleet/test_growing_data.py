@@ -50,7 +50,7 @@ def test_later_rounds_train_on_samples_that_came_and_a_kill_loses_none(tmp_path)
         intake = tmp_path / "intake"
         grows = {"trainer": "onnx", "data": f"watch:{folder}", "options": ("--intake", str(intake))}
         agent = fleet.start_agent("device-0", **grows)
-        agent.wait_for("not joining yet: declined: .*no samples yet to train on and to test on")
+        agent.wait_for("not joining yet: declined: .*at least one sample to train on and one to test on")
         drop(folder, 0)
         wait_until(lambda: trained_on(fleet), "a round with the first samples")
         first = trained_on(fleet)[-1]
@@ -62,7 +62,7 @@ def test_later_rounds_train_on_samples_that_came_and_a_kill_loses_none(tmp_path)
         second = trained_on(fleet)[-1]
         agent = fleet.start_agent("device-0", **grows)
         wait_until(lambda: trained_on(fleet)[-1] > 1.2 * second, "a round after the kill with all of them")
-        assert not agent.lines("ERROR|Traceback|trains on those left")
+        assert not agent.lines("ERROR|Traceback|trains on the rest")
         assert agent.stop() == 0
         here = ["--fleet", fleet.name, "--device", "device-0", "--state", str(tmp_path / "state")]
         told = subprocess.run(

@@ -1,1 +1,1 @@
-"""Decoding images, sounds, Parquet and .npz files in a process of its own, which hostile files may harm."""
+"""Decoding of images, sounds, Parquet and .npz files in a child process, which hostile files may crash."""

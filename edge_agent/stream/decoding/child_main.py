@@ -1,6 +1,7 @@
-"""The decoding process: requests by standard input, frames by standard output; it ends with the agent.
+"""The decoder process: it reads requests from standard input and writes frames to standard output.
 
-`python -P -m fleetune.edge_agent.stream.decoding.child_main`, see `decoder_process`.
+It is started as `python -P -m fleetune.edge_agent.stream.decoding.child_main`, see `decoder_process`. It ends
+when the agent ends.
 """
 
 import math
@@ -15,29 +16,34 @@ from typing import BinaryIO
 from fleetune.edge_agent.stream.decoding.decoders import decode_file
 from fleetune.edge_agent.stream.decoding.frames import LENGTH_BYTES, DecodeRequest, encode, read_request
 
-MAX_PROCESSOR_S = 600  # for one file
+MAX_PROCESSOR_S = 600  # processor time for one file
 
 
 def main() -> None:
-    """Read files until standard input ends."""
+    """Decode files until standard input ends."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no frame
+    # libraries print to standard output, which would damage a frame
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # rather than the agent
-    asked: queue.SimpleQueue[DecodeRequest] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, asked), daemon=True).start()
+        # out of memory, the kernel shall kill this process and not the agent
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    requests_waiting: queue.SimpleQueue[DecodeRequest] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, requests_waiting), daemon=True).start()
     while True:
-        request = asked.get()
+        request = requests_waiting.get()
         limit_processor_time(MAX_PROCESSOR_S)
         for frame in decode_file(request):
             _write(out, encode(frame))
 
 
 def limit_processor_time(seconds: int) -> None:
-    """End this process when it takes so much more: a decoder in a loop may keep all threads from running."""
+    """Let the kernel end this process after so much more processor time.
+
+    A decoder in an endless loop may hold the interpreter's lock, so that no thread of ours could end it.
+    """
     try:
         import resource
-    except ImportError:  # no such system
+    except ImportError:  # Windows has no such limits
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -47,11 +53,13 @@ def limit_processor_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _listen(requests: BinaryIO, asked: "queue.SimpleQueue[DecodeRequest]") -> None:
-    """End the process with its input, though a file is being read: the agent has ended, or was killed."""
+def _listen(requests: BinaryIO, requests_waiting: "queue.SimpleQueue[DecodeRequest]") -> None:
+    """Queue the requests. When standard input ends, the agent is gone: end the process, even within a
+    file.
+    """
     with suppress(Exception):
         while len(head := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
-            asked.put(read_request(requests.read(int.from_bytes(head, "big"))))
+            requests_waiting.put(read_request(requests.read(int.from_bytes(head, "big"))))
     os._exit(0)
 
 

@@ -1,7 +1,8 @@
-"""The agent's side of its decoding process: it starts, watches and replaces it.
+"""The agent's side of the decoder process: start it, watch it and replace it.
 
-The process is started for the first file, reads many, and is replaced after it crashed, took too long or too
-much memory, or has read `MAX_FILES`. It ends when it is idle, and with the agent, even one that is killed.
+The first file starts the process, and it reads many files. It is replaced after a crash, when it takes too
+long or too much memory, and after `MAX_FILES` files. It ends when it is idle, and when the agent ends or is
+killed.
 """
 
 import os
@@ -32,30 +33,30 @@ from fleetune.protocols.input_files import check_stop, open_input
 
 MAX_FILES = 1000
 IDLE_S = 60.0
-SILENT_S = 60.0  # without a piece of the file
-MAX_CONTENT_BYTES = 2**28  # of one file, on a board that has the memory
-BASE_BYTES = 160 * 2**20  # of a process that has imported all that reads files
-_CONTENT_SHARE = 4  # of the memory that the agent may take, one part in so many is for a file's content
+SILENT_S = 60.0  # the longest pause between two frames of a file
+MAX_CONTENT_BYTES = 2**28  # content of one file, on a board with enough memory
+BASE_BYTES = 160 * 2**20  # memory of a process that has imported all decoders
+_CONTENT_SHARE = 4  # the content of a file may take 1/4 of the agent's memory
 _LOOK_S = 0.05
 _COMMAND = ("-P", "-m", "fleetune.edge_agent.stream.decoding.child_main")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
-    """What reads such files is not installed here: `str()` is the line that says how to."""
+    """The package that reads such files is not installed. `str()` says how to install it."""
 
 
 class DecoderProcess:
-    """A process that reads files, one after another. One thread may use it.
+    """A process that decodes files, one after another. Only one thread may use it.
 
     Args:
-        memory_bytes: that agent and process may take together; None: not known.
+        memory_bytes: memory of the agent together with this process; None: not known.
         sounds: how sounds become features.
-        clock: seconds that never jump.
+        clock: monotonic clock, in seconds.
 
     Attributes:
-        max_bytes: that the content of a file may take.
-        num_started: how many processes there were.
+        max_bytes: largest content of a file, in bytes.
+        num_started: number of processes that were started so far.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class DecoderProcess:
         self._num_files, self._used_at, self._looked_at = 0, 0.0, 0.0
 
     def decode(self, path: Path, kind: FileKind) -> Iterator[Frame]:
-        """The content of a file.
+        """Decode a file, and yield its content in frames.
 
         Raises:
-            DataError: it cannot be read, would take more than `max_bytes`, or ended the process.
-            NeedsPackage: see there.
+            DataError: the file cannot be read, needs more than `max_bytes`, or ended the process.
+            NeedsPackage: the package that reads such files is not installed.
             ReadingStopped: see `input_limits`.
         """
         open_input(path, self.max_bytes if kind != "sound" else MAX_SOUND_FILE_BYTES).close()
@@ -93,7 +94,8 @@ class DecoderProcess:
                         whole = True
                         raise DataError(words)
                     case PackageMissing(words):
-                        raise NeedsPackage(words)  # its next process may find the package
+                        # `finally` ends this process: the next one may find the package installed
+                        raise NeedsPackage(words)
                 yield frame
         finally:
             self._used_at = self._clock()
@@ -101,12 +103,12 @@ class DecoderProcess:
                 self.close()
 
     def rest(self) -> None:
-        """End the process where it has been idle for `IDLE_S`."""
+        """End the process if it has been idle for `IDLE_S`."""
         if self._process is not None and self._clock() - self._used_at > IDLE_S:
             self.close()
 
     def close(self) -> None:
-        """End the process; the next file starts another."""
+        """End the process. The next file starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -117,7 +119,7 @@ class DecoderProcess:
                         pipe.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # not closed before, perhaps while the interpreter ends
+        with suppress(Exception):  # the owner did not close it; the interpreter may be ending
             self.close()
 
     def _send(self, path: Path, request: DecodeRequest) -> None:
@@ -134,7 +136,7 @@ class DecoderProcess:
             raise self._ended(path) from None
 
     def _start(self) -> None:
-        """Raises DataError."""
+        """Start the process. Raises DataError."""
         environment = os.environ | dict.fromkeys(_THREADS, "1")
         environment["PYTHONPATH"] = os.pathsep.join(one for one in sys.path if one)
         try:
@@ -145,10 +147,12 @@ class DecoderProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C at the terminal is the agent's affair
+                start_new_session=True,  # Ctrl-C in a terminal shall reach the agent only
             )
         except OSError as problem:
-            raise DataError(f"cannot start {sys.executable}: {problem.strerror}") from None
+            raise DataError(
+                f"cannot start {sys.executable}, which decodes files: {problem.strerror}"
+            ) from None
         self._num_files, self.num_started = 0, self.num_started + 1
 
     def _receive(self, path: Path) -> Frame:
@@ -158,7 +162,7 @@ class DecoderProcess:
             raise self._ended(path)
         try:
             return read_frame(self._read(path, num_bytes, deadline))
-        except ValueError:  # msgspec's errors are some
+        except ValueError:  # msgspec's decoding errors are ValueErrors
             raise self._ended(path) from None
 
     def _read(self, path: Path, num_bytes: int, deadline: float) -> bytes:
@@ -172,7 +176,7 @@ class DecoderProcess:
             self._check_memory(path)
             if not poll.poll(1000 * _LOOK_S):
                 if self._clock() > deadline:
-                    raise DataError(f"{path}: takes longer than {SILENT_S:g} s to read; left out")
+                    raise DataError(f"{path}: reading it takes longer than {SILENT_S:g} s; it is skipped")
                 continue
             part = os.read(descriptor, min(num_bytes - len(data), 2**20))
             if not part:
@@ -193,12 +197,14 @@ class DecoderProcess:
             )
 
     def _ended(self, path: Path) -> DataError:
-        """The line of a process that ended, or sent what is no frame."""
-        return DataError(f"{path}: the process that read it ended; the file is damaged, or hostile")
+        """The error for a process that ended, or that sent an invalid frame."""
+        return DataError(
+            f"{path}: the process that read it ended; the file is damaged or hostile, so check it"
+        )
 
 
 def _resident_bytes(pid: int) -> int:
-    """Memory that a process takes just now; 0: it has ended."""
+    """Memory that a process takes now, in bytes; 0: it has ended."""
     import psutil
 
     try:

@@ -1,6 +1,7 @@
-"""Files read in the decoding process, piece by piece; what announces too much is refused before it is read.
+"""Decoders that run in the decoder process, one for each kind of file.
 
-Pillow, pyarrow and soundfile are imported where such a file is read, and nowhere else.
+A file that announces too much content is refused before that content is read. Pillow, pyarrow and soundfile
+are imported only when such a file is read.
 """
 
 import warnings
@@ -29,92 +30,99 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import input_limits, open_input, too_large
 from fleetune.protocols.one_line import flat
 
-IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
+# without EPS, for which Pillow starts Ghostscript
+IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MARKS = frozenset({"test", "validation", "x_train", "x_test", "x_validation"})
 _WHAT = {"image": "image", "sound": "sound", "npz": ".npz file", "parquet": "Parquet file"}
 _PIXELS = MAX_SAMPLE_BYTES // 12
 _BLOCK_BYTES = 2**20
 _BLOCK_ROWS = 256
-_CELL_BYTES = 64  # of a cell as text
+_CELL_BYTES = 64  # memory of a cell as text
 _MAX_CELL = 4096  # characters
-_NAMED, _NAME = 6, 60  # arrays that a message names, and characters of a name
+_NAMED, _NAME = 6, 60  # most array names in a message, and their longest length
 
 
-def decode_file(asked: DecodeRequest) -> Iterator[Frame]:
-    """The content of a file, ending with `Done`, `Refused` or `PackageMissing`; it raises nothing."""
-    path = Path(asked.path)
+def decode_file(request: DecodeRequest) -> Iterator[Frame]:
+    """Decode a file. The last frame is `Done`, `Refused` or `PackageMissing`. It raises nothing."""
+    path = Path(request.path)
     try:
-        with input_limits(memory_bytes=asked.max_bytes), warnings.catch_warnings():
+        with input_limits(memory_bytes=request.max_bytes), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            match asked.kind:
+            match request.kind:
                 case "image":
-                    yield Block(ArrayData.of(_image(path, asked.max_bytes)[None]))
+                    yield Block(ArrayData.of(_image(path, request.max_bytes)[None]))
                 case "sound":
-                    yield Block(ArrayData.of(sound_features(path, asked.sounds)[None]))
+                    yield Block(ArrayData.of(sound_features(path, request.sounds)[None]))
                 case "npz":
-                    yield from _shard(path, asked.max_bytes)
+                    yield from _shard(path, request.max_bytes)
                 case "parquet":
-                    yield from _table(path, asked.max_bytes)
+                    yield from _table(path, request.max_bytes)
         yield Done()
     except ImportError:
-        what, package = {"image": ("images", "pillow"), "parquet": ("Parquet files", "pyarrow")}[asked.kind]
+        what, package = {"image": ("images", "pillow"), "parquet": ("Parquet files", "pyarrow")}[request.kind]
         yield PackageMissing(f"{what} need {package.replace('pillow', 'Pillow')}: pip install {package}")
     except NeedsSoundfile:
-        yield PackageMissing("such sounds need soundfile: pip install soundfile")
+        yield PackageMissing("this kind of sound needs soundfile: pip install soundfile")
     except DataError as problem:
         yield Refused(str(problem)[:2000])
     except Exception as problem:  # noqa: BLE001 - what decodes files raises nearly anything
-        words = f"no readable {_WHAT[asked.kind]} ({flat(problem)[:200] or type(problem).__name__})"
+        words = f"not a readable {_WHAT[request.kind]} ({flat(problem)[:200] or type(problem).__name__})"
         yield Refused(f"{path}: {words}"[:2000])
 
 
 def _image(path: Path, max_bytes: int) -> NDArray[np.uint8]:
-    """(height, width) where it is grey, else (height, width, 3)."""
+    """Decode an image to shape (height, width) if it is grey, else (height, width, 3)."""
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # looked at below
+    Image.MAX_IMAGE_PIXELS = None  # our own limit, below, depends on the memory
     with open_input(path, max_bytes) as file, Image.open(file, formats=IMAGE_FORMATS) as image:
         if image.width * image.height > min(_PIXELS, max_bytes // 12):
-            raise DataError(f"{path}: an image of {image.width} x {image.height}; scale it down")
+            raise DataError(f"{path}: an image of {image.width} x {image.height} is too large; scale it down")
         grey = image.mode in ("1", "L", "LA", "I;16")
         return np.asarray(image.convert("L" if grey else "RGB"), np.uint8)
 
 
 def _shard(path: Path, max_bytes: int) -> Iterator[Frame]:
-    """The samples of an .npz file with `x`, and perhaps `y` and `id`."""
+    """Read the samples of an .npz file with `x`, and optionally `y` and `id`."""
     with open_npz(path, {"x", "y", "id"}, max_bytes) as file:
         if "x" not in file.headers or MARKS & set(file.names):
             marks = (
-                "marks which samples are for what, which in a stream each one's own content does: write x, y"
+                "marks samples for testing or validation, but in a stream their content"
+                " decides: write only x and y"
             )
             names = ", ".join(name[:_NAME] for name in file.names[:_NAMED]) + ", ..." * (
                 len(file.names) > _NAMED
             )
-            lacks = f"there is no array x in it; it holds {names or 'nothing'}: save them as x, y and id"
+            lacks = (
+                f"there is no array x in it; it holds {names or 'nothing'}: save x, and optionally y and id"
+            )
             raise DataError(f"{path}: {marks if MARKS & set(file.names) else lacks}")
         x = file.headers["x"]
         if any(one.shape[:1] != x.shape[:1] or not one.shape for one in file.headers.values()):
-            raise DataError(f"{path}: x, y and id do not have as many rows")
+            raise DataError(f"{path}: x, y and id have different numbers of rows; they must have the same")
         widest = max(one.row_bytes for one in file.headers.values())
         if 4 * x.row_bytes // x.dtype.itemsize > MAX_SAMPLE_BYTES or widest > 2 * MAX_SAMPLE_BYTES:
-            raise DataError(f"{path}: a row of {x.shape[1:]}; at most {MAX_SAMPLE_BYTES // 4} numbers")
+            raise DataError(
+                f"{path}: a row of x has shape {x.shape[1:]}; at most {MAX_SAMPLE_BYTES // 4}"
+                " numbers are allowed"
+            )
         yield from _blocks(path, file, max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, widest))))
 
 
 def _blocks(path: Path, file: NpzFile, count: int) -> Iterator[Block]:
-    """`count` rows at a time."""
+    """Read `count` rows at a time."""
     ys = file.rows("y", count) if "y" in file.headers else None
     ids = file.rows("id", count) if "id" in file.headers else None
     for x in file.rows("x", count):
         y = None if ys is None else _numbers(path, "y", next(ys), wide=True)
         yield Block(_numbers(path, "x", x), y, None if ids is None else _names(path, next(ids)))
     for rest in (ys, ids):
-        for _ in rest or ():  # to its end, where its checksum is looked at
+        for _ in rest or ():  # the checksum of an array is tested at its end only
             pass
 
 
 def _numbers(path: Path, name: str, array: NDArray[Any], *, wide: bool = False) -> ArrayData:
-    """In the types that are sent: uint8 and float32, or, `wide`, int64 and float64."""
+    """Convert an array to a type that frames have: uint8 or float32, or with `wide` int64 or float64."""
     if array.dtype.kind not in "buif":
         raise DataError(f"{path}: {name} holds {array.dtype}; it must hold numbers")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -131,7 +139,7 @@ def _names(path: Path, array: NDArray[Any]) -> list[str | int]:
 
 
 def _table(path: Path, max_bytes: int) -> Iterator[Frame]:
-    """The rows of a Parquet file."""
+    """Read the rows of a Parquet file."""
     import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
     from pyarrow import parquet
 
@@ -148,12 +156,16 @@ def _table(path: Path, max_bytes: int) -> Iterator[Frame]:
 
 
 def _text(cell: Any) -> str:
-    """A cell as a CSV file would have it; a text may be referred to by many cells and is cut."""
+    """A cell as a CSV file would have it. It is cut, because many cells may refer to one long text."""
     return "" if cell is None else str(cell)[:_MAX_CELL]
 
 
 def _check_table(path: Path, content: Any, max_bytes: int) -> list[str]:
-    """Names of the columns. Raises DataError: a column holds lists, or the rows would take too much."""
+    """Names of the columns.
+
+    Raises:
+        DataError: a column holds lists, or the content would take too much memory.
+    """
     from pyarrow import types
 
     row_bytes = 0
@@ -161,10 +173,10 @@ def _check_table(path: Path, content: Any, max_bytes: int) -> list[str]:
         kind = column.type.value_type if types.is_dictionary(column.type) else column.type
         if types.is_nested(kind):
             holds = f"column {column.name[:100]} holds {str(column.type)[:100]}"
-            raise DataError(f"{path}: {holds}; expected numbers or texts")
+            raise DataError(f"{path}: {holds}; it must hold numbers or texts")
         try:
             row_bytes += max(1, kind.bit_width // 8)
-        except ValueError:  # texts have no width of their own: their bytes are counted below
+        except ValueError:  # texts have no fixed width; their bytes are counted below
             row_bytes += 4
     found = content.metadata
     announced = row_bytes * found.num_rows

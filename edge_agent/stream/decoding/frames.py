@@ -1,7 +1,7 @@
-"""What the agent and its decoding process send each other: MessagePack after its length, plain values only.
+"""Messages between the agent and its decoder process: MessagePack, each after its length.
 
-The process has read hostile files, so that the agent believes nothing that it sends: no pickles, bounded
-lengths, known dtypes.
+The process reads hostile files, so the agent does not trust what it sends. Frames have plain values, bounded
+lengths and known dtypes, and no pickles.
 """
 
 import math
@@ -22,12 +22,14 @@ _Text = Annotated[str, Meta(max_length=2**22)]
 
 
 class DecodeRequest(Struct, frozen=True, array_like=True):
-    """Read this file; `Columns`, `Cells` and `Block`s follow, then `Done`, `Refused` or `PackageMissing`.
+    """A request to decode a file.
+
+    The answer is `Columns`, `Cells` and `Block`s, and at the end `Done`, `Refused` or `PackageMissing`.
 
     Attributes:
-        kind: of the file.
-        path: of it.
-        max_bytes: that its content may take.
+        kind: kind of the file.
+        path: absolute path of the file.
+        max_bytes: largest content of the file, in bytes.
         sounds: how a sound becomes features.
     """
 
@@ -38,7 +40,7 @@ class DecodeRequest(Struct, frozen=True, array_like=True):
 
 
 class ArrayData(Struct, frozen=True, array_like=True):
-    """An array."""
+    """An array as dtype, shape and bytes."""
 
     dtype: Literal["|u1", "<f4", "<f8", "<i8"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=32)]
@@ -46,37 +48,37 @@ class ArrayData(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> "ArrayData":
-        """An array of one of these dtypes."""
+        """Convert an array of one of these dtypes."""
         return cls(array.dtype.str, array.shape, array.tobytes())  # type: ignore[arg-type]
 
     @property
     def array(self) -> NDArray[Any]:
-        """Raises ValueError: there are more or fewer bytes than its shape says."""
+        """The array. Raises ValueError: the number of bytes does not match the shape."""
         dtype = np.dtype(self.dtype)
         if math.prod(self.shape) * dtype.itemsize != len(self.data):
-            raise ValueError("an array's bytes do not fit its shape")
+            raise ValueError("an array's bytes do not match its shape")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
 
 class Columns(Struct, frozen=True, array_like=True, tag="columns"):
-    """Names of a table's columns; its `Cells` follow."""
+    """Names of a table's columns. Its `Cells` follow."""
 
     names: list[_Text]
 
 
 class Cells(Struct, frozen=True, array_like=True, tag="cells"):
-    """Rows of a table, as texts."""
+    """Rows of a table, with each cell as text."""
 
     rows: list[list[_Text]]
 
 
 class Block(Struct, frozen=True, array_like=True, tag="block"):
-    """Inputs, perhaps with labels and names, as many of each.
+    """Samples: as many inputs as labels and names, where there are any.
 
     Attributes:
-        x: shape (n, ...).
-        y: shape (n, ...); None: there are none.
-        names: None: there are none.
+        x: inputs, shape (n, ...).
+        y: labels, shape (n, ...); None: there are none.
+        names: names of the samples; None: there are none.
     """
 
     x: ArrayData
@@ -85,17 +87,17 @@ class Block(Struct, frozen=True, array_like=True, tag="block"):
 
 
 class Done(Struct, frozen=True, array_like=True, tag="done"):
-    """The file has been read in whole."""
+    """The file has been read completely."""
 
 
 class Refused(Struct, frozen=True, array_like=True, tag="refused"):
-    """Nothing more comes of the file; `words` is the line that says why."""
+    """The file cannot be read further; `words` says why."""
 
     words: Annotated[str, Meta(max_length=2000)]
 
 
 class PackageMissing(Struct, frozen=True, array_like=True, tag="lacking"):
-    """What reads such files is not installed; `words` is the line that says how to."""
+    """The package that reads such files is not installed; `words` says how to install it."""
 
     words: Annotated[str, Meta(max_length=2000)]
 
@@ -107,25 +109,25 @@ _requests = msgspec.msgpack.Decoder(DecodeRequest)
 
 
 def encode(frame: Frame | DecodeRequest) -> bytes:
-    """A frame or a request with its length before it. Raises ValueError: it is too long to be sent."""
+    """Encode a frame or a request, after its length. Raises ValueError: it is too long."""
     data = _encoder.encode(frame)
     if len(data) > MAX_FRAME_BYTES:
-        raise ValueError("too much for one frame")
+        raise ValueError("a frame is too long")
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def read_frame(data: bytes) -> Frame:
-    """A frame without its length. Raises ValueError: it is none."""
+    """Decode a frame from its bytes without the length. Raises ValueError: it is not valid."""
     frame: Frame = _frames.decode(data)
     if isinstance(frame, Block):
         counts = {len(one.array) if one.shape else -1 for one in (frame.x, frame.y) if one is not None}
         if frame.names is not None:
             counts.add(len(frame.names))
         if len(counts) > 1 or -1 in counts:
-            raise ValueError("a block's rows are not as many")
+            raise ValueError("a block's inputs, labels and names have different numbers of rows")
     return frame
 
 
 def read_request(data: bytes) -> DecodeRequest:
-    """A request without its length. Raises msgspec.MsgspecError."""
+    """Decode a request from its bytes without the length. Raises msgspec.MsgspecError."""
     return _requests.decode(data)

@@ -1,1 +1,1 @@
-"""Samples as messages of programs and sensors: what they say, by a local socket and by an MQTT topic."""
+"""Intakes: the ways by which samples come into a device's store. Each intake is one file."""

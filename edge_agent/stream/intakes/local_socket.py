@@ -1,8 +1,8 @@
-"""A Unix socket for sensors' programs in whatever language, see `intake_messages`: an answer to each message,
-once what it brought is durable.
+"""Intake by a Unix socket, for programs in any language; `messages` describes the messages.
 
-Only the owner's own processes may connect (mode 0600). What one of them may take is bounded: message, answers
-that wait, rubbish; who does not read is not read either. Nobody here can hold up the agent.
+Each message gets an answer once its sample is on disk. Only processes of the agent's user may connect (mode
+0600). Message size, unread answers and bad messages are limited. A program that does not read its answers is
+not read either. No program can block the agent.
 """
 
 import errno
@@ -26,17 +26,18 @@ from fleetune.edge_agent.stream.intakes.messages import (
     answer_to,
     first_message,
     read_message,
+    store_messages,
 )
 from fleetune.edge_agent.stream.sample import BadSample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.protocols.errors import SettingError, StoreError
 
 MAX_CONNECTIONS = 16
-MAX_WAITING_BYTES = 2**16  # of answers that are not read
-MAX_RUBBISH, RUBBISH_S = 100, 60.0  # messages that are refused, in so many seconds: then one is cut off
+MAX_ANSWER_BYTES = 2**16  # unread answers of one connection
+MAX_BAD_MESSAGES, BAD_MESSAGES_S = 100, 60.0  # so many in so many seconds close a connection
 READ_BYTES = 2**18
-TURN_MESSAGES = 256  # of one connection, then it is another's turn
-LOOK_S = 0.5
+MESSAGES_AT_ONCE = 256  # messages of one connection before others are served
+POLL_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +48,21 @@ class _Peer:
 
     socket: socket.socket
     received: bytearray = field(default_factory=bytearray)
-    waiting: bytearray = field(default_factory=bytearray)
-    rubbish: list[float] = field(default_factory=list)
+    answers: bytearray = field(default_factory=bytearray)
+    bad_at: list[float] = field(default_factory=list)
     ended: bool = False
 
 
 class SocketIntake:
-    """Listens as soon as it is made.
+    """Listens on a Unix socket from construction on.
 
     Args:
-        store: of the device.
-        path: of the socket.
-        clock: seconds that never jump.
+        store: the device's store.
+        path: path of the socket.
+        clock: monotonic clock, in seconds.
 
     Raises:
-        SettingError: the path cannot be listened on, or somebody else does.
+        SettingError: the path cannot be used, or another program listens there.
     """
 
     def __init__(
@@ -74,10 +75,10 @@ class SocketIntake:
         self._peers: set[_Peer] = set()
 
     def run(self, stopped: threading.Event) -> None:
-        """Until told to stop; then nothing listens there."""
+        """Serve connections until `stopped` is set, then remove the socket."""
         try:
             while not stopped.is_set():
-                for key, events in self._selector.select(LOOK_S):
+                for key, events in self._selector.select(POLL_S):
                     if key.data is None:
                         self._accept()
                     else:
@@ -94,9 +95,11 @@ class SocketIntake:
         try:
             connection, _ = self._listening.accept()
         except OSError:
-            return  # gone again, or no file handles are left
+            return  # the peer has gone again, or there is no free file handle
         if len(self._peers) >= MAX_CONNECTIONS:
-            self._store.refuse(BadSample("message", f"more than {MAX_CONNECTIONS} connections at once"))
+            self._store.refuse(
+                BadSample("message", f"more than {MAX_CONNECTIONS} connections at once; the newest is closed")
+            )
             connection.close()
             return
         connection.setblocking(False)
@@ -123,26 +126,26 @@ class SocketIntake:
 
     def _flush(self, peer: _Peer) -> None:
         with suppress(BlockingIOError):
-            while peer.waiting:
-                del peer.waiting[: peer.socket.send(peer.waiting)]
+            while peer.answers:
+                del peer.answers[: peer.socket.send(peer.answers)]
         more = first_message(peer.received) is not None
-        if peer.ended and not peer.waiting and not more:
+        if peer.ended and not peer.answers and not more:
             self._drop(peer)
             return
-        reads = not peer.ended and len(peer.waiting) < MAX_WAITING_BYTES and not more
-        wanted = (selectors.EVENT_READ if reads else 0) | (
-            selectors.EVENT_WRITE if peer.waiting or more else 0
+        reads = not peer.ended and len(peer.answers) < MAX_ANSWER_BYTES and not more
+        events = (selectors.EVENT_READ if reads else 0) | (
+            selectors.EVENT_WRITE if peer.answers or more else 0
         )
-        self._selector.modify(peer.socket, wanted or selectors.EVENT_WRITE, peer)
+        self._selector.modify(peer.socket, events or selectors.EVENT_WRITE, peer)
 
     def _next_messages(self, peer: _Peer) -> list[ParsedMessage]:
-        """Those that are here in whole.
+        """The next complete messages of a connection.
 
         Raises:
-            BadSample: there is too much of it, or too much rubbish.
+            BadSample: a message is too long, or there were too many bad messages.
         """
         found: list[ParsedMessage] = []
-        while len(found) < TURN_MESSAGES and len(peer.waiting) < MAX_WAITING_BYTES:
+        while len(found) < MESSAGES_AT_ONCE and len(peer.answers) < MAX_ANSWER_BYTES:
             whole = first_message(peer.received)
             if whole is None:
                 break
@@ -153,38 +156,31 @@ class SocketIntake:
                 found.append(read_message(content, as_json=as_json))
         now = self._clock()
         bad = [one for one in found if one.problem is not None]
-        peer.rubbish = [at for at in peer.rubbish if now - at < RUBBISH_S] + [now] * len(bad)
-        if len(peer.rubbish) > MAX_RUBBISH:
+        peer.bad_at = [at for at in peer.bad_at if now - at < BAD_MESSAGES_S] + [now] * len(bad)
+        if len(peer.bad_at) > MAX_BAD_MESSAGES:
             for one in bad:
                 assert one.problem is not None
                 self._store.refuse(one.problem)
-            raise BadSample("message", f"a connection with {MAX_RUBBISH} bad messages in a minute is closed")
+            raise BadSample(
+                "message", f"a connection with {MAX_BAD_MESSAGES} bad messages in a minute is closed"
+            )
         return found
 
     def _answer(self, peer: _Peer, messages: list[ParsedMessage]) -> None:
-        """Keep what is good in as few transactions as its order allows, and answer all of it."""
-        samples = [one for one in messages if one.sample is not None]
-        labels = [one for one in messages if one.label is not None]
-        outcomes: dict[int, Outcome] = {}
+        """Store the samples and labels of messages in one transaction, and answer each message."""
+        outcomes: list[Outcome | None] = [None] * len(messages)
         failed: StoreError | None = None
         try:
-            if samples:
-                kept = self._store.add([one.sample for one in samples if one.sample is not None])
-                outcomes |= {id(one): outcome for one, outcome in zip(samples, kept, strict=True)}
-            if labels:
-                given = [(str(one.id), one.label) for one in labels if one.label is not None]
-                outcomes |= {
-                    id(one): outcome for one, outcome in zip(labels, self._store.label(given), strict=True)
-                }
+            outcomes = store_messages(self._store, messages)
         except StoreError as problem:
             failed = problem
             self._store.refusals.add("disk", str(problem))
-        for one in messages:
+        for one, outcome in zip(messages, outcomes, strict=True):
             if one.problem is not None:
                 self._store.refuse(one.problem)
-            answer = answer_to(one, outcomes.get(id(one)), failed)
+            answer = answer_to(one, outcome, failed)
             data = msgspec.json.encode(answer) if one.as_json else msgspec.msgpack.encode(answer)
-            peer.waiting += data + b"\n" if one.as_json else len(data).to_bytes(4, "big") + data
+            peer.answers += data + b"\n" if one.as_json else len(data).to_bytes(4, "big") + data
 
     def _drop(self, peer: _Peer) -> None:
         with suppress(KeyError, ValueError):
@@ -195,30 +191,40 @@ class SocketIntake:
 
 def _listen(path: Path) -> socket.socket:
     if sys.platform == "win32":
-        raise SettingError("--intake: there are no Unix sockets here")
+        raise SettingError("--intake: Windows has no Unix sockets; use --data with another source")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _make_way(path)
-        hidden = path.with_name(f".{path.name}")  # who sees the socket finds somebody that listens
-        hidden.unlink(missing_ok=True)
-        os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the socket's mode: never open to all
-        listening.bind(str(hidden))
-        hidden.chmod(0o600)
+        _remove_stale_socket(path)
+        # renamed once it listens: a program that sees the socket can connect
+        draft = path.with_name(f".{path.name}")
+        draft.unlink(missing_ok=True)
+        # Linux gives the file this mode, so that it is never open to others
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(str(draft))
+        draft.chmod(0o600)
         listening.listen(MAX_CONNECTIONS)
         listening.setblocking(False)
-        hidden.replace(path)
+        draft.replace(path)
     except OSError as problem:
         listening.close()
-        reason = "its path is too long" if "too long" in str(problem) else problem.strerror or str(problem)
+        reason = (
+            "the path is too long for a socket; choose a shorter one"
+            if "too long" in str(problem)
+            else problem.strerror or str(problem)
+        )
         raise SettingError(f"--intake {path}: {reason}") from None
     return listening
 
 
-def _make_way(path: Path) -> None:
-    """Remove the socket of an agent that was killed. Raises OSError: it is no such thing."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket that a killed agent left behind.
+
+    Raises:
+        OSError: the file is not a socket, or another program listens there.
+    """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(errno.EEXIST, "there is a file of that name, which is no socket")
+            raise OSError(errno.EEXIST, "a file of that name exists, and it is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

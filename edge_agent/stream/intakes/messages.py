@@ -1,12 +1,14 @@
-"""What sensors' programs say to the local socket, and what they are told, as bytes.
+"""Messages of sensors' programs, and the answers to them, as bytes.
 
-A message is one line of JSON, or MessagePack after its length as 4 bytes, big endian; an answer comes in the
-same form and order. `x` is a sample's input, lists of numbers, or bytes with `dtype` (u1 or f4, little
-endian) and `shape`; `y` its label, `id` its name; a message with `id` and `y` alone gives a label. An answer
-says `ok`, and `what` became of it, or the `problem`; with `again`, the disk was full: send it once more.
+A message is one line of JSON, or MessagePack after its length (4 bytes, big endian). `x` is a sample's input:
+lists of numbers, or bytes with `dtype` (u1 or f4, little endian) and `shape`. `y` is its label, and `id` its
+name. A message with only `id` and `y` labels a sample. Answers come in the same form and order. They have
+`ok`, and either `what` became of the sample or the `problem`. `again` means that the disk was full: send the
+message again.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +24,20 @@ from fleetune.edge_agent.stream.sample import (
     make_name,
     make_sample,
 )
-from fleetune.edge_agent.stream.sample_store import Outcome
+from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.one_line import flat
 
 MAX_MESSAGE_BYTES = 2**22
-MAX_LISTS = 2**17  # in JSON: a list takes up to 80 bytes of memory for two of the message
-MAX_LISTED_BYTES = 2**19  # of MessagePack that is not `x` as bytes: there a list may be one byte
+MAX_LISTS = 2**17  # in JSON, where a list of two bytes takes up to 80 bytes of memory
+MAX_LISTED_BYTES = 2**19  # in MessagePack without `x` as bytes: a list may be one byte there
 _MOST_AXES = 8
-_BYTES = {b"\xc4", b"\xc5", b"\xc6"}  # first byte of MessagePack's bytes
+_BYTES = {b"\xc4", b"\xc5", b"\xc6"}  # first byte of a value of bytes in MessagePack
 _KINDS: dict[str, np.dtype[Any]] = {"u1": np.dtype(np.uint8), "f4": np.dtype("<f4")}
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """What a sensor's program sends."""
+    """A message of a sensor's program."""
 
     id: str | int | None = None
     x: Any = None
@@ -45,7 +47,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """What it is told."""
+    """The answer to a message."""
 
     ok: bool
     id: str | int | None = None
@@ -56,7 +58,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 @dataclass
 class ParsedMessage:
-    """A message that was read: what is to be done, or why not."""
+    """A decoded message: a sample, a label for the sample `id`, or the problem with it."""
 
     as_json: bool
     id: str | int | None = None
@@ -70,30 +72,54 @@ def answer_to(one: ParsedMessage, outcome: Outcome | None, failed: StoreError | 
         return Answer(False, one.id, problem=str(one.problem))
     if outcome is None:
         return Answer(False, one.id, problem=str(failed), again=True)
-    problem = "it is refused; the agent's log says why" if outcome == "refused" else None
+    problem = "it was refused; the agent's log says why" if outcome == "refused" else None
     return Answer(outcome != "refused", one.id, outcome, problem)
 
 
-def first_message(received: bytearray) -> tuple[int, int, bool] | None:
-    """Where the first message begins and ends, and whether it is a line; None: it is not here in whole.
+def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> list[Outcome | None]:
+    """Store the samples and labels of messages in one transaction.
+
+    Returns:
+        What became of each message's sample or label; None: it has neither.
 
     Raises:
-        BadSample: it is too long.
+        StoreError: the store cannot be written; nothing was stored.
+    """
+    samples = [one.sample for one in messages if one.sample is not None]
+    labels = [(str(one.id), one.label) for one in messages if one.label is not None]
+    outcomes = store.add(samples, labels) if samples or labels else []
+    of_samples, of_labels = iter(outcomes[: len(samples)]), iter(outcomes[len(samples) :])
+    return [
+        next(of_samples) if one.sample is not None else next(of_labels) if one.label is not None else None
+        for one in messages
+    ]
+
+
+def first_message(received: bytearray) -> tuple[int, int, bool] | None:
+    """Find the first message in received bytes.
+
+    Returns:
+        Start and end of its content, and True if it is JSON; None: it is not complete yet.
+
+    Raises:
+        BadSample: it is too long, or neither JSON nor MessagePack.
     """
     if not received:
         return None
     if received[0] in b"{ \t\r\n":
         end = received.find(b"\n", 0, MAX_MESSAGE_BYTES + 1)
         if end < 0 and len(received) > MAX_MESSAGE_BYTES:
-            raise BadSample("message", f"a line of more than {MAX_MESSAGE_BYTES} bytes")
+            raise BadSample("message", f"a line has more than {MAX_MESSAGE_BYTES} bytes; split the message")
         return None if end < 0 else (0, end, True)
-    if received[0] > MAX_MESSAGE_BYTES >> 24:  # no length that may be begins so
-        raise BadSample("message", "neither a line of JSON nor MessagePack after its length")
+    if received[0] > MAX_MESSAGE_BYTES >> 24:  # an allowed length never begins so
+        raise BadSample("message", "a message is neither a line of JSON nor MessagePack after its length")
     if len(received) < 4:
         return None
     end = 4 + int.from_bytes(received[:4], "big")
     if end > MAX_MESSAGE_BYTES:
-        raise BadSample("message", f"a message of {end - 4} bytes; at most {MAX_MESSAGE_BYTES - 4}")
+        raise BadSample(
+            "message", f"a message has {end - 4} bytes; at most {MAX_MESSAGE_BYTES - 4} are allowed"
+        )
     return (4, end, False) if len(received) >= end else None
 
 
@@ -120,35 +146,38 @@ def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
 
 
 class _Parts(msgspec.Struct):
-    """What may be long in a message, unread."""
+    """The field of a message that may be long, not decoded."""
 
     x: msgspec.Raw = msgspec.Raw()
 
 
 def _check_lists(content: bytes, *, as_json: bool) -> None:
-    """Raise BadSample where the lists of a message would take far more memory than its bytes."""
+    """Raise BadSample if the lists of a message would take far more memory than its bytes."""
     if as_json:
         num_lists = content.count(b"[") + content.count(b"{")
         if num_lists > MAX_LISTS:
-            raise BadSample("message", f"a message of {num_lists} lists; at most {MAX_LISTS}")
+            raise BadSample("message", f"a message has {num_lists} lists; at most {MAX_LISTS} are allowed")
         return
     x = bytes(msgspec.msgpack.decode(content, type=_Parts).x)
     listed = len(content) - (len(x) if x[:1] in _BYTES else 0)
     if listed > MAX_LISTED_BYTES:
-        words = f"{listed} bytes of lists; at most {MAX_LISTED_BYTES}: send x as bytes, with dtype and shape"
+        words = (
+            f"a message has {listed} bytes of lists; at most {MAX_LISTED_BYTES}: send x as"
+            " bytes, with dtype and shape"
+        )
         raise BadSample("message", words)
 
 
 def _array(message: Message) -> Any:
-    """The input; bytes as the array that they are."""
+    """The input of a message, with bytes converted to an array."""
     if not isinstance(message.x, bytes):
         are_bytes = message.dtype == "u1" and _are_bytes(message.x)
         return np.asarray(message.x, np.uint8) if are_bytes else message.x
     kind, shape = _KINDS.get(message.dtype or ""), message.shape or []
     if kind is None or not 0 < len(shape) <= _MOST_AXES or min(shape) < 1:
-        raise BadSample("message", "bytes as x need dtype (u1 or f4) and shape")
+        raise BadSample("message", "x as bytes needs dtype (u1 or f4) and shape")
     if math.prod(shape) * kind.itemsize != len(message.x):
-        raise BadSample("message", f"{len(message.x)} bytes as x are not of that shape")
+        raise BadSample("message", f"x has {len(message.x)} bytes, which do not match its shape {shape}")
     return np.frombuffer(message.x, kind).reshape(shape)
 
 

@@ -1,40 +1,42 @@
-"""Samples that sensors publish to a broker of their own, often one on the device: `mqtt://HOST:PORT/TOPIC`.
+"""Intake of samples that sensors publish to a broker of their own: `mqtt://HOST:PORT/TOPIC`.
 
-Each message is one of `intake_messages`, JSON or MessagePack, without its length; nothing is answered, and
-nothing is published. Messages of QoS 1 are acknowledged once what they brought is durable, in a session that
-the broker keeps: what comes while the agent is away, or was not kept when it was killed, comes again. What
-comes twice (a retained message too) is the same input, and kept once.
+Messages are those of `messages`, JSON or MessagePack without a length. Nothing is answered or published. A
+message of QoS 1 is acknowledged when its sample is on disk. The broker keeps the session, so it sends again
+what was not acknowledged. A message that arrives twice, such as a retained one, is the same input and is
+stored once.
 
-This is a client of its own, with the user and password of its own URL and none of the fleet's; a topic
-that could be one of a fleet's is refused, so that no sample is ever looked for, or sent, there.
+This client is separate from the fleet's, with the user and password of its own URL. A topic that could belong
+to a fleet is refused, so that no sample ever reaches a fleet's topic.
 """
 
 import logging
 import socket
 import ssl
 import threading
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion
 
-from fleetune.edge_agent.stream.intakes.library_call import AGAIN_S, WAITING_BYTES
-from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, ParsedMessage, read_message
+from fleetune.edge_agent.stream.intakes.messages import (
+    MAX_MESSAGE_BYTES,
+    ParsedMessage,
+    read_message,
+    store_messages,
+)
+from fleetune.edge_agent.stream.intakes.write_queue import MAX_WAITING_BYTES, WriteQueue
 from fleetune.edge_agent.stream.sample import BadSample
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.protocols.errors import DataError, SettingError, StoreError
+from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker, explain, parse_broker, refused
 
 SCHEMES = ("mqtt", "mqtts")
-MOST_TOPIC = 500  # letters
-SHORTEST_S, LONGEST_S = 1, 30  # until it is connected again
-_BATCH = 256
-_LOOK_S = 0.2
-_OVERHEAD = 500  # bytes of a message that waits, beside its content
+MAX_TOPIC = 500  # characters
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1, 30  # shortest and longest pause before it connects again
 _JSON = b"{ \t\r\n"
 
 log = logging.getLogger(__name__)
@@ -42,31 +44,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SensorTopic:
-    """Where sensors publish.
+    """The topics to which sensors publish.
 
     Attributes:
-        broker: theirs.
-        filter: of topics; may have `+` and `#` behind its first level.
+        broker: the sensors' broker.
+        filter: topic filter; `+` and `#` may stand behind its first level.
     """
 
     broker: Broker
     filter: str
 
-    def __str__(self) -> str:  # never the password
+    def __str__(self) -> str:  # without the password
         return f"{self.broker}/{self.filter}"
 
 
 def sensor_topic(source: str) -> SensorTopic | None:
-    """The topic that a source names; None: it names something else.
+    """Read the topic from a source; None: the source is not an MQTT URL.
 
     Raises:
-        DataError: it is no such URL, or its topics could be a fleet's.
+        DataError: the URL is not valid, or its topics could belong to a fleet.
     """
     scheme, _, rest = source.partition("://")
     if scheme not in SCHEMES or rest == "":
         return None
-    place, _, wanted = rest.partition("/")
-    if "@" in wanted and "@" not in place:  # then what looks like a topic may be half a password
+    place, _, topic_filter = rest.partition("/")
+    # then the "topic" may be half a password: it must not be shown
+    if "@" in topic_filter and "@" not in place:
         raise DataError(
             f"{scheme}://...: an @ after the first /; {ENCODE}; a topic with @ needs a user: {scheme}://user@host/topic"
         )
@@ -74,12 +77,12 @@ def sensor_topic(source: str) -> SensorTopic | None:
         broker = parse_broker(f"{scheme}://{place}")
     except SettingError as problem:
         raise DataError(f"data: {problem}") from None
-    found = SensorTopic(broker, wanted)
-    levels = wanted.split("/")
-    if not wanted or len(wanted) > MOST_TOPIC or "\0" in wanted or not _is_filter(levels):
-        raise DataError(f"{found}: say a topic, e.g. {broker}/plant/motor-3")
+    found = SensorTopic(broker, topic_filter)
+    levels = topic_filter.split("/")
+    if not topic_filter or len(topic_filter) > MAX_TOPIC or "\0" in topic_filter or not _is_filter(levels):
+        raise DataError(f"{found}: the URL needs a valid topic, such as {broker}/plant/motor-3")
     if levels[0] in ("#", "+", topics.ROOT.partition("/")[0]) or levels[0].startswith("$"):
-        raise DataError(f"{found}: topics of the fleet could be among these; begin with a level of your own")
+        raise DataError(f"{found}: its topics could belong to a fleet; begin with another first level")
     return found
 
 
@@ -88,8 +91,8 @@ def _is_filter(levels: list[str]) -> bool:
     return whole and "#" not in levels[:-1]
 
 
-class _Waiting(NamedTuple):
-    """A message that came."""
+class _Message(NamedTuple):
+    """A received message that is not stored yet."""
 
     id: int
     qos: int
@@ -97,67 +100,47 @@ class _Waiting(NamedTuple):
 
 
 class MqttIntake:
-    """Takes samples from a topic until told to stop.
+    """Stores the samples of an MQTT topic.
 
     Args:
-        store: of the device.
-        topic: of the sensors.
+        store: the device's store.
+        topic: the sensors' topics.
     """
 
     def __init__(self, store: SampleStore, topic: SensorTopic) -> None:
         self._store, self._topic = store, topic
-        self._waiting: deque[_Waiting] = deque()
-        self._num_bytes = 0
-        self._stopping = False
-        self._changed = threading.Condition()
-        who = Key.of("intake", socket.gethostname(), str(store.path.absolute()), str(topic)).value
-        self._client = self._make_client(f"fleetune-intake-{who:016x}")
+        self._queue = WriteQueue(
+            self._keep,
+            lambda message: len(message.content),
+            lambda problem: store.refusals.add("disk", problem),
+            MAX_WAITING_BYTES,
+        )
+        self._stopped = threading.Event()
+        client_key = Key.of("intake", socket.gethostname(), str(store.path.absolute()), str(topic)).value
+        self._client = self._make_client(f"fleetune-intake-{client_key:016x}")
 
     def run(self, stopped: threading.Event) -> None:
-        """Keep what comes; without a broker it is tried again and again."""
+        """Store the samples that arrive until `stopped` is set. It reconnects when the broker goes away."""
+        self._stopped = stopped
         self._client.connect_async(self._topic.broker.host, self._topic.broker.port, 30)
         self._client.loop_start()
         try:
-            while not stopped.is_set():
-                batch = self._next()
-                if batch and not self._keep(batch):
-                    stopped.wait(AGAIN_S)
+            self._queue.run(stopped)
         finally:
-            with self._changed:
-                self._stopping = True
-                self._changed.notify_all()
             self._client.disconnect()
             self._client.loop_stop()
 
-    def _next(self) -> list[_Waiting]:
-        """The first that wait; they go on waiting until they are kept."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._waiting), _LOOK_S)
-            return [self._waiting[place] for place in range(min(_BATCH, len(self._waiting)))]
-
-    def _keep(self, batch: list[_Waiting]) -> bool:
-        """Whether it is durable, or can never be; then it is acknowledged."""
+    def _keep(self, batch: Sequence[_Message]) -> None:
+        """Store the samples and labels of messages, then acknowledge all messages, also those that are not
+        valid.
+        """
         read = [_read(one.content) for one in batch]
-        samples = [one.sample for one in read if one.sample is not None]
-        labels = [(str(one.id), one.label) for one in read if one.label is not None]
-        try:
-            if samples:
-                self._store.add(samples)
-            if labels:
-                self._store.label(labels)
-        except StoreError as problem:
-            self._store.refusals.add("disk", str(problem))
-            return False
+        store_messages(self._store, read)
         for one in read:
             if one.problem is not None:
                 self._store.refuse(one.problem)
         for message in batch:
             self._client.ack(message.id, message.qos)
-        with self._changed:
-            for _ in batch:
-                self._num_bytes -= len(self._waiting.popleft().content) + _OVERHEAD
-            self._changed.notify_all()
-        return True
 
     def _make_client(self, name: str) -> Client:
         broker = self._topic.broker
@@ -172,7 +155,7 @@ class MqttIntake:
             client.username_pw_set(broker.username, broker.password)
         if broker.tls:
             client.tls_set_context(ssl.create_default_context())
-        client.reconnect_delay_set(SHORTEST_S, LONGEST_S)
+        client.reconnect_delay_set(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         client.on_connect = self._on_connect
         client.on_connect_fail = self._on_connect_fail
         client.on_disconnect = self._on_disconnect
@@ -182,7 +165,7 @@ class MqttIntake:
 
     def _on_connect(self, client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
         if reason.is_failure:
-            self._note(refused(str(reason), self._topic.broker))
+            self._report(refused(str(reason), self._topic.broker))
             return
         client.subscribe(self._topic.filter, qos=1)
 
@@ -190,37 +173,35 @@ class MqttIntake:
         self, _client: Client, _data: Any, _id: int, reasons: list[Any], _properties: Any
     ) -> None:
         if any(one.is_failure for one in reasons):
-            self._note(f"{self._topic}: the broker lets us read nothing there; check its access rules")
+            self._report(
+                f"{self._topic}: the broker does not let the agent read there; check its access rules"
+            )
         else:
             log.info("samples come from %s", self._topic)
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
-        self._note(explain(self._topic.broker))
+        self._report(explain(self._topic.broker))
 
     def _on_disconnect(self, _client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
         if reason.is_failure:
-            self._note(f"connection to {self._topic.broker} ended ({reason}); it is tried again")
+            self._report(f"connection to {self._topic.broker} ended ({reason}); the agent connects again")
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
-        """While too much waits for the disk, nothing more is read."""
+        """Queue a message. While too much waits for the disk, this blocks, so that the client reads no
+        more.
+        """
         content = bytes(message.payload)
         if len(content) > MAX_MESSAGE_BYTES:
-            words = f"a message of {len(content)} bytes; at most {MAX_MESSAGE_BYTES}"
+            words = f"a message has {len(content)} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
             self._store.refuse(BadSample("message", words))
             content = b""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_bytes < WAITING_BYTES or self._stopping)
-            if self._stopping:
-                return
-            self._waiting.append(_Waiting(message.mid, message.qos, content))
-            self._num_bytes += len(content) + _OVERHEAD
-            self._changed.notify_all()
+        self._queue.put_until(_Message(message.mid, message.qos, content), self._stopped)
 
-    def _note(self, words: str) -> None:
-        self._store.refuse(BadSample("broker", words))
+    def _report(self, problem: str) -> None:
+        self._store.refuse(BadSample("broker", problem))
 
 
 def _read(content: bytes) -> ParsedMessage:
-    """Of no bytes nothing comes: so a broker is told to forget a retained message."""
+    """Decode a message. An empty one is valid: it tells a broker to delete a retained message."""
     as_json = not content or content[0] in _JSON
     return read_message(content, as_json=as_json) if content else ParsedMessage(as_json)

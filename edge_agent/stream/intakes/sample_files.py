@@ -1,13 +1,14 @@
-"""Samples out of one file: an image, a sound, rows of a table (CSV, Parquet), the arrays of an .npz shard.
+"""Read the samples in one file: an image, a sound, rows of a table (CSV, Parquet), or arrays of an .npz
+file.
 
-CSV and WAV are read here, by readers of our own. All others are decoded in a process of its own.
+CSV and WAV have readers here. The decoder process reads all other files.
 """
 
 import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
 from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns, FileKind, Frame
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
+from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
+from fleetune.edge_agent.stream.store_values import FileProgress, TableColumns
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.input_files import open_input
 from fleetune.protocols.one_line import flat
@@ -27,15 +30,16 @@ from fleetune.protocols.one_line import flat
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 TABLES = frozenset({".csv", ".parquet"})
 KNOWN = IMAGES | SOUNDS | TABLES | {".npz"}
-MAX_TABLE_BYTES = 2**36  # of a CSV file, which is read line by line
+MAX_TABLE_BYTES = 2**36  # size of a CSV file, which is read line by line
 MAX_LINE_BYTES = 2**22
 MAX_CELLS = 2**18
-_MAX_ROUNDED = 10_000  # whole numbers above 2**24 that are compared with the next ones
+BATCH = 64  # samples in one transaction
+_MAX_ROUNDED = 10_000  # remembered whole numbers from 2**24, to find two that become one float32
 _ID = "id"
 
 
 class BadFile(BadSample):
-    """Nothing of a file can be taken; it is not tried again until it changes."""
+    """Nothing of a file can be read. It is tried again when it changes."""
 
     def __init__(self, words: str) -> None:
         super().__init__("file", words)
@@ -46,12 +50,11 @@ class ReadOptions:
     """How files are read.
 
     Attributes:
-        labels: names of the columns that are the label.
-        class_names: of the labels 0, 1, ...
-        columns: names of a table's other columns, in the order in which they are a sample; (): as they stand
-            in the first table.
-        refuse: told of each sample that cannot be kept.
-        decoder: reads images, sounds, Parquet and .npz files in a process of its own.
+        refuse: called with the problem of each sample that is refused.
+        decoder: the process that decodes images, sounds, Parquet and .npz files.
+        labels: names of the label columns.
+        class_names: class number of each class name.
+        columns: names of the input columns, in the order of a sample; (): the order of the table.
         sounds: how sounds become features.
     """
 
@@ -63,7 +66,7 @@ class ReadOptions:
     sounds: LogMel = LogMel()  # noqa: RUF009 - frozen
 
     def label(self, words: str) -> int | float | None:
-        """A label as it stands in a table, or as a folder is called.
+        """Read a label from a cell of a table or from the name of a folder; None: it is empty.
 
         Raises:
             BadSample: it is neither a number nor one of `class_names`.
@@ -76,27 +79,78 @@ class ReadOptions:
         try:
             return int(words) if words.lstrip("+-").isdigit() else float(words)
         except ValueError:
-            line = f"label {words[:50]!r} is no number, and classes.txt in the folder does not list it"
+            line = f"label {words[:50]!r} is not a number, and classes.txt in the folder does not list it"
             raise BadSample("label", line) from None
 
 
-def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image as uint8: (height, width) where it is grey, else (height, width, 3).
+def read_samples(
+    path: Path, reading: ReadOptions, label: float | None = None, name: str | None = None
+) -> Iterator[Sample]:
+    """Read all samples in a file.
+
+    Args:
+        path: the file; its ending says its format.
+        reading: how it is read.
+        label: label of every sample of a file without labels.
+        name: name of the sample in an image or a sound.
 
     Raises:
-        BadFile: it is damaged, or too large; NeedsPackage: Pillow is not installed.
+        BadFile: the file is damaged, or its ending is unknown.
+        NeedsPackage: the package that reads such files is not installed.
+    """
+    match path.suffix.lower():
+        case suffix if suffix in IMAGES:
+            yield make_sample(read_image(path, reading), label, name)
+        case suffix if suffix in SOUNDS:
+            yield make_sample(read_features(path, reading), label, name)
+        case ".npz":
+            yield from read_shard(path, reading, label)
+        case ".parquet":
+            yield from read_parquet(path, reading, label)
+        case ".csv":
+            yield from CsvLines(path, reading, label).samples(last=True)
+        case suffix:
+            raise BadFile(
+                f"{path}: {suffix or 'a file without ending'} is not supported; expected .csv,"
+                " .parquet, .npz or an image"
+            )
+
+
+def store_file(
+    store: SampleStore,
+    samples: Iterable[Sample],
+    progress: Callable[[], FileProgress] | None = None,
+    columns: TableColumns | None = None,
+) -> Iterator[Outcome]:
+    """Store a file's samples in batches, and its progress with the last one. Raises StoreError."""
+    batch: list[Sample] = []
+    for sample in samples:
+        batch.append(sample)
+        if len(batch) == BATCH:
+            yield from store.add(batch)
+            batch = []
+    yield from store.add(batch, progress=None if progress is None else progress(), columns=columns)
+
+
+def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Read an image as uint8: (height, width) if it is grey, else (height, width, 3).
+
+    Raises:
+        BadFile: it is damaged or too large.
+        NeedsPackage: Pillow is not installed.
     """
     return _one(path, "image", reading)
 
 
 def read_features(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A sound's log-mel features, of the shape `reading.sounds.shape`.
+    """Read a sound's log-mel features, of shape `reading.sounds.shape`.
 
     Raises:
-        BadFile: it is damaged, or has another rate; NeedsPackage: soundfile is not installed.
+        BadFile: it is damaged, or has another sampling rate.
+        NeedsPackage: soundfile is not installed.
     """
     found = None
-    if path.suffix.lower() == ".wav":  # our own reader knows most of these files
+    if path.suffix.lower() == ".wav":  # most WAV files need no decoder process
         try:
             found = wav_features(path, reading.sounds)
         except DataError as problem:
@@ -105,10 +159,15 @@ def read_features(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[
 
 
 def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
-    """The samples of an .npz file with `x`, and perhaps `y` and `id`; `label` is that of its folder.
+    """Read the samples of an .npz file with `x`, and optionally `y` and `id`.
+
+    Args:
+        path: the file.
+        reading: how it is read.
+        label: label of its folder, for a file without `y`.
 
     Raises:
-        BadFile: it is damaged, has no such arrays, or marks samples for testing.
+        BadFile: it is damaged, lacks `x`, or marks samples for testing.
     """
     for frame in _frames(path, "npz", reading):
         if isinstance(frame, Block):
@@ -119,10 +178,11 @@ def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> 
 
 
 def read_parquet(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
-    """The rows of a Parquet file.
+    """Read the rows of a Parquet file.
 
     Raises:
-        BadFile: it is damaged, or its columns are others; NeedsPackage: pyarrow is not installed.
+        BadFile: it is damaged, or has other columns than the first table.
+        NeedsPackage: pyarrow is not installed.
     """
     rows: Rows | None = None
     for frame in _frames(path, "parquet", reading):
@@ -136,13 +196,13 @@ def read_parquet(path: Path, reading: ReadOptions, label: float | None = None) -
 def _one(path: Path, kind: FileKind, reading: ReadOptions) -> np.ndarray[Any, Any]:
     found = [frame for frame in _frames(path, kind, reading) if isinstance(frame, Block)]
     if len(found) != 1 or len(found[0].x.array) != 1:
-        raise BadFile(f"{path}: not one {kind}")
+        raise BadFile(f"{path}: the decoder did not return exactly one {kind}")
     array: np.ndarray[Any, Any] = found[0].x.array[0]
     return array
 
 
 def _frames(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Frame]:
-    """What the decoding process sends of a file."""
+    """The frames that the decoder process sends for a file."""
     try:
         yield from reading.decoder.decode(path, kind)
     except DataError as problem:
@@ -150,16 +210,16 @@ def _frames(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Frame]
 
 
 class Rows:
-    """From the rows of a table to samples.
+    """Converts the rows of a table to samples.
 
     Args:
-        path: of the table, for messages.
-        names: of its columns.
-        reading: how they are read.
-        label: of its folder, for tables without a column of labels.
+        path: path of the table, for messages.
+        names: names of its columns.
+        reading: how rows are read.
+        label: label of its folder, for a table without label columns.
 
     Raises:
-        BadFile: it has not the columns that a table here has.
+        BadFile: its columns have no or repeated names, or are not those of the first table.
     """
 
     def __init__(
@@ -170,10 +230,10 @@ class Rows:
         inputs = tuple(name for name in names if name not in reading.labels and name != _ID)
         self.columns = reading.columns or inputs
         if len(places) < len(names) or not inputs:
-            raise BadFile(f"{path}: its first line must name each column once, and one at least is a number")
+            raise BadFile(f"{path}: its first line must name each column once, and at least one input column")
         if set(inputs) != set(self.columns):
             raise BadFile(
-                f"{path}: columns {', '.join(inputs)[:100]}; tables here have {', '.join(self.columns)[:100]}"
+                f"{path}: has the columns {', '.join(inputs)[:100]}; expected {', '.join(self.columns)[:100]}"
             )
         self._reading, self._folder, self._width, self._names = reading, label, len(names), names
         self._inputs = [places[name] for name in self.columns]
@@ -182,14 +242,14 @@ class Rows:
         self._rounded: dict[tuple[str, float], int] = {}
 
     def sample(self, cells: Sequence[str]) -> Iterator[Sample]:
-        """The sample in a row; none where it cannot be kept.
+        """The sample in a row; nothing if it is refused.
 
         Raises:
-            BadFile: a column holds two different whole numbers that are one float32, such as numbers of rows.
+            BadFile: two different whole numbers of a column become one float32, such as row numbers.
         """
         try:
             if len(cells) != self._width:
-                words = f"a row of {len(cells)} cells; the first line has {self._width}"
+                words = f"a row has {len(cells)} cells; the first line has {self._width}"
                 raise BadSample("shape", words)  # noqa: TRY301
             x = np.array([self._number(cells, place) for place in self._inputs], np.float64)
             y = [self._reading.label(cells[place]) for place in self._labels]
@@ -210,7 +270,7 @@ class Rows:
             said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a number"
             raise BadSample("not-numbers", said) from None
         if not math.isfinite(found):
-            said = f"{self._path}: column {name} holds {words[:50]!r}; a finite number was expected"
+            said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a finite number"
             raise BadSample("not-finite", said)
         if abs(found) >= EXACT and is_whole(words):
             self._check_rounded(name, found, as_whole(words))
@@ -229,15 +289,16 @@ class Rows:
 
 
 class CsvLines:
-    """A CSV file, which may still grow: whole lines from where one stopped.
+    """A CSV file that may still grow, read in whole lines from where reading stopped.
 
     Args:
-        path: of the file.
-        reading, label: as of `Rows`.
-        taken: bytes that were taken before; more than there are, and it is begun anew.
+        path: path of the file.
+        reading: how rows are read.
+        label: label of its folder, for a table without label columns.
+        taken: bytes that were read before. If the file is shorter, it is read from the start.
 
     Raises:
-        BadFile: see `Rows`; or its first line is too long, or no text.
+        BadFile: see `Rows`; or its first line is too long or not text.
     """
 
     def __init__(self, path: Path, reading: ReadOptions, label: float | None = None, taken: int = 0) -> None:
@@ -245,12 +306,16 @@ class CsvLines:
         with open_input(path, MAX_TABLE_BYTES, error=BadFile) as file:
             head, num_bytes = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
         if not head.endswith(b"\n"):
-            raise BadFile(f"{path}: its first line, which names the columns, is too long or not whole")
+            raise BadFile(f"{path}: its first line must name the columns; it is too long or not complete")
         self.rows = Rows(path, self._cells(head.removeprefix(b"\xef\xbb\xbf")), reading, label)
         self.taken = taken if len(head) <= taken <= num_bytes else len(head)
 
     def samples(self, *, last: bool) -> Iterator[Sample]:
-        """Those of whole lines, `taken` following; `last`: a last line without its end is whole too."""
+        """The samples of complete lines; `taken` follows.
+
+        Args:
+            last: True if a last line without a line end is complete too.
+        """
         with open_input(self._path, MAX_TABLE_BYTES, error=BadFile) as file:
             file.seek(self.taken)
             while line := file.readline(MAX_LINE_BYTES):
@@ -267,11 +332,11 @@ class CsvLines:
 
     def _cells(self, line: bytes) -> list[str]:
         if line.count(b",") >= MAX_CELLS:
-            raise BadFile(f"{self._path}: a line of more than {MAX_CELLS:,} cells")
+            raise BadFile(f"{self._path}: a line has more than {MAX_CELLS:,} cells")
         try:
             return next(csv.reader(io.StringIO(line.decode("utf-8"), newline="")), [])
         except (UnicodeDecodeError, csv.Error) as problem:
-            raise BadFile(f"{self._path}: a line that is no CSV ({flat(problem)[:100]})") from None
+            raise BadFile(f"{self._path}: a line is not valid CSV ({flat(problem)[:100]})") from None
 
 
 def _made(x: Any, y: Any, name: Any, reading: ReadOptions) -> Iterator[Sample]:

@@ -129,26 +129,26 @@ def test_mistakes_are_one_line(tmp_path):
     path = write(tmp_path / "cat" / "a.wav", tone())
     cases = {
         "rate=fast": "Expected `int`",
-        "rate=8000&frame=3": "no option 'frame'",
+        "rate=8000&frame=3": "unknown option 'frame'",
         "rate=8000&frame_ms=2000": "frames of 16000 samples every 128 in sounds of 8000",
         "rate=8000&hop_ms=0.01": "every 0 in",
-        "rate=8000&mels=200": r"\d+ of 200 bands lie between two lines",
-        "": "8000 Hz, not 16000; convert it, or say .rate=8000",
-        "rate=8000": "'cat' is no number, and classes.txt in the folder does not list it",
-        "rate=8000&names=group": "names must tell which part",
-        "rate=8000&names=label,take": "a.wav has 1 parts, names has 2",
+        "rate=8000&mels=200": r"\d+ of 200 bands are empty",
+        "": "8000 Hz, not 16000; convert it, or use .rate=8000",
+        "rate=8000": "label 'cat' is not a number, and classes.txt in the folder does not list it",
+        "rate=8000&names=group": "names has no part label",
+        "rate=8000&names=label,take": "a.wav has 1 parts; names lists 2",
     }
     for options, line in cases.items():
         with pytest.raises(DataError, match=line) as problem:
             load(f"audio:{tmp_path}?{options}" if options else f"audio:{tmp_path}")
         assert "\n" not in str(problem.value)
-    with pytest.raises(DataError, match="lies in no folder of a class"):
+    with pytest.raises(DataError, match="is not in the folder of a class"):
         load(f"audio:{path.parent}?rate=8000")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no sounds in"):
         load(f"audio:{tmp_path}/empty")
     write(path, [])
-    with pytest.raises(DataError, match="there is no sound in it"):
+    with pytest.raises(DataError, match="has no sound in it"):
         load(f"audio:{tmp_path}?rate=8000")
 
 

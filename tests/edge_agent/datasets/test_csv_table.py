@@ -107,24 +107,24 @@ def test_texts_are_ids_of_a_hashed_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("label=watt", "no column 'watt'; there are house, kwh, temp, ok"),
+        ("label=watt", "no column 'watt'; the columns are house, kwh, temp, ok"),
         ("label=ok", "row 2, column house: 'a' is no number; correct it, remove the row, or leave"),
-        ("labels=ok", "unknown field `labels`; options are label, columns"),
+        ("labels=ok", "unknown field `labels`; the options are label, columns"),
         ("label=ok&window=x", "window"),
-        ("horizon=3", "horizon asks for the label's next values; give window and label too"),
-        ("window=3&test=ok", "its blocks say what is tested; leave them out"),
+        ("horizon=3", "it needs window and label too"),
+        ("window=3&test=ok", "text, test and validation are not allowed; leave them out"),
         ("columns=kwh&window=30&block=20", "no block of 20 rows holds a window"),
-        ("label=house&classes=a", "row 62, column house: 'b' is none of the classes a; list all texts"),
-        ("label=house,ok&classes=a,b", "classes list the texts of one label; name its column with label="),
-        ("classes=a,b&columns=kwh", "classes list the texts of one label; name its column with label="),
+        ("label=house&classes=a", "row 62, column house: 'b' is not one of the classes a; list every text"),
+        ("label=house,ok&classes=a,b", "classes lists the texts of one label; name its column with label="),
+        ("classes=a,b&columns=kwh", "classes lists the texts of one label; name its column with label="),
         ("label=house&classes=a,b,a&columns=kwh", "classes lists 'a' twice; list each class once"),
         ("label=ok&columns=kwh&label=kwh", "option label is given twice; give it once"),
-        ("label=ok&columns=kwh,ok", "column ok is the label and an input too"),
-        ("label=ok&columns=kwh,ok&window=4", "column ok is the label and an input too"),
-        ("label=house&classes=a,b&text=house", "column house is the label and an input too"),
-        ("columns=kwh,ok&test=ok", "column ok is the test and an input too"),
-        ("columns=kwh,temp,kwh", "columns names 'kwh' twice; name each column once"),
-        ("text=house&columns=kwh", "text and columns both name the input; give one of them"),
+        ("label=ok&columns=kwh,ok", "column ok is the label and also an input"),
+        ("label=ok&columns=kwh,ok&window=4", "column ok is the label and also an input"),
+        ("label=house&classes=a,b&text=house", "column house is the label and also an input"),
+        ("columns=kwh,ok&test=ok", "column ok is the test and also an input"),
+        ("columns=kwh,temp,kwh", "columns lists 'kwh' twice; list each column once"),
+        ("text=house&columns=kwh", "text and columns both name the input; give only one"),
         ("names=a,b,a,d&columns=b", "columns 1 and 3 have the same name 'a'; give each column its own name"),
         ("group=house&columns=kwh&label=", None),
     ],
@@ -140,7 +140,7 @@ def test_a_mistake_is_one_line(table, options, words):
 
 def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(DataError, match="row 3 has 1 columns, the first 2"):
+    with pytest.raises(DataError, match="row 3 has 1 columns; it must have 2"):
         load(f"csv:{tmp_path}/a.csv")
     (tmp_path / "b.csv").write_text("a,b\n")
     with pytest.raises(DataError, match="has no rows"):
@@ -153,8 +153,8 @@ def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,b\n1,2\n\n3,nan\n", "row 4, column b: 'nan' is no finite float32 number; correct it"),
-        ("a,b\n1,2\n3,1e39\n", "row 3, column b: '1e39' is no finite float32 number"),
+        ("a,b\n1,2\n\n3,nan\n", "row 4, column b: 'nan' is not a finite float32 number; correct it"),
+        ("a,b\n1,2\n3,1e39\n", "row 3, column b: '1e39' is not a finite float32 number"),
         ("a,b\n1,2\n3,\n", "row 3, column b: '' is empty; a number was expected; correct it"),
         (f"a,b\n1,2\n3,{'x' * 9000}\n", f"row 3, column b: '{'x' * 50}'... is no number"),
         ("a,b,a\n1,2,3\n", "columns 1 and 3 have the same name 'a'; give each column its own name"),

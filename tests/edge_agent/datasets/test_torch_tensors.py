@@ -39,7 +39,7 @@ def test_tensors_of_several_lengths_are_one_line():
     [
         (["a", "b", None, "c", None, "d"], r"group of sample 2 is None, and 2 of 6 samples have none"),
         ([0.0, 1.0, 2.0, np.nan, 1.0, 0.0], r"group of sample 3 is nan, and 1 of 6 samples have none"),
-        (np.array(["a", 1, 2, 3, 4, 5], object), r"group mixes int and str; give names of one kind"),
+        (np.array(["a", 1, 2, 3, 4, 5], object), r"group mixes int and str; give names of one type"),
     ],
 )
 def test_a_sample_without_a_group_is_one_line(group, line):

@@ -73,7 +73,7 @@ def test_few_samples_have_both_sides_and_copies_together(n, fraction, seed):
 
 
 def test_a_sample_has_one_role():
-    with pytest.raises(DataError, match="marked both as test and as validation"):
+    with pytest.raises(DataError, match="marked as test and as validation"):
         from_arrays("mine", {"x": np.eye(3), "y": [0, 1, 2], "test": [1, 0, 0], "validation": [1, 1, 0]})
 
 
@@ -90,7 +90,7 @@ def test_a_sample_has_one_role():
         ),
         ({"x": np.eye(9), "y": np.arange(9) - 1}, "npz:d.npz: label -1; labels count from 0"),
         ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, "9 training and 0 test samples; both need one"),
-        ({"images": np.eye(9)}, "no x and y, nor x_train and y_train"),
+        ({"images": np.eye(9)}, "neither x and y nor x_train and y_train"),
     ],
 )
 def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkeypatch, arrays, line):

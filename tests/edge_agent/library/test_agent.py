@@ -24,6 +24,7 @@ from fleetune.edge_agent.library.options import AgentOptions
 from fleetune.edge_agent.run.activity import CONNECTED, Activity
 from fleetune.edge_agent.run_options import RunOptions
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.intakes import write_queue
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.status import status
 from fleetune.protocols.errors import AgentClosed, FleetuneError, SettingError, StoreError
@@ -158,7 +159,7 @@ def test_bad_samples_are_counted_and_told_and_raise_nothing(agent, caplog):
 
 
 def test_what_a_full_disk_keeps_waiting_is_bounded_counted_and_written_later(agent, monkeypatch):
-    monkeypatch.setattr(library_call, "AGAIN_S", 0.01)
+    monkeypatch.setattr(write_queue, "RETRY_S", 0.01)
     full, add = threading.Event(), SampleStore.add
 
     def fails(self, *args, **kwargs):
@@ -168,7 +169,7 @@ def test_what_a_full_disk_keeps_waiting_is_bounded_counted_and_written_later(age
 
     monkeypatch.setattr(SampleStore, "add", fails)
     full.set()
-    agent._queue._most_bytes = 20_000
+    agent._queue._max_bytes = 20_000
     names = [agent.add([float(number)] * 1000) for number in range(10)]
     assert [name is None for name in names] == [False] * 5 + [True] * 5
     assert not agent.flush(0.05)
@@ -181,13 +182,13 @@ def test_what_a_full_disk_keeps_waiting_is_bounded_counted_and_written_later(age
 
 def test_there_is_no_answer_before_there_is_a_model_and_then_each_as_it_is_served(agent, store):
     assert agent.predict([1.0, 1.0]) is None
-    assert agent.state.served is None
+    assert agent.state.deployed is None
     assert agent.state.adopted is None
     for number in (0, 2, 1):
         serve(store, number)
         found = agent.predict([1.0, 1.0])
         assert (found.label, found.record.version, found.name) == (number, number + 1, str(number))
-        assert agent.state.served.version == number + 1
+        assert agent.state.deployed.version == number + 1
         assert agent.state.adopted is True
     assert found.probabilities.shape == (3,)
     assert found.numbers is found.error is found.anomaly is found.quantiles is found.present is None
@@ -325,7 +326,7 @@ def test_the_state_follows_the_process_and_its_log(agent, caplog):
     agent._process.hear(ActivityReport(Activity(CONNECTED, "r-9", 4, training=True)))
     assert "f/d: connected; run r-9, round 4, training" in str(agent.state)
     agent._process.hear(LogLine(logging.WARNING, "fleetune.x", "hot: 90 C"))
-    agent._process.hear(Ended("the agent's process ended (signal SIGKILL); it is begun again in 1 s"))
+    agent._process.hear(Ended("the agent's process ended (signal SIGKILL); it is restarted in 1 s"))
     state = agent.state
     assert (state.training, state.round) == (False, 4)
     assert state.connection.startswith("not connected: the agent's process ended (signal SIGKILL)")
@@ -371,7 +372,7 @@ def test_a_closed_agent_says_so_in_one_line_and_its_state_still_stands(tmp_path)
         agent.flush, lambda: agent.wait_for(lambda _: True),
     )  # fmt: skip
     for call in calls:
-        with pytest.raises(AgentClosed, match=r"^the agent of f/d is closed; make another one$"):
+        with pytest.raises(AgentClosed, match=r"^the agent of f/d is closed; create another one$"):
             call()
     assert agent.state.samples.unlabelled == 300
     assert agent.state.connection == "closed"
@@ -406,9 +407,9 @@ def test_the_child_of_a_program_that_was_killed_is_waited_for(tmp_path, monkeypa
         ({"broker": "http://x"}, "use host:port"),
         ({"fleet": "a/b"}, "fleet"),
         ({"device": ""}, "device"),
-        ({"keep_mbs": 3}, "there is no option keep_mbs"),
-        ({"leave_after_run": True}, "there is no option leave_after_run"),
-        ({"data": "npz:a.npz"}, "do not grow"),
+        ({"keep_mbs": 3}, "unknown option keep_mbs"),
+        ({"leave_after_run": True}, "unknown option leave_after_run"),
+        ({"data": "npz:a.npz"}, "is not a stream"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_holds_nothing(given, words, tmp_path):
@@ -420,7 +421,7 @@ def test_what_is_wrong_is_one_line_and_holds_nothing(given, words, tmp_path):
 
 def test_the_broker_may_stand_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("FLEETUNE_BROKER", raising=False)
-    with pytest.raises(SettingError, match="say the broker"):
+    with pytest.raises(SettingError, match="give the broker"):
         Agent(fleet="f", store=tmp_path)
     monkeypatch.setenv("FLEETUNE_BROKER", "edge:1884")
     with Agent(fleet="f", device="d", store=tmp_path, keep_mb=3) as agent:
@@ -457,7 +458,7 @@ def test_a_fork_has_no_agent(agent):
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert os.read(reading, 999).startswith(b"this agent is another process's")
+    assert os.read(reading, 999).startswith(b"this process was forked")
     os.close(reading)
     os.close(writing)
     assert agent.add([1.0])

@@ -15,7 +15,7 @@ HEAD = """
 import json, os, sys, time
 start = json.loads(sys.stdin.buffer.readline())
 def say(**word):
-    os.write(start["words"], json.dumps(word).encode() + b"\\n")
+    os.write(start["output"], json.dumps(word).encode() + b"\\n")
 """
 READY = 'say(type="ready")\n'
 
@@ -89,7 +89,9 @@ def test_one_that_does_not_begin_raises_its_line(begin, script, kind, words):
 
 def test_no_interpreter_is_one_line_too(begin, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(SettingError, match=r"^cannot start /no/such/python: No such file"):
+    with pytest.raises(
+        SettingError, match=r"^cannot start the agent's process with /no/such/python: No such file"
+    ):
         begin("")
 
 
@@ -121,7 +123,7 @@ def test_one_that_does_not_stop_is_killed(begin):
 def test_whatever_it_says_that_is_no_word_is_passed_over(begin):
     process = begin(
         READY
-        + 'os.write(start["words"], b"{nonsense\\n")\n'
+        + 'os.write(start["output"], b"{nonsense\\n")\n'
         + 'say(type="said", level=30, logger="x", line="l")\ntime.sleep(600)'
     )
     until(lambda: len(process.heard) == 2)

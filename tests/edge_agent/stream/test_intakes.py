@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel
 from fleetune.edge_agent.stream.decoding.decoder_process import NeedsPackage
-from fleetune.edge_agent.stream.intakes import generator, local_socket, sample_files, watched_folder
+from fleetune.edge_agent.stream.intakes import generator, local_socket, sample_files
 from fleetune.edge_agent.stream.intakes.generator import GeneratorIntake
 from fleetune.edge_agent.stream.intakes.library_call import Intake
 from fleetune.edge_agent.stream.intakes.local_socket import SocketIntake
 from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES, read_message
-from fleetune.edge_agent.stream.intakes.watched_folder import LINE_S, SETTLED_S, WatchedFolder
+from fleetune.edge_agent.stream.intakes.watched_folder import LAST_LINE_S, SETTLED_S, WatchedFolder
 from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import StreamSettings, is_stream, open_stream
@@ -60,9 +60,9 @@ class Looking:
         self.clock, self.store = Ticks(), store
         self.folder = WatchedFolder(store, folder, clock=self.clock, **options)
 
-    def look(self, times=2, pause_s=SETTLED_S):
+    def scan(self, times=2, pause_s=SETTLED_S):
         for _ in range(times):
-            self.folder.look()
+            self.folder.scan()
             self.clock.now += pause_s
 
 
@@ -97,18 +97,18 @@ def test_images_of_class_folders_and_labels_by_moving_a_file(store, folder):
     (folder / "cat").mkdir()
     (folder / "cat" / "e.jpg").write_bytes(b"no image at all")
     looking = Looking(store, folder)
-    looking.look(1)
+    looking.scan(1)
     assert kept(store) == []  # they may still be written
-    looking.look(4)
+    looking.scan(4)
     assert sorted(kept(store)) == [(-1, "c.png"), (1, "dog/a.png"), (7, "7/b.png")]
     assert sorted(x.shape for x in inputs_of(store)) == [(5, 6), (5, 6), (5, 6, 3)]
     assert refused(store) == {"file": 2}  # once each, however often it is looked at
     (folder / "c.png").rename(folder / "cat" / "c.png")
-    looking.look(3)
+    looking.scan(3)
     assert sorted(kept(store)) == [(0, "cat/c.png"), (1, "dog/a.png"), (7, "7/b.png")]
     (folder / "classes.txt").write_text("cat\ndog\ncow\n")
     os.utime(folder / "cow" / "d.png", ns=(1, 1))  # or written anew
-    looking.look(3)
+    looking.scan(3)
     assert (2, "cow/d.png") in kept(store)
 
 
@@ -122,7 +122,7 @@ def test_sounds_of_class_folders_are_kept_as_features(store, folder):
     (folder / "1" / "d.flac").write_bytes(b"no sound at all")
     settings = LogMel(rate=8000, seconds=0.2, mels=8)
     looking = Looking(store, folder, sounds=settings)
-    looking.look(4)
+    looking.scan(4)
     assert sorted(kept(store)) == [(-1, "b.wav"), (1, "1/a.wav")]
     features = [log_mel(np.tile(sound, times) / np.float32(2**15), settings) for times in (1, 2)]
     assert sorted(x.tobytes() for x in inputs_of(store)) == sorted(one.tobytes() for one in features)
@@ -137,10 +137,10 @@ def test_a_file_that_grows_is_left_until_it_is_whole(store, folder):
     for end in range(0, len(content), len(content) // 4):
         path.write_bytes(content[:end])
         os.utime(path, ns=(end, end))
-        looking.look(1, 10.0)
+        looking.scan(1, 10.0)
     assert kept(store) == []
     path.write_bytes(content)
-    looking.look(3)
+    looking.scan(3)
     assert kept(store) == [(0, "a"), (1, "b"), (2, "c")]
     assert refused(store) == {}
 
@@ -156,20 +156,20 @@ def test_shards_that_are_not_what_they_should_be_cost_a_line_each(store, folder,
     (folder / "new.npz.tmp").write_bytes(b"x")
     (folder / "readme.txt").write_text("not a sample")
     looking = Looking(store, folder)
-    looking.look(6)
+    looking.scan(6)
     assert kept(store) == [(0, None)]
     assert refused(store) == {"file": 4, "not-finite": 1, "label": 1}
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 3
     looking = Looking(store, folder)  # after a restart too
-    looking.look(3)
+    looking.scan(3)
     assert refused(store)["file"] == 4
 
 
 def test_a_shard_without_x_is_refused_with_the_names_that_it_has(store, folder, caplog):
     np.savez(folder / "named.npz", images=np.eye(3, dtype=np.float32), labels=[0, 1, 2])
-    Looking(store, folder).look(3)
+    Looking(store, folder).scan(3)
     assert (
-        "named.npz: there is no array x in it; it holds images, labels: save them as x, y and id"
+        "named.npz: there is no array x in it; it holds images, labels: save x, and optionally y and id"
         in caplog.text
     )
 
@@ -177,35 +177,35 @@ def test_a_shard_without_x_is_refused_with_the_names_that_it_has(store, folder, 
 def test_rows_of_a_table_that_grows(store, folder):
     path, looking = folder / "log.csv", Looking(store, folder, labels=("kind",))
     path.write_text("temperature,kind,id,speed\n1.5,0,a,2\n2.5,,b,3\nbad,0,c,4\n")
-    looking.look()
+    looking.scan()
     assert kept(store) == [(0, "a"), (-1, "b")]
     with path.open("a") as file:
         file.write("3.5,1,d,5\n4.5,1")
-    looking.look(3)
+    looking.scan(3)
     assert kept(store)[2:] == [(1, "d")]  # the last line may go on
     with path.open("a") as file:
         file.write(",e,6")
-    looking.look(2)
+    looking.scan(2)
     assert len(kept(store)) == 3
-    looking.look(2, LINE_S)
+    looking.scan(2, LAST_LINE_S)
     assert kept(store)[3:] == [(1, "e")]
     assert [x.tolist() for x in inputs_of(store)] == [[1.5, 2], [2.5, 3], [3.5, 5], [4.5, 6]]
     (folder / "other.csv").write_text("speed,temperature,kind\n7,8,1\n")  # by name, not by place
     (folder / "third.csv").write_text("speed,pressure,kind\n7,8,1\n")
-    looking.look(3)
+    looking.scan(3)
     assert inputs_of(store)[4].tolist() == [8, 7]
     assert refused(store) == {"not-numbers": 1, "file": 1}
     path.write_text("temperature,kind,id,speed\n9,0,f,9\n")  # begun anew
-    looking.look(3)
+    looking.scan(3)
     assert kept(store)[5:] == [(0, "f")]
     path.unlink()
-    looking.look(2)
+    looking.scan(2)
     assert store.file_progress(str(path)) is None
 
 
 def test_several_columns_are_a_label_of_numbers(store, folder):
     (folder / "two.csv").write_text("x,u,v\n1,0.5,2\n2,,3\n")
-    Looking(store, folder, labels=("u", "v")).look()
+    Looking(store, folder, labels=("u", "v")).scan()
     assert [row[0] for row in kept(store)] == [-2, -1]
     (y,) = [y for (y,) in store._connection.execute("SELECT y FROM sample WHERE y IS NOT NULL")]
     assert np.frombuffer(y, "<f4").tolist() == [0.5, 2]
@@ -218,13 +218,13 @@ def test_what_needs_a_package_says_so_once_and_is_taken_when_it_is_there(store, 
     def read(*_):
         raise missing
 
-    monkeypatch.setattr(watched_folder, "read_parquet", read)
-    looking.look(5)
+    monkeypatch.setattr(sample_files, "read_parquet", read)
+    looking.scan(5)
     assert len(caplog.records) == 1
     monkeypatch.setattr(
-        watched_folder, "read_parquet", lambda *_: iter([sample_files.make_sample([1.0], 1, "p")])
+        sample_files, "read_parquet", lambda *_: iter([sample_files.make_sample([1.0], 1, "p")])
     )
-    looking.look(1)
+    looking.scan(1)
     assert kept(store) == [(1, "p")]
 
 
@@ -233,26 +233,26 @@ def test_parquet_rows(store, folder):
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"x": [1.0, 2.0], "label": [1, None]}), folder / "a.parquet")
-    Looking(store, folder).look()
+    Looking(store, folder).scan()
     assert [row[0] for row in kept(store)] == [1, -1]
 
 
 def test_a_full_disk_leaves_files_for_another_time(store, folder, monkeypatch):
     np.savez(folder / "a.npz", x=np.eye(3, dtype=np.float32), y=[0, 1, 2])
     looking = Looking(store, folder)
-    looking.look(1)
+    looking.scan(1)
     add = SampleStore.add
 
-    def fails(*_):
+    def fails(*_, **__):
         raise StoreError("no room")
 
     monkeypatch.setattr(SampleStore, "add", fails)
     for _ in range(3):
         with pytest.raises(StoreError):
-            looking.look(1)
+            looking.scan(1)
         looking.clock.now += SETTLED_S
     monkeypatch.setattr(SampleStore, "add", add)
-    looking.look(1)
+    looking.scan(1)
     assert len(kept(store)) == 3
 
 
@@ -296,7 +296,7 @@ def test_an_iterators_samples_are_kept_as_they_come(store):
 
 
 def test_an_iterator_that_fails_is_called_again_and_one_that_waits_holds_nobody_up(store, monkeypatch):
-    monkeypatch.setattr(generator, "AGAIN_S", 0.01)
+    monkeypatch.setattr(generator, "FIRST_PAUSE_S", 0.01)
     calls, waits = [], threading.Event()
 
     def sensor():
@@ -387,7 +387,7 @@ def test_the_socket_keeps_samples_and_answers_each(store, listening, talk):
 def test_a_disk_that_is_full_is_said_and_the_sample_may_come_again(store, talk, monkeypatch):
     add = SampleStore.add
 
-    def fails(*_):
+    def fails(*_, **__):
         raise StoreError("cannot write: no room")
 
     monkeypatch.setattr(SampleStore, "add", fails)
@@ -465,7 +465,7 @@ def test_who_never_reads_is_not_read_and_holds_up_nobody(store, listening, talk)
                     assert talk.say({"x": [0.5]})[0]["ok"]
     assert sent < 8 * 2**20
     assert talk.say({"x": [0.25]})[0]["ok"]
-    assert max(len(peer.waiting) for peer in listening._peers) < 2 * local_socket.MAX_WAITING_BYTES
+    assert max(len(peer.answers) for peer in listening._peers) < 2 * local_socket.MAX_ANSWER_BYTES
     deaf.close()
     assert talk.say({"x": [0.75]})[0]["ok"]
 
@@ -490,7 +490,7 @@ def test_a_socket_left_behind_is_taken_over_and_nobody_elses(store, tmp_path):
     found = SocketIntake(store, path)  # its owner is gone
     running(found)()
     path.write_text("precious")
-    with pytest.raises(SettingError, match="no socket"):
+    with pytest.raises(SettingError, match="not a socket"):
         SocketIntake(store, path)
     assert path.read_text() == "precious"
     with pytest.raises(SettingError, match="too long"):
@@ -524,7 +524,7 @@ def test_which_sources_are_streams(tmp_path, monkeypatch):
     assert not is_stream("mine_streams:whole")
     assert not is_stream("npz:x.npz")
     assert not is_stream("digits")
-    with pytest.raises(DataError, match=r"there is no folder .*/in; make it"):
+    with pytest.raises(DataError, match=r"there is no folder .*/in; create it"):
         open_stream(tmp_path / "s.sqlite", "watch:in", StreamSettings())
 
 
@@ -532,19 +532,19 @@ def test_a_table_whose_numbers_become_one_float32_is_refused_as_a_file(store, fo
     (folder / "ids.csv").write_text("id_of_row,t\n16777216,1\n16777217,2\n16777218,3\n")
     (folder / "twice.csv").write_text("t,t\n1,2\n")
     looking = Looking(store, folder)
-    looking.look(3)
+    looking.scan(3)
     assert refused(store) == {"file": 2}
     assert "column id_of_row: 16777216 and 16777217 become one number as float32" in caplog.text
-    looking.look(3)  # no second try while it stands as it was
+    looking.scan(3)  # no second try while it stands as it was
     assert refused(store) == {"file": 2}
 
 
 def test_a_bad_cell_is_told_with_its_file_and_column(store, folder, caplog):
     (folder / "log.csv").write_text("t,speed\n1,fast\n2,nan\n")
-    Looking(store, folder).look(3)
+    Looking(store, folder).scan(3)
     assert refused(store) == {"not-numbers": 1, "not-finite": 1}
     assert f"{folder}/log.csv: column speed holds 'fast'; it must be a number" in caplog.text
-    assert f"{folder}/log.csv: column speed holds 'nan'; a finite number was expected" in caplog.text
+    assert f"{folder}/log.csv: column speed holds 'nan'; it must be a finite number" in caplog.text
 
 
 def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
@@ -552,7 +552,7 @@ def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
     here = ["--fleet", "f", "--device", "d", "--state", str(tmp_path)]
     found = CliRunner().invoke(cli.app, ["samples", *here])
     assert found.exit_code == 2
-    assert "no samples are kept here" in found.output
+    assert "no samples are stored here" in found.output
     found = CliRunner().invoke(cli.app, ["add", str(folder / "a.csv"), *here])
     assert found.output == f"{folder}/a.csv: 3 stored, 1 known, 1 refused (not-numbers)\n"
     lines = '{"x": [7, 8], "y": 1, "id": "h"}\n\n{"id": "h", "y": 0}\nrubbish\n'

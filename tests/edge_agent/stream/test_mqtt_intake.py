@@ -15,7 +15,7 @@ from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent.datasets.sources import load
-from fleetune.edge_agent.stream.intakes import mqtt
+from fleetune.edge_agent.stream.intakes import mqtt, write_queue
 from fleetune.edge_agent.stream.intakes.messages import MAX_MESSAGE_BYTES
 from fleetune.edge_agent.stream.intakes.mqtt import MqttIntake, sensor_topic
 from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -130,14 +130,14 @@ def test_what_a_full_disk_did_not_take_is_tried_again_and_not_acknowledged(
     store, broker, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(mqtt, "AGAIN_S", 0.01)
+    monkeypatch.setattr(write_queue, "RETRY_S", 0.01)
     add, full = store.add, threading.Event()
     full.set()
 
-    def add_unless_full(samples):
+    def add_unless_full(samples, labels):
         if full.is_set():
             raise StoreError("no room")
-        return add(samples)
+        return add(samples, labels)
 
     monkeypatch.setattr(store, "add", add_unless_full)
     acknowledged = []
@@ -155,35 +155,35 @@ def test_what_a_full_disk_did_not_take_is_tried_again_and_not_acknowledged(
 
 def test_what_waits_is_bounded(store, monkeypatch):
     """The client's thread stands still, so the broker is not read, while the disk is."""
-    monkeypatch.setattr(mqtt, "WAITING_BYTES", 3000)
+    monkeypatch.setattr(mqtt, "MAX_WAITING_BYTES", 3000)
     feeder = MqttIntake(store, sensor_topic(url(1)))
     message = type("Message", (), {"payload": b"{" * 1000, "mid": 1, "qos": 0})
     thread = threading.Thread(target=lambda: [feeder._on_message(None, None, message) for _ in range(9)])
     thread.start()
-    until(lambda: len(feeder._waiting) == 2)
+    until(lambda: len(feeder._queue) == 2)
     thread.join(0.05)
     assert thread.is_alive()
     for _ in range(5):
-        feeder._keep(feeder._next())
+        feeder._queue._write_batch(feeder._queue._next_batch())
     thread.join(20)
     assert not thread.is_alive()
     large = type("Message", (), {"payload": b"{" * (MAX_MESSAGE_BYTES + 1), "mid": 1, "qos": 0})
     feeder._on_message(None, None, large)
-    assert feeder._waiting[-1].content == b""
+    assert feeder._queue._waiting[-1].content == b""
 
 
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("mqtt://host", "say a topic"),
-        ("mqtt://host/", "say a topic"),
+        ("mqtt://host", "needs a valid topic"),
+        ("mqtt://host/", "needs a valid topic"),
         ("mqtt://host:99999/a", "out of range"),
-        ("mqtt://host/a/#/b", "say a topic"),
-        ("mqtt://host/a+", "say a topic"),
-        ("mqtt://host/#", "topics of the fleet could be among these"),
-        ("mqtt://host/+/v1/#", "topics of the fleet could be among these"),
-        ("mqtt://host/fleetune/v1/f/d/up", "topics of the fleet could be among these"),
-        ("mqtt://host/$SYS/broker", "topics of the fleet could be among these"),
+        ("mqtt://host/a/#/b", "needs a valid topic"),
+        ("mqtt://host/a+", "needs a valid topic"),
+        ("mqtt://host/#", "topics could belong to a fleet"),
+        ("mqtt://host/+/v1/#", "topics could belong to a fleet"),
+        ("mqtt://host/fleetune/v1/f/d/up", "topics could belong to a fleet"),
+        ("mqtt://host/$SYS/broker", "topics could belong to a fleet"),
     ],
 )
 def test_what_is_no_sensors_topic_is_said_in_a_line(source, problem):

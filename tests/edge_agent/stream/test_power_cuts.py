@@ -113,14 +113,16 @@ def test_a_sample_that_was_removed_is_in_no_file_and_no_snapshot(tmp_path):
         assert store.delete(SampleFilter(("7", "none"))) == 1
         after = copy(path, tmp_path / "after")
         assert not any(secret in file.read_bytes() for file in path.parent.iterdir())
-        assert store.pin(TrainingRound("r", 1, 1)) == type(pin)(pin.turn, pin.change, whole=False)
+        assert store.pin(TrainingRound("r", 1, 1)) == type(pin)(
+            pin.training_round, pin.change, complete=False
+        )
         parts, _ = snapshot.read(store, REQUIREMENTS, pin.change)
         assert sum(len(x) for x, _ in parts.values()) == 39
         assert store._connection.execute("SELECT count(*) FROM label_before").fetchone() == (0,)
         assert store._connection.execute("SELECT count(*) FROM arrival").fetchone() == (0,)
         assert store.delete(SampleFilter(("7",))) == 0
         assert store.add([samples[7]]) == ["stored"]  # it may come again
-        assert store.pin(TrainingRound("r", 2, 1)).whole
+        assert store.pin(TrainingRound("r", 2, 1)).complete
     with opened(after) as store:  # the power went when the removal had returned
         content(store)
         assert store.matching_names(SampleFilter(("7",))) == []

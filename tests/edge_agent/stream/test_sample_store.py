@@ -255,7 +255,7 @@ def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
     store = SampleStore.open(path, RetentionLimits(keep_mb=1))  # killed, and started again with less room
     store.add(samples(1500, seed=2, shape=(50,)))
     assert store.pin(turn).change == change
-    assert store.pin(turn).whole
+    assert store.pin(turn).complete
     assert read(store, change=change) == before
     assert snapshot.count(store, REQUIREMENTS, change).new == len(before["train"])
     store.mark_trained(turn)
@@ -287,9 +287,9 @@ def test_a_sample_that_only_a_round_under_way_still_holds_takes_no_label(path):
 def test_a_snapshot_that_finds_no_room_is_let_go_and_says_so(path):
     store, turn = SampleStore.open(path, RetentionLimits(keep_mb=1, keep="newest")), TrainingRound("r", 1, 1)
     store.add(samples(1000, shape=(100,)))
-    assert store.pin(turn).whole
+    assert store.pin(turn).complete
     store.add(samples(1000, seed=1, shape=(100,)))
-    assert not store.pin(turn).whole
+    assert not store.pin(turn).complete
     assert store._connection.execute("SELECT count(*) FROM sample WHERE dropped IS NOT NULL").fetchone() == (
         0,
     )
@@ -360,7 +360,7 @@ def test_a_store_of_another_format_is_refused_and_left_unchanged(path, other):
 def test_a_damaged_store_is_one_line(path):
     SampleStore.open(path).close()
     path.write_bytes(b"what somebody else wrote" * 1000)
-    with pytest.raises(StoreError, match="it is damaged: restore it, or remove it") as problem:
+    with pytest.raises(StoreError, match="file is damaged: restore it, or remove it") as problem:
         SampleStore.open(path)
     assert "\n" not in str(problem.value)
 
@@ -375,7 +375,7 @@ def test_a_file_that_is_damaged_while_the_agent_runs_is_one_line_at_every_look(p
     looks = [lambda: store.change, lambda: store.drift, lambda: store.reference_losses, store.save_counts]
     looks += [lambda: store.pin(TrainingRound("r", 1, 1)), lambda: snapshot.count(store, REQUIREMENTS, 1)]
     for look in [*looks, lambda: store.file_progress("a"), lambda: store.add(samples(1))]:
-        with pytest.raises(StoreError, match="it is damaged"):
+        with pytest.raises(StoreError, match="file is damaged"):
             look()
     store._connection.close()
 
@@ -386,7 +386,7 @@ def test_a_full_disk_is_one_line_and_nothing_that_was_stored_is_lost(path):
     before = read(store)
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreError, match="nothing that was stored is lost"):
+    with pytest.raises(StoreError, match="no stored sample is lost"):
         store.add(samples(500, seed=1, shape=(400,)))
     assert read(store) == before
     store._connection.execute("PRAGMA max_page_count = 1000000")

@@ -182,11 +182,15 @@ def test_har(tmp_path):
     ("name", "content", "match"),
     [
         ("train/Inertial Signals/body_gyro_y_train.txt", None, "body_gyro_y_train.txt: no such file"),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 x\n", "body_acc_x_test.txt: cannot be read"),
-        ("train/Inertial Signals/body_acc_x_train.txt", "1 2 3 4 5\n", "do not go together"),
-        ("test/y_test.txt", "1\n", "do not go together"),
-        ("test/subject_test.txt", "1\n1\n1\n", "do not go together"),
-        ("test/y_test.txt", "0\n1\n", "activities count from 1"),
+        (
+            "test/Inertial Signals/body_acc_x_test.txt",
+            "1 2 x\n",
+            "body_acc_x_test.txt: not a table of numbers",
+        ),
+        ("train/Inertial Signals/body_acc_x_train.txt", "1 2 3 4 5\n", "different numbers of rows"),
+        ("test/y_test.txt", "1\n", "different numbers of rows"),
+        ("test/subject_test.txt", "1\n1\n1\n", "different numbers of rows"),
+        ("test/y_test.txt", "0\n1\n", "an activity is below 1"),
     ],
 )
 def test_har_damaged(tmp_path, name, content, match):
@@ -229,8 +233,8 @@ def test_paths_are_relative_to_here_then_the_folder_then_fleetune_data(tmp_path,
         (lambda data: gzip.compress(b"\0\0\x08\x03\0"), "its header says"),
         (lambda data: gzip.compress(b"PNG" + data), "not an IDX file"),
         (lambda data: gzip.compress(b""), "not an IDX file"),
-        (lambda data: gzip.compress(idx_bytes(images(11, 6, 7))), "do not go with labels"),
-        (lambda data: gzip.compress(idx_bytes(images(12, 6))), "do not go with labels"),
+        (lambda data: gzip.compress(idx_bytes(images(11, 6, 7))), "do not match labels"),
+        (lambda data: gzip.compress(idx_bytes(images(12, 6))), "do not match labels"),
         (lambda data: gzip.compress(idx_bytes(images(12, 6, 8))), "training images are"),
     ],
 )
@@ -264,9 +268,9 @@ class Evil:
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (pickle.dumps(Evil()), "refused: it asks for 'pathlib"),
-        (b"cos\nsystem\n(S'touch evil'\ntR.", r"refused: it asks for 'os\.system"),
-        (b"cnumpy\nload\n(S'evil'\ntR.", r"refused: it asks for 'numpy\.load"),
+        (pickle.dumps(Evil()), "it asks for 'pathlib"),
+        (b"cos\nsystem\n(S'touch evil'\ntR.", r"it asks for 'os\.system"),
+        (b"cnumpy\nload\n(S'evil'\ntR.", r"it asks for 'numpy\.load"),
         (pickle.dumps([1]), "not a CIFAR batch"),
         (pickle.dumps({"data": [1], "labels": [1]}), "not a CIFAR batch"),
         (pickle.dumps({"data": images(2, 3072), "labels": [1]}, protocol=4), "is not 1 x 3072 bytes"),
@@ -288,7 +292,7 @@ def test_cifar_files_missing_or_cut(tmp_path):
     one_line(f"cifar:{tmp_path}", "neither test_batch")
     write_cifar(tmp_path, binary=True)
     (tmp_path / "data_batch_2.bin").write_bytes(b"x" * 3074)
-    one_line(f"cifar:{tmp_path}", "no whole number of images")
+    one_line(f"cifar:{tmp_path}", "not a whole number of images")
     (tmp_path / "data_batch_2.bin").unlink()
     one_line(f"cifar:{tmp_path}", "data_batch_2.bin: no such file")
 
@@ -340,7 +344,7 @@ def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"y": np.arange(3)}, "no x and y"),
+        ({"y": np.arange(3)}, "neither x and y"),
         ({"x_train": images(3, 2), "y_train": np.arange(3), "x_test": images(3, 2)}, "missing: y_test"),
         ({"x_test": images(3, 2), "y_test": np.arange(3)}, "missing: x_train, y_train"),
         ({"x": images(3, 2), "y": np.arange(4)}, r"y has shape \(4,\) for 3 samples"),
@@ -350,7 +354,7 @@ def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
         ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, "must hold numbers"),
         ({"x": images(0, 2), "y": np.arange(0)}, "not empty"),
         ({"x": np.arange(3), "y": np.arange(3)}, "must be"),
-        ({"x_train": images(3, 2), "y_train": np.arange(2)}, "does not go with"),
+        ({"x_train": images(3, 2), "y_train": np.arange(2)}, "does not match"),
         (
             {
                 "x_train": images(3, 2),
@@ -358,7 +362,7 @@ def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
                 "x_test": images(3, 4),
                 "y_test": np.arange(3),
             },
-            "x_test .* does not go with",
+            "x_test .* does not match",
         ),
         (
             {"x": np.array([{}, {}], object), "y": np.arange(2)},
@@ -373,15 +377,15 @@ def test_bad_npz(tmp_path, columns, match):
 
 def test_npz_that_is_none(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
-    one_line("npz:text.npz", "no readable .npz", tmp_path)
+    one_line("npz:text.npz", "not a readable .npz", tmp_path)
     np.savez(tmp_path / "whole.npz", x=images(50, 20), y=np.arange(50))
     whole = (tmp_path / "whole.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[:700])
-    one_line("npz:cut.npz", "no readable .npz", tmp_path)
+    one_line("npz:cut.npz", "not a readable .npz", tmp_path)
     (tmp_path / "flipped.npz").write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
-    one_line("npz:flipped.npz", "no readable .npz", tmp_path)
+    one_line("npz:flipped.npz", "not a readable .npz", tmp_path)
     (tmp_path / "empty.npz").touch()
-    one_line("npz:empty.npz", "no readable .npz", tmp_path)
+    one_line("npz:empty.npz", "not a readable .npz", tmp_path)
     np.save(tmp_path / "single.npy", np.arange(3))
     one_line("npz:single.npy", "a single array", tmp_path)
     one_line("npz:missing.npz", "there is no missing.npz")

@@ -335,7 +335,7 @@ def test_a_source_function_has_arguments(tmp_path, monkeypatch):
         DataError, match=r"failed: TypeError: load\(\) got an unexpected keyword argument 'nois'"
     ):
         fleetune.load_data("mysource:load?nois=1")
-    with pytest.raises(DataError, match=r"write arguments as in \?noise=0.1&day=monday"):
+    with pytest.raises(DataError, match=r"write options as in \?noise=0.1&day=monday"):
         fleetune.load_data("mysource:load?noise")
 
 
