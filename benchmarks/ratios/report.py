@@ -20,7 +20,7 @@ from fleetune.tools.compare.sheets import markdown_table
 Found = Mapping[Group, Sequence[Verdict]]
 
 _NEVER = "never"
-_HEAD = ("", "seconds", "joules", "MB up", "in the end", "which took", "served", "late")
+_HEAD = ("", "seconds", "joules", "MB up", "score in the end", "run lasts", "devices", "late replies")
 _FIGURE_WORDS = {"seconds": "sooner", "joules": "fewer joules", "megabytes": "fewer bytes up"}
 _ROW_IN, _HEAD_IN, _WIDTH_IN = 0.34, 1.6, 8.2
 _LEFT = 0.8  # of the least that is drawn: where the axis begins
