@@ -32,7 +32,7 @@ from fleetune.edge_agent.library.state import AgentState, DeployedModelReader, S
 from fleetune.edge_agent.personal.deployed_predictor import Follower
 from fleetune.edge_agent.personal.predictions import told_of
 from fleetune.edge_agent.run.activity import Activity
-from fleetune.edge_agent.run.growing_data import wanted
+from fleetune.edge_agent.run.growing_data import sample_requirements
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
 from fleetune.edge_agent.stream.intakes.write_queue import NamedLabel, SampleQueue
@@ -362,7 +362,7 @@ class Agent:
         """Requirements of a run's model; `before` if the run's enrolment cannot be read."""
         try:
             data = self._store.enrolment(run).read()
-            return before if data is None else wanted(read_enrolment(data), before.test_fraction)
+            return before if data is None else sample_requirements(read_enrolment(data), before.test_fraction)
         except FleetuneError as problem:
             log.debug("%s", problem)
             return before

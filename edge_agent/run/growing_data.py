@@ -30,7 +30,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 log = logging.getLogger(__name__)
 
 
-def wanted(enrolment: Enrolment, test_fraction: float) -> SampleRequirements:
+def sample_requirements(enrolment: Enrolment, test_fraction: float) -> SampleRequirements:
     """Which samples of a store the run's model takes. Raises SettingError: see `Enrolment.learns`."""
     task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
 
@@ -97,8 +97,8 @@ class GrowingData:
             DataError, SettingError: they do not fit the run.
             StoreError: they cannot be read.
         """
-        self.stream.store.require(self.wanted)
-        parts, _ = self.stream.newest(self.wanted)
+        self.stream.store.require(self.requirements)
+        parts, _ = self.stream.newest(self.requirements)
         if not self._trains(parts):
             raise TooFewSamples(f"{self.stream.source}: no samples yet that this task trains on")
         return self.fitted(parts)
@@ -110,7 +110,7 @@ class GrowingData:
             TrainingStopped: there is nothing to train on.
             StoreError: they cannot be read.
         """
-        parts = self.stream.round_samples(self.wanted, _training_round(key))
+        parts = self.stream.round_samples(self.requirements, _training_round(key))
         if not self._trains(parts):
             raise TrainingStopped(f"{self.stream.source}: no samples at present that this task trains on")
         return self.fitted(parts)
@@ -126,7 +126,7 @@ class GrowingData:
         """Counts and drift, cached until samples change. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
-            self._known = change, self.stream.figures(self.wanted)
+            self._known = change, self.stream.figures(self.requirements)
         return self._known[1]
 
     def _held_out_losses(self) -> NDArray[np.float64]:
@@ -148,7 +148,7 @@ class GrowingData:
 
     def _untested(self) -> int:
         tested = self.stream.store.drift.loss_tested
-        return snapshot.count_training_samples(self.stream.store, self._all_wanted, tested)[1]
+        return snapshot.count_training_samples(self.stream.store, self._requirements_for_loss, tested)[1]
 
     def test_loss(self) -> None:
         """Compare the deployed model's loss on samples that came since with that on earlier held-out ones.
@@ -163,7 +163,9 @@ class GrowingData:
             return
         change = store.change
         tested = store.drift.loss_tested
-        parts, _ = snapshot.read(store, self._all_wanted, change, newer_than=tested, max_samples=REFERENCE)
+        parts, _ = snapshot.read(
+            store, self._requirements_for_loss, change, newer_than=tested, max_samples=REFERENCE
+        )
         figure = None
         if self._trains(parts):
             data = self.as_trained(self.fitted(parts), self._watch[0].backend.vocabulary)
@@ -172,14 +174,14 @@ class GrowingData:
         store.save_loss_drift(figure, change)
 
     @property
-    def _all_wanted(self) -> SampleRequirements:
+    def _requirements_for_loss(self) -> SampleRequirements:
         """All samples as training samples, whatever their role."""
-        return replace(self.wanted, test_fraction=0.0, validation_fraction=0.0)
+        return replace(self.requirements, test_fraction=0.0, validation_fraction=0.0)
 
     @property
-    def wanted(self) -> SampleRequirements:
+    def requirements(self) -> SampleRequirements:
         """Which samples of the store the run's model takes."""
-        return wanted(self.enrolment, self.test_fraction)
+        return sample_requirements(self.enrolment, self.test_fraction)
 
     def _trains(self, parts: dict[Part, Arrays]) -> bool:
         """Whether there is a sample that the task trains on."""

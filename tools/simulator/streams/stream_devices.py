@@ -126,7 +126,7 @@ class StreamDevices:
         growing = GrowingData(
             SampleStream(store, INTAKE, StreamSettings()), self.enrolment, self.test_fraction
         )
-        store.require(growing.wanted)
+        store.require(growing.requirements)
         try:
             if self.backend is not None:
                 bare = LocalTrainer(self.backend, _no_samples(growing), self.enrolment.training)
@@ -144,7 +144,7 @@ class StreamDevices:
         self, name: str, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]
     ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         served = self._served(name)
-        fitting = [one for one in _samples(None, x, y) if growing.wanted.rejection(one) is None]
+        fitting = [one for one in _samples(None, x, y) if growing.requirements.rejection(one) is None]
         if served is None or self.backend is None or not fitting:
             return None, None
         inputs = np.stack([one.x for one in fitting])
@@ -181,7 +181,7 @@ def _label(growing: GrowingData, sample: Sample) -> NDArray[Any]:
     """A fitting sample's label in the task's form; zeros where the task needs none."""
     if sample.label is None:
         return np.zeros((), np.int64)
-    found = growing.wanted.label(sample.label.class_number, sample.label.data)
+    found = growing.requirements.label(sample.label.class_number, sample.label.data)
     assert found is not None, "nothing was against it"
     return found
 
@@ -194,7 +194,7 @@ def _no_samples(growing: GrowingData) -> DeviceData:
     spec = growing.enrolment.spec
     none = np.empty((0, *spec.input_shape), np.float32)
     labels = np.zeros((0, spec.num_classes), np.float32)
-    y = labels if growing.wanted.labels == "numbers" else np.zeros(0, np.int64)
+    y = labels if growing.requirements.labels == "numbers" else np.zeros(0, np.int64)
     return DeviceData(none, y, none, y, none, y)
 
 
