@@ -126,7 +126,7 @@ def test_samples_rounds_predictions_and_kills(tmp_path):
             assert again["round"] > last
             rows = cli(tmp_path, "samples")["classes"]
             assert sum(row["train"] + row["test"] for row in rows) == 200
-            assert [row["served"] for row in cli(tmp_path, "models")["versions"]] == [True]
+            assert [row["deployed"] for row in cli(tmp_path, "models")["versions"]] == [True]
             child = program.child
             said, _ = program.process.communicate(timeout=60)  # the end of its input: it closes the agent
             assert program.process.returncode == 0

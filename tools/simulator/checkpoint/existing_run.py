@@ -62,7 +62,7 @@ def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
                 f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
             )
         engine, restart_reason = read_engine(kept.store), ""
-        if engine is not None and STOPPED in (engine.ends, engine.reason):
+        if engine is not None and STOPPED in (engine.ending.ends, engine.ending.reason):
             restart_reason = "its caller had ended it early"
         elif read_snapshot(kept.store) is None:
             restart_reason = "no round had ended"
