@@ -1,12 +1,13 @@
-"""Who is heard: how much one device may say, and how many names that are nobody's may be known.
+"""Which messages are read: how much one device may send, and how many unknown names are remembered.
 
-A device may say `WORDS` things at once and `WORDS_A_SECOND` on average, and one more for each chunk that it
-was sent, which it acknowledges. Chunks that it was asked for cost nothing: the sender's window sets their
-pace. What is beyond that is dropped before it is read. Who goes on is not heard at all for `MUTED_S`, and is
-enrolled again after it. Presences have a bucket of their own and are never muted: they are said once.
+A device may send `MESSAGES` messages at once and `MESSAGES_PER_S` on average, plus one for each chunk that
+we send, because it acknowledges every chunk. Chunks of a transfer that we accepted are free: the sender's
+congestion window limits their rate. Further messages are dropped unread. A device that sends too many of
+them is throttled: for `THROTTLED_S` all its messages are dropped, then it is enrolled again. Presences have
+a budget of their own and never lead to throttling, because an agent sends each of them only once.
 
-Names that were never enrolled are `STRANGERS` at most. A new one takes the place of the one that was silent
-longest, if that is at least `GRACE_S`.
+At most `MAX_UNKNOWN` names without an enrolment are remembered. A new name replaces the name that was silent
+for the longest time, if that was at least `MIN_SILENCE_S`.
 """
 
 import logging
@@ -22,108 +23,110 @@ from fleetune.protocols.wire.topics import Address
 
 log = logging.getLogger(__name__)
 
-WORDS, WORDS_A_SECOND = 1000, 50.0
-PRESENCES, PRESENCES_A_SECOND = 30, 1.0
-PATIENCE, PATIENCE_A_SECOND = 2000, 20.0  # what is dropped before a device is muted
-MUTED_S = 60.0
-STRANGERS = 20_000
-GRACE_S = 10.0
+MESSAGES, MESSAGES_PER_S = 1000, 50.0
+PRESENCES, PRESENCES_PER_S = 30, 1.0
+DROPPED, DROPPED_PER_S = 2000, 20.0  # messages that are dropped before a device is throttled
+THROTTLED_S = 60.0
+MAX_UNKNOWN = 20_000
+MIN_SILENCE_S = 10.0
 _BUCKETS = 50_000
+
+
+def message_buckets() -> TokenBuckets:
+    """The message budget of each device."""
+    return TokenBuckets(MESSAGES, MESSAGES_PER_S, _BUCKETS)
 
 
 @dataclass
 class Admission:
-    """Of one coordinator's life.
+    """Decides for each message if it is read.
 
     Attributes:
-        controller: of the run; its members are no strangers, it counts what is refused.
-        peers: devices heard of.
-        timer: seconds that never jump.
-        on_muted: told a device's name, and whether it is muted from now on or heard again.
-        forget: told the name of a stranger that is forgotten.
+        controller: the run controller. It knows the members and counts what is dropped.
+        sessions: the sessions of all devices.
+        messages: the message budget of each device.
+        timer: a monotonic clock, in seconds.
+        on_throttled: is called with a device's name, and True when throttling begins or False when it ends.
+        forget: is called with the name of an unknown device that is forgotten.
     """
 
     controller: RunController
-    peers: DeviceSessions
+    sessions: DeviceSessions
+    messages: TokenBuckets
     timer: Callable[[], float]
-    on_muted: Callable[[str, bool], None]
+    on_throttled: Callable[[str, bool], None]
     forget: Callable[[str], None]
-    _words: TokenBuckets = field(default_factory=lambda: TokenBuckets(WORDS, WORDS_A_SECOND, _BUCKETS))
     _presences: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(PRESENCES, PRESENCES_A_SECOND, _BUCKETS)
+        default_factory=lambda: TokenBuckets(PRESENCES, PRESENCES_PER_S, _BUCKETS)
     )
-    _patience: TokenBuckets = field(
-        default_factory=lambda: TokenBuckets(PATIENCE, PATIENCE_A_SECOND, _BUCKETS)
-    )
-    _muted: OrderedDict[str, float] = field(default_factory=OrderedDict)  # until when, ascending
-    _strangers: OrderedDict[str, float] = field(default_factory=OrderedDict)  # last heard, ascending
-    _crowd: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / MUTED_S))
-    _overflow: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / MUTED_S))
+    _dropped: TokenBuckets = field(default_factory=lambda: TokenBuckets(DROPPED, DROPPED_PER_S, _BUCKETS))
+    _throttled: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the end, ascending
+    _unknown: OrderedDict[str, float] = field(default_factory=OrderedDict)  # last message, ascending
+    # These two limit how often the log mentions unknown names and dropped messages.
+    _unknown_lines: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / THROTTLED_S))
+    _overflow_lines: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / THROTTLED_S))
 
-    def lets_in(self, address: Address, data: bytes) -> bool:
-        """Whether a message is read; what is not is counted."""
+    def admits(self, address: Address, data: bytes) -> bool:
+        """True if the message is read. A message that is not read is counted."""
         now, device = self.timer(), address.device
-        self._free(now)
-        if not self._may_speak(address, data, now):
-            self._count_surplus(device, now)
+        self._end_throttling(now)
+        if not self._is_within_limits(address, data, now):
+            self._count_dropped(device, now)
             return False
-        return self._knows(device, now)
-
-    def grant(self, device: str) -> None:
-        """It was sent a chunk, which it will acknowledge."""
-        self._words.of(device).give()
+        return self._is_remembered(device, now)
 
     def look(self, now: float, dropped: int) -> None:
-        """Whoever is heard again; `dropped`: messages that had no place in the line since the last look."""
-        self._free(now)
+        """End throttling that is over, and report messages that the full event queue dropped."""
+        self._end_throttling(now)
         if dropped:
             self.controller.count_refused("overflow", dropped)
-            if self._overflow.take(now):
+            if self._overflow_lines.take(now):
                 log.warning("more comes in than can be handled: %d messages dropped", dropped)
 
-    def _free(self, now: float) -> None:
-        while self._muted and next(iter(self._muted.values())) <= now:
-            device, _ = self._muted.popitem(last=False)
+    def _end_throttling(self, now: float) -> None:
+        while self._throttled and next(iter(self._throttled.values())) <= now:
+            device, _ = self._throttled.popitem(last=False)
             log.warning("%s is heard again", readable(device))
-            self.on_muted(device, False)
+            self.on_throttled(device, False)
 
-    def _may_speak(self, address: Address, data: bytes, now: float) -> bool:
+    def _is_within_limits(self, address: Address, data: bytes, now: float) -> bool:
         device, channel = address.device, address.channel
         if channel == "state":
             return self._presences.of(device).take(now)
-        if device in self._muted:
+        if device in self._throttled:
             return False
-        peer = self.peers.get(device)
-        asked_for = channel == "update" and peer is not None and peer.link.inbox.expects(data)
-        return asked_for or self._words.of(device).take(now)
+        session = self.sessions.get(device)
+        accepted = channel == "update" and session is not None and session.link.inbox.expects(data)
+        return accepted or self.messages.of(device).take(now)
 
-    def _count_surplus(self, device: str, now: float) -> None:
+    def _count_dropped(self, device: str, now: float) -> None:
         self.controller.count_refused("surplus", device=device if device in self._members else None)
-        if device not in self._muted and not self._patience.of(device).take(now):
-            log.warning("%s floods: not heard for %g s", readable(device), MUTED_S)
-            self._muted[device] = now + MUTED_S
-            self.on_muted(device, True)
+        if device not in self._throttled and not self._dropped.of(device).take(now):
+            log.warning("%s floods: not heard for %g s", readable(device), THROTTLED_S)
+            self._throttled[device] = now + THROTTLED_S
+            self.on_throttled(device, True)
 
-    def _knows(self, device: str, now: float) -> bool:
+    def _is_remembered(self, device: str, now: float) -> bool:
+        """True if the name is a member, or is now among the unknown names that are remembered."""
         if device in self._members:
             return True
-        if device not in self._strangers and not self._make_room(now):
+        if device not in self._unknown and not self._make_space(now):
             self.controller.count_refused("stranger")
-            if self._crowd.take(now):
-                log.warning("%d names that were never enrolled: new ones are not heard", STRANGERS)
+            if self._unknown_lines.take(now):
+                log.warning("%d names that were never enrolled: new ones are not heard", MAX_UNKNOWN)
             return False
-        self._strangers[device] = now
-        self._strangers.move_to_end(device)
+        self._unknown[device] = now
+        self._unknown.move_to_end(device)
         return True
 
-    def _make_room(self, now: float) -> bool:
-        """Whether one more stranger may be known."""
-        while len(self._strangers) >= STRANGERS:
-            name, heard_at = next(iter(self._strangers.items()))
-            member = name in self._members
-            if not member and now - heard_at < GRACE_S:
+    def _make_space(self, now: float) -> bool:
+        """True if one more unknown name can be remembered."""
+        while len(self._unknown) >= MAX_UNKNOWN:
+            name, heard_at = next(iter(self._unknown.items()))
+            member = name in self._members  # it joined since
+            if not member and now - heard_at < MIN_SILENCE_S:
                 return False
-            del self._strangers[name]
+            del self._unknown[name]
             if not member:
                 self.forget(name)
         return True

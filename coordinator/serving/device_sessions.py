@@ -1,4 +1,4 @@
-"""One device as the coordinator's loop knows it."""
+"""The session of each device: its transfers, its presence, and what it reported about the open round."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,22 +19,23 @@ from fleetune.protocols.wire.peer_link import PeerLink
 
 @dataclass
 class DeviceSession:
-    """One device.
+    """One device, from its first message to this process on.
 
     Attributes:
-        device: its name.
-        link: what passes between us.
-        instance: of its agent; a new one means that it was restarted.
-        agent: program and version of its agent.
-        online: by its last presence.
-        second: the agent that is connected is told to leave: another device holds the name.
-        enrolled: it has taken the run's enrolment from this process, or said that it has it.
-        stage, progress: what it said it is doing.
-        measured: what it said the open round's work took, and what it had expected.
-        offered_at: when it offered the update that is arriving.
-        download_s: how long its task took to arrive.
-        tasked: the turn of the latest task that this process sent it.
-        asked: how often it asked for each thing since it came, by name and turn (see `note_asked`).
+        device: the device's name.
+        link: the transfers in both directions.
+        instance: id of the agent's process; a new one means that the agent was restarted.
+        agent: program and version of the agent.
+        online: True if its last presence says so.
+        is_duplicate: True if the connected agent was told to leave, because another device holds the name.
+        enrolled: True if it has the run's enrolment, sent by this process or confirmed to it.
+        stage: what the device reports that it is doing; "" for nothing.
+        progress: the finished part of that, from 0 to 1.
+        measured: the measured and the predicted cost of the open round, as the device reported them.
+        offered_at: the time at which it offered the update that is arriving.
+        download_s: the time that its task took to arrive.
+        task_attempt: the attempt at a round of the latest task that this process sent.
+        requests: for each thing that it asked for, the attempt and how often (see `count_request`).
     """
 
     device: str
@@ -42,48 +43,48 @@ class DeviceSession:
     instance: str = ""
     agent: str = ""
     online: bool = False
-    second: bool = False
+    is_duplicate: bool = False
     enrolled: bool = False
     stage: Literal["", "training", "evaluating"] = ""
     progress: float = 0.0
     measured: Measured | None = None
     offered_at: float | None = None
     download_s: float | None = None
-    tasked: RoundAttempt | None = None
-    asked: dict[str, tuple[RoundAttempt, int]] = field(default_factory=dict)
+    task_attempt: RoundAttempt | None = None
+    requests: dict[str, tuple[RoundAttempt, int]] = field(default_factory=dict)
 
     @classmethod
-    def met(
+    def opened(
         cls,
         device: str,
         folder: Path,
         max_bytes: int,
         objects: Callable[[TransferKey], str | None],
-        room: MemoryBudget,
+        memory: MemoryBudget,
         lacks: Callable[[Offer], str | None],
     ) -> Self:
-        """A device that was just heard of.
+        """The session of a device that sent its first message.
 
         Args:
-            device: its name.
-            folder: for what arrives from it.
-            max_bytes: the longest payload it may send.
-            objects: why a transfer key is not wanted; None if it is.
-            room: for what is small, of all devices.
-            lacks: why there is no room for an offer; None if there is.
+            device: the device's name.
+            folder: folder for payloads that arrive from it.
+            max_bytes: length of the longest payload that it may send.
+            objects: returns the reason why a transfer is rejected, or None.
+            memory: the memory for small payloads of all devices.
+            lacks: returns the reason why there is no disk space for an offer, or None.
         """
-        parts = buffered_parts(part_folder(folder), room)
+        parts = buffered_parts(part_folder(folder), memory)
         inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
         return cls(device, PeerLink(device, "coordinator", inbox))
 
     @property
     def is_busy(self) -> bool:
-        """Whether a payload is on its way to or from it, or it said that it is at work."""
+        """True if a transfer to or from the device is open, or if it reports that it works."""
         return bool(self.link.outbox) or self.link.inbox.progress is not None or bool(self.stage)
 
     @property
     def activity(self) -> Activity | None:
-        """What the device is busy with, as far as the wire shows."""
+        """What the device is busy with, as far as its messages show."""
         if not self.online:
             return None
         if self.link.outbox.progress is not None:
@@ -92,68 +93,71 @@ class DeviceSession:
             return Activity("sending", self.link.inbox.progress)
         return Activity(self.stage, self.progress) if self.stage else None
 
-    def note_asked(self, what: str, turn: RoundAttempt = NEVER) -> int:
-        """How often the device has asked for this in this turn, since it came."""
-        before, times = self.asked.get(what, (turn, 0))
-        times = times + 1 if before == turn else 1
-        self.asked[what] = turn, times
+    def count_request(self, what: str, attempt: RoundAttempt = NEVER) -> int:
+        """Count a request, and return how often the device asked for this during this attempt."""
+        before, times = self.requests.get(what, (attempt, 0))
+        times = times + 1 if before == attempt else 1
+        self.requests[what] = attempt, times
         return times
 
-    def forget_times(self) -> None:
-        """A new task is on its way: what was measured belongs to the one before."""
+    def reset_measurements(self) -> None:
+        """Forget what was measured for the task before, because a new task is sent."""
         self.measured = self.offered_at = self.download_s = None
 
     def actual(self, now: float) -> RoundCost:
-        """Of its part in the round, its update having arrived `now`; where it says nothing, by our clock."""
+        """The cost of the device's part in the round, if its update arrived at `now`.
+
+        The coordinator's own times fill in what the device did not report.
+        """
         upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
-        said = self.measured.actual if self.measured else RoundCost()
-        download_s = self.download_s if said.download_s is None else said.download_s
-        return replace(said, download_s=download_s, upload_s=upload_s)
+        reported = self.measured.actual if self.measured else RoundCost()
+        download_s = self.download_s if reported.download_s is None else reported.download_s
+        return replace(reported, download_s=download_s, upload_s=upload_s)
 
     @property
     def predicted(self) -> RoundCost:
-        """What it expected its part in the round to take."""
+        """The cost that the device predicted for its part in the round."""
         return self.measured.predicted if self.measured else RoundCost()
 
 
 class DeviceSessions(dict[str, DeviceSession]):
-    """Devices heard of since the start, by name, and those among them that something is open with.
+    """The sessions of all devices heard since the start, by name.
 
     Attributes:
-        room: for what is small.
-        incoming_bytes: of all payloads that are arriving, what is not here yet.
+        memory: the memory for small payloads that arrive.
+        incoming_bytes: bytes of all open transfers from devices that are still missing.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = MemoryBudget()
-        self._busy: set[str] = set()
+        self.memory = MemoryBudget()
         self.incoming_bytes = 0
+        self._busy: set[str] = set()
         self._missing: dict[str, int] = {}
 
-    def note(self, peer: DeviceSession) -> None:
-        """It said something, or was told something."""
-        (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
-        self._expect(peer.device, peer.link.inbox.missing_bytes)
+    def update(self, session: DeviceSession) -> None:
+        """Note if the session is busy and how much of its payload is missing, after each message."""
+        (self._busy.add if session.is_busy else self._busy.discard)(session.device)
+        self._expect(session.device, session.link.inbox.missing_bytes)
 
     def forget(self, device: str) -> None:
-        """As if nothing was ever heard of it; that need not be the case."""
-        peer = self.pop(device, None)
-        if peer is not None:
+        """Remove a session, if there is one."""
+        session = self.pop(device, None)
+        if session is not None:
             self._busy.discard(device)
-            peer.link.inbox.give_up_all()
+            session.link.inbox.give_up_all()
             self._expect(device, 0)
+
+    def busy(self) -> list[DeviceSession]:
+        """Sessions with an open transfer or a device at work, by ascending name."""
+        return [self[device] for device in sorted(self._busy)]
+
+    def activities(self) -> dict[str, Activity]:
+        """What each busy device does, by name."""
+        found = {device: session.activity for device, session in self.items()}
+        return {device: activity for device, activity in found.items() if activity is not None}
 
     def _expect(self, device: str, num_bytes: int) -> None:
         self.incoming_bytes += num_bytes - self._missing.pop(device, 0)
         if num_bytes:
             self._missing[device] = num_bytes
-
-    def busy(self) -> list[DeviceSession]:
-        """Those with a payload on its way to or from them, or at work, ascending."""
-        return [self[device] for device in sorted(self._busy)]
-
-    def activities(self) -> dict[str, Activity]:
-        """Of those that are busy, by name."""
-        found = {device: peer.activity for device, peer in self.items()}
-        return {device: activity for device, activity in found.items() if activity is not None}

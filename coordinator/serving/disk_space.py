@@ -19,24 +19,25 @@ KEEP_PARTS_S = 86_400.0
 _LEAST_SHARE = 50  # of a small disk only this part is kept free
 
 
-def no_space_reason(offer: Offer, peers: DeviceSessions, folder: Path) -> str | None:
+def no_space_reason(offer: Offer, sessions: DeviceSessions, folder: Path) -> str | None:
     """Why an offered payload cannot be taken; None if it can.
 
     Parts that nobody goes on with make room first.
 
     Args:
         offer: of a payload that is wanted, and of which nothing was taken yet.
-        peers: what is arriving from them has been given its room.
+        sessions: the sessions of all devices; space for their open transfers is reserved.
         folder: of the run.
     """
-    wanted_bytes = 2 * (offer.num_bytes + peers.incoming_bytes)
+    wanted_bytes = 2 * (offer.num_bytes + sessions.incoming_bytes)
     if offer.num_bytes <= SMALL_BYTES or _fits(wanted_bytes, folder):
         return None
-    remove_old_parts(folder, but={name for peer in peers.busy() for name in peer.link.inbox.transfers})
+    remove_old_parts(folder, but={name for one in sessions.busy() for name in one.link.inbox.transfers})
     if _fits(wanted_bytes, folder):
         return None
     return (
-        f"the coordinator has no room for {offer.num_bytes} bytes beside {peers.incoming_bytes} on their way"
+        f"the coordinator has no room for {offer.num_bytes} bytes: {sessions.incoming_bytes} bytes of other"
+        " payloads are on their way"
     )
 
 

@@ -1,4 +1,4 @@
-"""Several events in one transaction: what they make us say waits until it is committed."""
+"""A batch of events that is one transaction: effects outside the store wait until it is committed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,31 +7,31 @@ from fleetune.coordinator.store.run_store import RunStore
 
 
 class EventBatch:
-    """Words that are held back until what they tell of is durable."""
+    """Delays effects, such as messages to devices, until the steps that caused them are durable."""
 
     def __init__(self) -> None:
-        self._held: list[Callable[[], None]] | None = None
+        self._waiting: list[Callable[[], None]] | None = None
 
-    def say(self, word: Callable[[], None]) -> None:
-        """Do it when all that was written so far is committed: at once, or when the burst is over."""
-        if self._held is None:
-            word()
+    def after_commit(self, effect: Callable[[], None]) -> None:
+        """Call `effect` when the open batch is committed, or now if no batch is open."""
+        if self._waiting is None:
+            effect()
         else:
-            self._held.append(word)
+            self._waiting.append(effect)
 
     @contextmanager
     def committed(self, store: RunStore) -> Iterator[None]:
-        """All steps inside are one transaction; then what was said inside is said.
+        """Make one transaction of all steps inside, then call the effects in their order.
 
         Raises:
-            StoreError: it cannot be committed; nothing was said.
+            StoreError: the transaction cannot be committed. No effect was called.
         """
-        held: list[Callable[[], None]] = []
-        self._held = held
+        waiting: list[Callable[[], None]] = []
+        self._waiting = waiting
         try:
             with store.step():
                 yield
         finally:
-            self._held = None
-        for word in held:
-            word()
+            self._waiting = None
+        for effect in waiting:
+            effect()

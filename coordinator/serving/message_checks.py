@@ -12,18 +12,19 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ready, TransferKey
 
 
-def meet(run: Run, device: str, peers: DeviceSessions) -> DeviceSession:
-    """A device that was just heard of, now one of `peers`."""
+def open_session(run: Run, device: str, sessions: DeviceSessions) -> DeviceSession:
+    """Add a session for a device that sent its first message."""
     limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
     objects, lacks = (
         partial(offer_rejection, run, device),
-        partial(no_space_reason, peers=peers, folder=run.folder),
+        partial(no_space_reason, sessions=sessions, folder=run.folder),
     )
-    peers[device] = DeviceSession.met(device, folder, limit, objects, peers.room, lacks)
-    return peers[device]
+    session = DeviceSession.opened(device, folder, limit, objects, sessions.memory, lacks)
+    sessions[device] = session
+    return session
 
 
-def check_ready(ready: Ready, peer: DeviceSession, run: Run) -> None:
+def check_ready(ready: Ready, session: DeviceSession, run: Run) -> None:
     """Look at what it says of itself.
 
     A name alone is easily made up: it counts once its presence stands at the broker and it has answered the
@@ -34,23 +35,23 @@ def check_ready(ready: Ready, peer: DeviceSession, run: Run) -> None:
         PacketError: an extension of the run does not admit the report (`coordinator.extensions`).
     """
     report, model = ready.report, run.enrolment.spec.hash
-    if report.device != peer.device:
+    if report.device != session.device:
         raise PacketForeign(f"ready in the name of {report.device!r}")
     if ready.model_hash != model:
         raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
     run.controller.admit(report)
-    if not (peer.online and peer.enrolled):
+    if not (session.online and session.enrolled):
         raise PacketForeign("ready before it was enrolled")
 
 
-def check_decline(number: int, peer: DeviceSession, run: Run) -> None:
+def check_decline(number: int, session: DeviceSession, run: Run) -> None:
     """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
 
     Raises:
         PacketForeign: it was not.
     """
-    known = peer.device in run.controller.members
-    if number == 0 and not known and not (peer.online and peer.enrolled):
+    known = session.device in run.controller.members
+    if number == 0 and not known and not (session.online and session.enrolled):
         raise PacketForeign("declines a run before it was enrolled")
 
 

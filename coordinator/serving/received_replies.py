@@ -15,11 +15,11 @@ from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import readable
 
 
-def take_in(
-    peer: DeviceSession,
+def receive_reply(
+    session: DeviceSession,
     arrived: Arrived,
     controller: RunController,
-    refusals: RejectedMessages,
+    rejected: RejectedMessages,
     *,
     timer: Callable[[], float],
     clock: Callable[[], float],
@@ -30,31 +30,31 @@ def take_in(
     damaged or implausible.
 
     Args:
-        peer: that it came from.
+        session: the session of the device that sent it.
         arrived: the reply.
         controller: of the run.
-        refusals: told of one that is refused.
+        rejected: logs a reply that is refused.
         timer: seconds that never jump.
         clock: of the run.
 
     Raises:
         StoreError: it cannot be kept.
     """
-    actual, turn = peer.actual(timer()), RoundAttempt.of(arrived.offer.transfer_key)
+    actual, turn = session.actual(timer()), RoundAttempt.of(arrived.offer.transfer_key)
     try:
         outcomes = controller.receive(
-            peer.device, turn, arrived.payload(), actual, clock(), predicted=peer.predicted
+            session.device, turn, arrived.payload(), actual, clock(), predicted=session.predicted
         )
     except StoreError:
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
-        reason = refusals.blame(peer.device, fault)  # nothing was kept
-        outcomes = controller.handle(Declined(peer.device, *turn, reason, replied=True), clock())
+        reason = rejected.blame(session.device, fault)  # nothing was kept
+        outcomes = controller.handle(Declined(session.device, *turn, reason, replied=True), clock())
         return reason, outcomes
     for outcome in outcomes:
         if isinstance(outcome, ReplyRefused):
             problem = outcome.problem
-            line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
-            refusals.say(logging.WARNING, peer.device, line)
+            line = f"refused: {session.device}: reply to round {turn.number}: {problem}"
+            rejected.say(logging.WARNING, session.device, line)
             return readable(f"{type(problem).__name__}: {problem}"), outcomes
     return None, outcomes

@@ -1,7 +1,8 @@
-"""The coordinator's loop around its dialogue with the devices: transport, queue, clock and transactions.
+"""The coordinator's loop: it takes events from one queue and handles them in transactions.
 
-One thread, one queue. Every payload is on disk before it is acknowledged, every step of the run before
-anybody is told of it. Events that wait together are one transaction, and none costs more in a larger fleet.
+One thread does all of it. A payload is on disk before it is acknowledged, and a step of the run before any
+device or observer hears of it. Events that wait together are one transaction. The cost of an event does not
+grow with the fleet.
 """
 
 import time
@@ -14,16 +15,15 @@ import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.events import ClockSet, Paused, Tick
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_clock import RunClock
-from fleetune.coordinator.run.run_events import (
-    RunBegan,
-    RunLeft,
-)
+from fleetune.coordinator.run.run_events import Moment, RunBegan, RunLeft
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.control_watch import ControlWatch
-from fleetune.coordinator.serving.dialogue import Dialogue
 from fleetune.coordinator.serving.disk_space import KEEP_PARTS_S, remove_old_parts
 from fleetune.coordinator.serving.event_queue import EventQueue, Stop, TimerDue
 from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
+from fleetune.coordinator.serving.serving_parts import ServingParts
+from fleetune.coordinator.store.broker_outage import write_outage
+from fleetune.coordinator.store.troubles import forget_troubles
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -34,17 +34,18 @@ MAX_WAITING_BYTES = 256 * 2**20
 
 @dataclass
 class Server:
-    """Serves one run until it is finished or told to stop.
+    """Serves one run until it is finished or stopped.
 
     Attributes:
         run: the run.
-        fleet: its devices listen there.
-        make_transport: from the queue of events, a transport that is not connected yet.
-        observers: told of what happens, once it is durable.
-        clock: of the run, see `RunClock`: a deadline goes on while the coordinator is not there.
-        timer: seconds that never jump, for everything on the wire.
-        ahead_s: by how much the time of day is ahead of the run's clock, see `RunClock`.
-        dialogue: with its devices.
+        fleet: name of the fleet.
+        make_transport: returns a transport, not connected yet, that puts its events into the given queue.
+        observers: are told what happens, once it is durable.
+        clock: the run's clock (see `RunClock`), in seconds. It includes the time when no coordinator runs.
+        timer: a monotonic clock for transfers, in seconds.
+        ahead_s: returns by how much the time of day is ahead of the run's clock, see `RunClock`.
+        events: the queue of events, with a limit in bytes.
+        parts: the parts that exchange messages with devices.
     """
 
     run: Run
@@ -58,10 +59,11 @@ class Server:
 
     def __post_init__(self) -> None:
         self._queue = EventQueue(self.events, self.timer)
-        self.dialogue = Dialogue(
+        self._transport = self.make_transport(self.events)
+        self.parts = ServingParts.of(
             self.run,
             self.fleet,
-            self._publish,
+            self._transport,
             self.events.put,
             self.observers,
             self.clock,
@@ -71,14 +73,15 @@ class Server:
 
     @property
     def finished(self) -> str | None:
-        """Why the run is over; None: it is not."""
-        return self.dialogue.finished
+        """The reason why the run is over; None while it goes on."""
+        return self.parts.exchange.finished
 
     def serve(self) -> str | None:
-        """Serve; why the run is over, None if it was stopped before.
+        """Serve the run. Returns the reason why it is over, or None if it was stopped before.
 
         Raises:
-            StoreError: the run's state cannot be written; the run goes on from before at the next start.
+            StoreError: the state of the run cannot be written. The next start continues from the last state
+                that was written.
         """
         run, records = self.run, self.run.controller.records()
         self.observers.tell(RunBegan(run.enrolment.run, run.settings, records, simulated=False))
@@ -87,11 +90,22 @@ class Server:
         finally:
             self.observers.tell(RunLeft())
 
+    def resume(self) -> None:
+        """Continue the run where an earlier process stopped, and forget the troubles that it noted."""
+        write_outage(self.run.store, None)
+        forget_troubles(self.run.store)
+        self.parts.exchange.resume()
+
+    def moment(self) -> Moment:
+        """The present state for live views: time, outage of the broker, and what devices do."""
+        outage = self.parts.messages.outage
+        problem = None if outage is None else outage.words(time.time())
+        return Moment(self.clock(), problem, self.parts.sessions.activities)
+
     def _serve(self) -> str | None:
-        self._transport = self.make_transport(self.events)
         remove_old_parts(self.run.folder, but=set(), older_than_s=KEEP_PARTS_S)
         try:
-            self.dialogue.resume()
+            self.resume()
             self._transport.connect()
             self._serve_until_over()
             if self.finished is not None:
@@ -102,27 +116,28 @@ class Server:
 
     def _announce_end(self, reason: str) -> None:
         finish = wire.Finish(self.run.enrolment.run, reason)
-        dialogue = self.dialogue
-        run_end = FinishAnnouncement(self._transport, self.fleet, finish, dialogue.present, dialogue.absent)
-        run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
+        joining = self.parts.joining
+        end = FinishAnnouncement(self._transport, self.fleet, finish, joining.present, joining.absent)
+        end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
         look_at, control = float("-inf"), ControlWatch(self.run, self.ahead_s)
         while self.finished is None and not self._queue.stopped:
-            with self.dialogue.burst.committed(self.run.store):
+            with self.parts.batch.committed(self.run.store):
                 self._handle_all(self._queue.take(self._wait_s))
                 for event in control.look(self.timer()):
                     self._handle(event)
             began = self.timer()
-            self.dialogue.gate.look(began, self.events.take_dropped())
+            self.parts.admission.look(began, self.events.take_dropped())
             if began >= look_at:
-                self.dialogue.look()
-                self.observers.tell(self.dialogue.moment())
-                look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))  # looking takes 5 % at most
+                self.parts.look(self.timer())
+                self.observers.tell(self.moment())
+                # Live views get at most 5 % of the time, however long they take in a large fleet.
+                look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))
 
     @property
     def _wait_s(self) -> float:
-        """Until the engine or a live view has something to do."""
+        """Seconds until the engine or a live view has something to do."""
         wake_at = self.run.controller.wake_at
         return LOOK_EVERY_S if wake_at is None else min(LOOK_EVERY_S, wake_at - self.clock())
 
@@ -131,19 +146,16 @@ class Server:
             if self.finished is None:
                 self._handle(event)
             else:
-                self.events.put(event)  # for the announcement of the end
+                self.events.put(event)  # the announcement of the end reads the answers among them
         if self._wait_s <= 0:
-            self.dialogue.tell(Tick())
+            self.parts.exchange.report(Tick())
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, TimerDue):
-            self.dialogue.wake(self._queue.due())
+            self.parts.exchange.wake(self._queue.due())
         elif isinstance(event, Stop):
             self.events.put(event)
         elif isinstance(event, ClockSet | Paused):
-            self.dialogue.tell(event)
+            self.parts.exchange.report(event)
         else:
-            self.dialogue.handle(event)
-
-    def _publish(self, topic: str, data: bytes, retain: bool = False) -> None:
-        self._transport.publish(topic, data, retain=retain)
+            self.parts.messages.handle(event)

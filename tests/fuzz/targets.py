@@ -156,7 +156,7 @@ def _coordinator(closing: ExitStack) -> Target:
     closing.callback(talk.close)
     for device in ("a", "b"):
         talk.greet(device, num_samples=10)
-    talk.server.dialogue.gate.timer = lambda: float(count)  # slowly enough for all of it to be read
+    talk.server.parts.admission.timer = lambda: float(count)  # slowly enough for all of it to be read
     run: Run = talk.run
     transfer_key = TransferKey("update", talk.id, 1, 1)
     digest = digest_of(b"anything")
@@ -192,8 +192,8 @@ def _read_foreign(server: Any, topic: str, packet: bytes) -> None:
     def see(_: str, fault: Exception) -> None:
         raise fault
 
-    assert server.dialogue.refusals.blame
-    server.dialogue.refusals.blame = see
+    assert server.parts.rejected.blame
+    server.parts.rejected.blame = see
     server._handle(Received(topic, packet))
 
 

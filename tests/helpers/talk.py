@@ -7,6 +7,7 @@ import numpy as np
 from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.server import Server
@@ -92,17 +93,21 @@ class Coordinating:
     said: list[tuple[str, bytes]]
 
     @classmethod
-    def of(cls, folder, settings, spec=SPEC, **changes):
+    def of(cls, folder, settings, spec=SPEC, *, observers=(), **changes):
         """`changes`: of the enrolment."""
         run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec, **changes))
         said: list[tuple[str, bytes]] = []
         broker = MemoryBroker()
         server = Server(
-            run, FLEET, lambda events: broker.client([], events), timer=lambda: 0.0, clock=lambda: 0.0
+            run,
+            FLEET,
+            lambda events: broker.client([], events),
+            Observers(observers),
+            timer=lambda: 0.0,
+            clock=lambda: 0.0,
         )
-        server._transport = server.make_transport(server.events)
         server._transport.publish = lambda topic, data, **_: said.append((topic, data))
-        server.dialogue.resume()
+        server.resume()
         return cls(run, server, said)
 
     @property
@@ -134,7 +139,7 @@ class Coordinating:
 
     def task(self, device):
         """The payload of the device's task, taken from its sender; it says that it has it."""
-        sender = self.server.dialogue.peers[device].link.outbox._queue[0]
+        sender = self.server.parts.sessions[device].link.outbox._queue[0]
         payload = bytes(sender._payload)
         self.take(device)
         self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))

@@ -86,9 +86,9 @@ def test_a_simulation_tells_all_from_its_beginning_to_its_end_and_survives_an_ob
 
 @pytest.fixture
 def talk(tmp_path):
-    talk = Coordinating.of(tmp_path / "run", run_settings(rounds=2))
-    talk.noting = Noting()
-    talk.server.dialogue.observers = Observers([talk.noting])
+    noting = Noting()
+    talk = Coordinating.of(tmp_path / "run", run_settings(rounds=2), observers=[noting])
+    talk.noting = noting
     talk.greet("a", num_samples=10)
     yield talk
     talk.close()
@@ -114,7 +114,7 @@ def test_a_whole_reply_that_came_too_late_is_acknowledged_and_dropped(talk):
     """The round closed while it was on its way, and no word of that reached its device."""
     talk.greet("b", num_samples=10)
     session, task = talk.session("a"), talk.task("a")
-    reply, link = answered(session, task), talk.server.dialogue.peers["a"].link
+    reply, link = answered(session, task), talk.server.parts.sessions["a"].link
     link.inbox._objects = lambda _: None
     talk.run.controller.handle(Declined("a", 1, 1, "busy"), 0.0)
     talk.noting.seen.clear()
@@ -128,7 +128,7 @@ def test_a_reply_is_judged_once_on_its_way_in(talk, monkeypatch):
     reply, judged, rejection_of = answered(talk.session("a"), talk.task("a")), [], asked_in.rejection_of
     monkeypatch.setattr(asked_in, "rejection_of", lambda *of: judged.append(of) or rejection_of(*of))
     controller = talk.run.controller
-    actual = talk.server.dialogue.peers["a"].actual(0.0)
+    actual = talk.server.parts.sessions["a"].actual(0.0)
     outcomes = controller.receive("a", controller.turn, reply, actual, 0.0)
     assert len(judged) == 1
     assert isinstance(outcomes[0], RoundClosed)
@@ -142,12 +142,12 @@ def test_observers_hear_of_a_round_only_once_it_is_committed(talk):
             if isinstance(event, RoundClosed):
                 committed.append(not store._connection.in_transaction)
 
-    talk.server.dialogue.observers = Observers([Looking()])
+    talk.server.observers._observers[:] = [Looking()]
     reply = answered(talk.session("a"), talk.task("a"))
-    with talk.server.dialogue.burst.committed(store):
+    with talk.server.parts.batch.committed(store):
         controller = talk.run.controller
-        actual = talk.server.dialogue.peers["a"].actual(0.0)
-        talk.server.dialogue.follow(controller.receive("a", controller.turn, reply, actual, 0.0))
+        actual = talk.server.parts.sessions["a"].actual(0.0)
+        talk.server.parts.exchange.carry_out(controller.receive("a", controller.turn, reply, actual, 0.0))
         assert len(controller.records()) == 1
         assert committed == []
     assert committed == [True]
@@ -155,8 +155,8 @@ def test_observers_hear_of_a_round_only_once_it_is_committed(talk):
 
 def test_a_served_run_is_watched_by_its_journal_and_by_people(talk):
     text = io.StringIO()
-    observers = observers_of(talk.run, Console(file=text, width=200))
-    talk.server.dialogue.observers = observers
+    watching = observers_of(talk.run, Console(file=text, width=200))
+    talk.server.observers._observers[:] = watching._observers
     talk.send("a", key(talk), answered(talk.session("a"), talk.task("a")))
     assert "round 1/2  1/1 replied" in text.getvalue()
     assert (talk.run.folder / ROUNDS).read_bytes().count(b"\n") == 1
@@ -174,7 +174,7 @@ def test_a_terminal_has_the_live_view_until_the_run_is_left(talk):
     observers = observers_of(talk.run, console)
     run = talk.run
     observers.tell(RunBegan(talk.id, run.settings, run.controller.records(), simulated=False))
-    observers.tell(Moment(1.0, "the broker is away", talk.server.dialogue.peers.activities))
+    observers.tell(Moment(1.0, "the broker is away", talk.server.parts.sessions.activities))
     observers.tell(Notice("a line above it"))
     observers.tell(RunLeft())
     assert "the broker is away" in text.getvalue()

@@ -21,7 +21,7 @@ def talk(tmp_path):
     """A run of two devices; its clock on the wire is `talk.now`."""
     talk = Coordinating.of(tmp_path, run_settings(start_with=2))
     talk.now = 0.0
-    talk.server.dialogue.gate.timer = lambda: talk.now
+    talk.server.parts.admission.timer = lambda: talk.now
     yield talk
     talk.close()
 
@@ -48,24 +48,24 @@ def working(talk):
 def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun, monkeypatch, caplog):
     talk, read, read_from_device = begun, [], wire.read_from_device
     monkeypatch.setattr(wire, "read_from_device", lambda data: read.append(1) or read_from_device(data))
-    for _ in range(admission.WORDS + 10 * admission.PATIENCE):
+    for _ in range(admission.MESSAGES + 10 * admission.DROPPED):
         talk.hear("a", working(talk))
-    assert len(read) <= admission.WORDS
+    assert len(read) <= admission.MESSAGES
     ledger = talk.run.controller.ledger
-    surplus = admission.WORDS + 10 * admission.PATIENCE - len(read)
+    surplus = admission.MESSAGES + 10 * admission.DROPPED - len(read)
     assert ledger.refusals == {"surplus": surplus}
     assert ledger.refusals_by_device == {"a": {"surplus": surplus}}
     assert [line for line in caplog.messages if "a floods" in line] == [
-        f"a floods: not heard for {admission.MUTED_S:g} s"
+        f"a floods: not heard for {admission.THROTTLED_S:g} s"
     ]
     assert not talk.run.controller.engine_state.members["a"].ready, "no round is started with it"
 
     talk.hear("b", working(talk))
-    assert talk.server.dialogue.peers["b"].stage == "training", "others are heard"
+    assert talk.server.parts.sessions["b"].stage == "training", "others are heard"
 
-    talk.now = admission.MUTED_S
+    talk.now = admission.THROTTLED_S
     talk.take("a")
-    talk.server.dialogue.gate.look(talk.now, 0)
+    talk.server.parts.admission.look(talk.now, 0)
     assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
@@ -81,12 +81,12 @@ def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplo
     assert "floods" not in caplog.text
     begun.now = 1.0
     begun.hear("a", wire.Presence(True, "y"), "state")
-    assert begun.server.dialogue.peers["a"].instance == "y"
+    assert begun.server.parts.sessions["a"].instance == "y"
 
 
 def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begun):
-    talk, payload = begun, bytes(5 * admission.WORDS)
-    payload = payload[: talk.server.dialogue.peers["a"].link.inbox._max_bytes]
+    talk, payload = begun, bytes(5 * admission.MESSAGES)
+    payload = payload[: talk.server.parts.sessions["a"].link.inbox._max_bytes]
     transfer_key = TransferKey("update", talk.id, 1, 1)
     offer = Offer(
         transfer_id(transfer_key, "a", digest_of(payload)), digest_of(payload), len(payload), transfer_key
@@ -94,7 +94,7 @@ def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begu
     talk.task("a")
     talk.hear("a", offer)
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), Resume)
-    words = talk.server.dialogue.gate._words.of("a")
+    words = talk.server.parts.admission.messages.of("a")
     level = words._level
     for offset in range(len(payload) - 1):
         talk.hear("a", Chunk(offer.transfer, offset, payload[offset : offset + 1]).encode(), "update")
@@ -104,35 +104,35 @@ def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begu
         talk.hear("a", JUNK, "update")
     assert words._level == level - 20, "what is there, and what nobody asked for, costs"
 
-    for _ in range(admission.WORDS):
-        talk.server.dialogue.gate.grant("a")
+    for _ in range(admission.MESSAGES):
+        talk.server.parts.admission.messages.of("a").give()
         talk.hear("a", Ack("0" * 32, 1))
     assert words._level == level - 20, "one word for each chunk that it was sent"
 
 
 def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, monkeypatch, caplog):
     talk = begun
-    monkeypatch.setattr(admission, "STRANGERS", 100)
+    monkeypatch.setattr(admission, "MAX_UNKNOWN", 100)
     for index in range(1000):
         talk.hear(f"ghost-{index}", wire.Presence(True, "x"), "state")
-    strangers = [name for name in talk.server.dialogue.peers if name.startswith("ghost")]
+    strangers = [name for name in talk.server.parts.sessions if name.startswith("ghost")]
     assert len(strangers) <= 100
-    assert {"a", "b"} <= talk.server.dialogue.peers.keys()
+    assert {"a", "b"} <= talk.server.parts.sessions.keys()
     assert talk.run.controller.ledger.refusals["stranger"] >= 900
     assert len([line for line in caplog.messages if "never enrolled" in line]) == 1
     assert len(talk.server._queue.timers._wanted) <= 102
 
-    talk.now = admission.GRACE_S
+    talk.now = admission.MIN_SILENCE_S
     talk.hear("ghost-99", working(talk))
     talk.greet("c", num_samples=10)
     assert "c" in talk.run.controller.engine_state.members, "the longest silent made room"
-    assert "ghost-0" not in talk.server.dialogue.peers
-    assert "ghost-97" in talk.server.dialogue.peers
+    assert "ghost-0" not in talk.server.parts.sessions
+    assert "ghost-97" in talk.server.parts.sessions
     for index in range(1000, 2000):
         talk.now += 1.0
         talk.hear(f"ghost-{index}", b"not even JSON")
-    assert len(talk.server.dialogue.peers) <= 103
-    assert len(talk.server.dialogue.gate._strangers) <= 100
+    assert len(talk.server.parts.sessions) <= 103
+    assert len(talk.server.parts.admission._unknown) <= 100
     finish_round(talk, "a", "b")
     assert talk.run.controller.engine_state.turn.number == 2
 
@@ -179,6 +179,6 @@ def test_what_waits_for_the_loop_is_bounded_and_chunks_are_let_go_first():
 
 def test_dropped_messages_are_counted_and_told_once_in_a_while(begun, caplog):
     for _ in range(3):
-        begun.server.dialogue.gate.look(begun.now, dropped=7)
+        begun.server.parts.admission.look(begun.now, dropped=7)
     assert begun.run.controller.ledger.refusals["overflow"] == 21
     assert len([line for line in caplog.messages if "dropped" in line]) == 1

@@ -68,19 +68,19 @@ def test_room_that_was_promised_to_one_is_not_given_to_another(talk):
     talk.free = RESERVE_BYTES + 300
     talk.hear("a", offer(talk, "a", bytes(100)))
     assert isinstance(answers(talk, "a")[0], Resume)
-    assert talk.server.dialogue.peers.incoming_bytes == 100
+    assert talk.server.parts.sessions.incoming_bytes == 100
     talk.hear("a", offer(talk, "a", bytes(100)))
     assert isinstance(answers(talk, "a")[0], Resume), "its own room is not counted twice"
     talk.hear("a", Chunk(offer(talk, "a", bytes(100)).transfer, 0, bytes(40)).encode(), "update")
-    assert talk.server.dialogue.peers.incoming_bytes == 60
+    assert talk.server.parts.sessions.incoming_bytes == 60
     talk.hear("b", offer(talk, "b", bytes(100)))
-    assert "beside 60 on their way" in answers(talk, "b")[0].reason
+    assert "60 bytes of other payloads are on their way" in answers(talk, "b")[0].reason
 
 
 def test_what_an_earlier_process_left_makes_room_but_not_what_is_arriving(talk, monkeypatch):
     arriving = offer(talk, "a", bytes(200))
     talk.hear("a", arriving)
-    talk.server.dialogue.peers.room.left_bytes = 0
+    talk.server.parts.sessions.memory.left_bytes = 0
     talk.hear("a", Chunk(arriving.transfer, 0, bytes(100)).encode(), "update")
     left = talk.run.folder / INCOMING / "gone" / f"{'1' * 32}.part"
     left.parent.mkdir()

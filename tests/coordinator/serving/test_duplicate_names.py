@@ -142,9 +142,9 @@ def test_the_will_of_an_agent_that_lost_the_name_says_nothing_of_the_one_that_ha
     talk.greet("a", num_samples=10)
     come(talk, "b")
     talk.hear("a", wire.Presence(False, "x"), "state")
-    assert talk.server.dialogue.peers["a"].online
+    assert talk.server.parts.sessions["a"].online
     talk.hear("a", wire.Presence(False, "b"), "state")
-    assert not talk.server.dialogue.peers["a"].online
+    assert not talk.server.parts.sessions["a"].online
 
 
 def test_status_names_the_device_until_only_one_is_left(talk):
@@ -155,8 +155,7 @@ def test_status_names_the_device_until_only_one_is_left(talk):
     (line,) = queries.status(talk.run.folder).troubles
     assert line.startswith(words)
     assert words in CliRunner().invoke(app, ["status", str(talk.run.folder), "--json"]).stdout
-    talk.server.dialogue.timer = lambda: 1e6
-    talk.server.dialogue.look()
+    talk.server.parts.look(1e6)
     assert queries.status(talk.run.folder).troubles == ()
 
 

@@ -33,7 +33,7 @@ class Waiting(Coordinating):
             lambda statement: done.append(statement) if statement == "COMMIT" else None
         )
         self.server._transport.publish = lambda topic, _, **__: done.append(topic.split("/")[-2])
-        with self.server.dialogue.burst.committed(self.run.store):
+        with self.server.parts.batch.committed(self.run.store):
             self.server._handle_all(self.server._queue.take(0.0))
         return done
 
@@ -43,7 +43,7 @@ class Waiting(Coordinating):
             self.hear(device, wire.Presence(True, "x"), "state")
         self.serve()
         for device in devices:
-            offer = self.server.dialogue.peers[device].link.outbox._queue[0].offer
+            offer = self.server.parts.sessions[device].link.outbox._queue[0].offer
             self.hear(device, Ack(offer.transfer, offer.num_bytes))
         self.serve()
         for device in devices:
@@ -63,7 +63,7 @@ def test_events_that_wait_together_are_one_transaction_and_told_of_after_it(talk
     offers_and_tasks = [name for device in devices for name in (device, device)]
     assert talk.serve() == ["COMMIT", *offers_and_tasks]
     assert talk.run.controller.engine_state.participants == tuple(devices)
-    assert all(len(peer.link.outbox) == 1 for peer in talk.server.dialogue.peers.values()), "its task"
+    assert all(len(peer.link.outbox) == 1 for peer in talk.server.parts.sessions.values()), "its task"
 
 
 def test_nothing_is_said_of_what_could_not_be_committed(talk, monkeypatch):
@@ -78,7 +78,7 @@ def test_nothing_is_said_of_what_could_not_be_committed(talk, monkeypatch):
 
     monkeypatch.setattr(talk.run.store, "put", full)
     talk.server._transport.publish = None
-    with pytest.raises(StoreError), talk.server.dialogue.burst.committed(talk.run.store):
+    with pytest.raises(StoreError), talk.server.parts.batch.committed(talk.run.store):
         talk.server._handle_all(talk.server._queue.take(0.0))
     assert talk.run.store.rows("member") == [], "the steps before it are taken back, too"
 
@@ -100,7 +100,7 @@ def test_what_a_message_touches_does_not_grow_with_the_fleet(tmp_path, monkeypat
         for index in range(size):
             talk.greet(f"d{index:03}")
         seen = []
-        kind = type(talk.server.dialogue.peers["d001"].link.outbox)
+        kind = type(talk.server.parts.sessions["d001"].link.outbox)
         for name in ("tick", "drop", "handle", "post"):
             monkeypatch.setattr(kind, name, counting(getattr(kind, name), seen))
         talk.task("d001")
@@ -192,7 +192,7 @@ def test_small_payloads_leave_no_file_and_larger_ones_do(tmp_path):
 
 def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
     talk = Coordinating.of(tmp_path, run_settings(start_with=1))
-    talk.server.dialogue.peers.room.left_bytes = 0
+    talk.server.parts.sessions.memory.left_bytes = 0
     talk.greet("a")
     transfer_key = TransferKey("update", talk.id, 1, 1)
     payload = b"no reply at all" * 10
@@ -201,7 +201,7 @@ def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), wire.Resume)
     refused = talk.send("a", transfer_key, payload)
     assert not isinstance(refused, Ack)
-    assert talk.server.dialogue.peers["a"].link.inbox.progress is None
+    assert talk.server.parts.sessions["a"].link.inbox.progress is None
     talk.run.store.close()
 
 

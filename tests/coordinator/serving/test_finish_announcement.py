@@ -7,8 +7,8 @@ from tests.helpers.talk import FLEET, AgentTalk, Coordinating, run_settings
 
 from fleetune.coordinator.queries import queries
 from fleetune.coordinator.serving.bundle_server import BundleMade
-from fleetune.coordinator.serving.dialogue import NO_TRAINER_S
 from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
+from fleetune.coordinator.serving.requested_files import NO_TRAINER_S
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import Connected, Received
@@ -97,10 +97,10 @@ def talk(tmp_path):
 def test_devices_that_are_connected_without_taking_part_are_told_too(talk):
     talk.greet("a", num_samples=10)
     talk.hear("late", wire.Presence(True, "y"), "state")
-    assert talk.server.dialogue.present == {"a", "late"}
+    assert talk.server.parts.joining.present == {"a", "late"}
     talk.hear("a", wire.Presence(False, "x"), "state")
-    assert talk.server.dialogue.present == {"late"}
-    assert talk.server.dialogue.absent == {"a"}
+    assert talk.server.parts.joining.present == {"late"}
+    assert talk.server.parts.joining.absent == {"a"}
 
 
 @pytest.mark.parametrize("run", ["earlier", "this"])
@@ -136,12 +136,11 @@ def declined(talk, *devices):
 
 
 def look(talk, at):
-    talk.server.dialogue.timer = lambda: at
-    talk.server.dialogue.look()
+    talk.server.parts.look(at)
 
 
 def test_a_run_that_no_device_can_train_ends_after_a_while(talk, caplog):
-    talk.server.dialogue.handle(LACKING)
+    talk.server.parts.messages.handle(LACKING)
     declined(talk, "a", "b")
     look(talk, 1.0)
     look(talk, NO_TRAINER_S)
@@ -155,7 +154,7 @@ def test_a_run_that_no_device_can_train_ends_after_a_while(talk, caplog):
 
 @pytest.mark.parametrize("other", ["trains", "joins"])
 def test_a_run_that_one_device_can_train_goes_on_without_a_bundle(talk, other):
-    talk.server.dialogue.handle(LACKING)
+    talk.server.parts.messages.handle(LACKING)
     declined(talk, "a")
     look(talk, 1.0)
     if other == "trains":

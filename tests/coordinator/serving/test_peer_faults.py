@@ -150,7 +150,9 @@ def test_the_step_that_failed_can_be_taken_again(begun, tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
     broken.armed = False
-    talk.server.dialogue.follow(controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0))
+    talk.server.parts.exchange.carry_out(
+        controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
+    )
     assert finished(talk, sessions) == calm
 
 

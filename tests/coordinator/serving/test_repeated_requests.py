@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.run.stored_run import BUNDLE
-from fleetune.coordinator.serving.dialogue import MAX_REQUESTS
+from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
 from fleetune.protocols.update.base import Base

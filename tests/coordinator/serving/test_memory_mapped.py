@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from fleetune.coordinator.serving.send_queue import SMALL_BYTES, memory_mapped
+from fleetune.coordinator.serving.task_exchange import SMALL_BYTES, memory_mapped
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.messages import Offer, TransferKey
 from fleetune.protocols.wire.outbox import Outbox

@@ -1,0 +1,50 @@
+"""edge-coordinator: the program on the edge server. Each group of commands has a file."""
+
+import logging
+from typing import Annotated
+
+import typer
+
+from fleetune.coordinator.cli import broker_commands, control_commands, model_commands, report_commands
+from fleetune.coordinator.cli.serve_command import serve
+from fleetune.protocols.command_group import Commands
+from fleetune.protocols.version import show_version
+
+app = typer.Typer(
+    cls=Commands,
+    help="Run a fleet's training at the edge: plan rounds, exchange sparse updates over MQTT, aggregate.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback()
+def main(
+    verbose: Annotated[bool, typer.Option(help="log every message's fate")] = False,
+    version: Annotated[  # noqa: ARG001 - acted upon by its callback
+        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
+    level = logging.DEBUG if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+
+
+# The order is that of the list of commands in `--help`.
+for command in (
+    serve,
+    control_commands.pause,
+    control_commands.resume,
+    control_commands.stop,
+    control_commands.start,
+    control_commands.service,
+    report_commands.report,
+    report_commands.devices,
+    report_commands.explain,
+    report_commands.status,
+    broker_commands.invite,
+    broker_commands.broker_config,
+    model_commands.weights,
+    model_commands.export,
+):
+    app.command()(command)

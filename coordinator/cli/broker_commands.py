@@ -1,0 +1,55 @@
+"""edge-coordinator invite and broker-config: how devices reach the broker of a fleet."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetune.coordinator.cli.options import RunFolder
+from fleetune.protocols.one_line import one_line_errors
+
+
+def invite(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Print the command by which a device joins a run's fleet, with the fleet's password if it has one."""
+    import msgspec
+
+    from fleetune.coordinator.broker.invitation import invitation_of
+
+    with one_line_errors("edge-coordinator"):
+        found, password = invitation_of(folder)
+        if as_json:
+            command = found.command(password)
+            said = {"fleet": found.fleet, "broker": found.url(password), "command": command}
+            print(msgspec.json.encode(said).decode())
+        else:
+            print(found.command(password))
+
+
+def broker_config(
+    fleet: Annotated[list[str], typer.Option(help="name of a fleet; may repeat")],
+    out: Annotated[Path | None, typer.Option(help="folder to write both files to; else printed")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="of the listener; else 8883 with TLS, 1883 without")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(help="PEM file of the broker's certificate (TLS)")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of its key (TLS)")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the authority of devices' certificates, in place of passwords"),
+    ] = None,
+) -> None:
+    """Write settings and access rules for a mosquitto of your own: one user for each device."""
+    from fleetune.coordinator.broker.own_broker import CONFIGURATION, DEBIAN, RULES, OwnBroker
+
+    with one_line_errors("edge-coordinator"):
+        own = OwnBroker(fleet, port, cert, key, ca)
+        if out is not None:
+            own.write(out)
+            print(f"written: {out / CONFIGURATION}, {out / RULES}\n{own.next_steps(out)}")
+            return
+        print(f"### {DEBIAN / 'conf.d' / CONFIGURATION}\n{own.configuration(DEBIAN)}")
+        print(f"### {DEBIAN / RULES}\n{own.rules()}")
+        print("\n".join(f"# {line}" for line in own.next_steps(DEBIAN).splitlines()))

@@ -1,0 +1,80 @@
+"""edge-coordinator report, devices, explain and status: what a run did and does."""
+
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from fleetune.coordinator.cli.options import RunFolder
+from fleetune.protocols.one_line import one_line_errors
+
+
+def report(folder: RunFolder) -> None:
+    """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
+    from fleetune.coordinator.run.stored_run import look_at
+    from fleetune.coordinator.serving.console_output import report_run
+    from fleetune.coordinator.store.folder_lock import is_claimed
+
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
+        report_run(run, live=is_claimed(folder))
+
+
+def devices(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
+    import msgspec
+
+    from fleetune.coordinator.queries import queries
+    from fleetune.coordinator.serving.console_output import print_devices
+
+    with one_line_errors("edge-coordinator"):
+        found = queries.devices(folder)
+        if as_json:
+            print(msgspec.json.encode(found).decode())
+        else:
+            print_devices(found)
+
+
+def explain(folder: RunFolder) -> None:
+    """Show a run's ratios with their costs, and why devices work at them."""
+    from rich.console import Console
+
+    from fleetune.coordinator.reports.proposals.explanation import explanation
+    from fleetune.coordinator.run.stored_run import look_at
+
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
+        controller = run.controller
+        Console().print(explanation(run.settings, controller.engine_state, controller.records()))
+
+
+def status(
+    folder: RunFolder,
+    follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="of a run, for scripts")] = False,
+) -> None:
+    """Show how a run stands, also while it is going on: round, who replied, who is missing and why.
+
+    Of the folder of a service, how all its runs stand.
+    """
+    import msgspec
+
+    from fleetune.coordinator.queries import queries
+    from fleetune.coordinator.reports import status as run_status
+    from fleetune.coordinator.service.service import is_service
+
+    with one_line_errors("edge-coordinator"):
+        if as_json:
+            print(msgspec.json.encode(queries.status(folder)).decode())
+            return
+        if is_service(folder) and not follow:
+            from fleetune.coordinator.service.status_table import print_service_status
+
+            print_service_status(folder)
+            return
+        if not follow:
+            run_status.show_status(folder)
+            return
+        with suppress(KeyboardInterrupt):
+            run_status.follow(folder)

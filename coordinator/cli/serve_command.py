@@ -1,0 +1,124 @@
+"""edge-coordinator serve."""
+
+import os
+import signal
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fleetune.coordinator.cli.options import (
+    BrokerAuthority,
+    BrokerBind,
+    BrokerCertificate,
+    BrokerKey,
+    BrokerUrl,
+    Changes,
+    RunFile,
+    RunsFolder,
+    sources,
+)
+from fleetune.protocols.one_line import one_line_errors
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.wire import topics
+
+
+def serve(
+    context: typer.Context,
+    run_file: RunFile,
+    runs: RunsFolder = Path("runs"),
+    broker: BrokerUrl = None,
+    bind: BrokerBind = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="of the embedded broker; 0 takes a free one")
+    ] = 1883,
+    ca: BrokerAuthority = None,
+    cert: BrokerCertificate = None,
+    key: BrokerKey = None,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet; the run's name if not given")] = None,
+    fresh: Annotated[bool, typer.Option(help="replace what an earlier run of this name left")] = False,
+    tracker: Annotated[
+        list[str], typer.Option(help="tensorboard, mlflow or module:function follows; may repeat")
+    ] = [],  # noqa: B006 - typer's way of saying it
+    changes: Changes = [],  # noqa: B006
+) -> None:
+    """Run a fleet: wait for its devices, train RUN_FILE's rounds with them, report.
+
+    Stopped at any moment, the same command goes on where it was.
+    """
+    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
+    from fleetune.coordinator.commands.commands import withdraw_stop
+    from fleetune.coordinator.serving.control_watch import SUPERVISED
+    from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
+    from fleetune.coordinator.store.folder_lock import check_unclaimed
+    from fleetune.coordinator.trackers.follow import Following
+    from fleetune.coordinator.trackers.tracker import makers_of
+
+    with one_line_errors("edge-coordinator"):
+        origin = origin_of(sources(context), supervised=SUPERVISED in os.environ)
+        settings = read_run(run_file, changes)
+        fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
+        folder = runs / settings.run.name
+        check_unclaimed(folder)
+        makers = makers_of(tracker)
+        given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
+        with closing(ConflictDetector(fleet, settings.run.name)) as detector:
+            if given is not None:
+                detector.ask(partial(_detector_transport, given, detector))
+            from fleetune.coordinator.run.child_process import find_model_in_child
+            from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
+
+            detector.wait()
+            run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
+            if SUPERVISED not in os.environ:  # a service has looked at the control file itself
+                withdraw_stop(folder)
+            with (
+                closing(run.store),
+                broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
+                closing(detector),  # before its broker
+            ):
+                if given is None:
+                    detector.take(partial(_detector_transport, where, detector))
+                with Following(makers, folder, folder.name) as following:
+                    _serve(run, where, fleet, detector, following)
+
+
+def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
+    from fleetune.protocols.wire.transport.mqtt import MqttTransport
+
+    subscriptions = [topics.coordinators(detector.fleet)]
+    return MqttTransport(broker, detector.client_id, subscriptions=subscriptions, events=events)
+
+
+def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> None:
+    from rich.console import Console
+
+    from fleetune.coordinator.run.run_clock import RunClock
+    from fleetune.coordinator.serving.console_output import finish, print_start
+    from fleetune.coordinator.serving.event_queue import Stop
+    from fleetune.coordinator.serving.run_observers import observers_of
+    from fleetune.coordinator.serving.server import Server
+    from fleetune.protocols.wire.transport import EventSink
+    from fleetune.protocols.wire.transport.mqtt import MqttTransport
+
+    def make_transport(events: EventSink) -> MqttTransport:
+        subscriptions = topics.coordinator_subscriptions(fleet)
+        return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
+
+    console = Console()
+    observers, clock = observers_of(run, console, following), RunClock.of(run.store)
+    server = Server(
+        run, fleet, make_transport, observers=observers, clock=clock, ahead_s=lambda: clock.ahead_s
+    )
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: server.events.put(Stop()))
+    print_start(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
+    detector.on_rival(lambda: server.events.put(Stop()))
+    reason = server.serve()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.default_int_handler)  # nobody reads the server's events any more
+    finish(run, reason, console, following)
+    if reason is None:
+        detector.check()

@@ -1,0 +1,148 @@
+"""Messages from devices: each is admitted, read, and handed to the part that handles it."""
+
+import logging
+import time
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.admission import Admission
+from fleetune.coordinator.serving.bundle_server import BundleMade
+from fleetune.coordinator.serving.device_sessions import DeviceSession
+from fleetune.coordinator.serving.joining import Joining
+from fleetune.coordinator.serving.message_checks import check_decline, open_session
+from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.requested_files import RequestedFiles
+from fleetune.coordinator.serving.task_exchange import TaskExchange
+from fleetune.coordinator.store.broker_outage import Outage, write_outage
+from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.compact_message import is_compact
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume
+from fleetune.protocols.wire.transport import Connected, Disconnected, Received
+
+log = logging.getLogger(__name__)
+
+
+class DeviceMessages:
+    """Handles what comes from the broker, and notes when the broker is out of reach.
+
+    Args:
+        run: the run.
+        admission: decides which messages are read.
+        exchange: tasks and replies, with the sessions of all devices.
+        joining: devices that come and go.
+        files: bundle and backbone.
+        rejected: counts and logs what is rejected.
+
+    Attributes:
+        outage: the outage of the broker; None while it is reached.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        admission: Admission,
+        exchange: TaskExchange,
+        joining: Joining,
+        files: RequestedFiles,
+        rejected: RejectedMessages,
+    ) -> None:
+        self.outage: Outage | None = None
+        self._run = run
+        self._sessions = exchange.sessions
+        self._admission = admission
+        self._exchange = exchange
+        self._joining = joining
+        self._files = files
+        self._rejected = rejected
+
+    def handle(self, event: Any) -> None:
+        """Handle an event of the transport, or a bundle that was made. Raises StoreError."""
+        try:
+            match event:
+                case Connected():
+                    self._note_outage(None)
+                    for session in self._sessions.values():
+                        self._exchange.advance(session, session.link.reconnected(self._exchange.timer()))
+                case Disconnected(reason):
+                    self._note_outage(reason)
+                case Received(topic, data) if (ping := wire.read_ping(data)) is not None:
+                    self._answer_ping(topics.parse(topic, with_role=True), data, ping)
+                case Received(topic, data):
+                    self._receive(topics.parse(topic), data)
+                case BundleMade():
+                    self._files.note_made(event)
+        except PacketError as problem:
+            self._rejected.note(problem)
+
+    def _answer_ping(self, address: topics.Address, data: bytes, ping: wire.Ping) -> None:
+        """Answer on each channel of the device, which tests its rights to read and write."""
+        if self._admission.admits(address, data):
+            channels = (*topics.TO_DEVICE, topics.PROBE)
+            self._exchange.transfers.publish_on(address.device, channels, wire.Pong(ping.nonce))
+
+    def _note_outage(self, reason: str | None) -> None:
+        """Note why the broker is out of reach, or (None) that it is reached."""
+        if reason is None and self.outage is None:
+            return
+        if reason is not None:
+            log.warning("not connected: %s", reason)
+        since = time.time() if self.outage is None else self.outage.since
+        self.outage = None if reason is None else Outage(since, reason)
+        write_outage(self._run.store, self.outage)
+
+    def _receive(self, address: topics.Address, data: bytes) -> None:
+        try:
+            if self._admission.admits(address, data):
+                self._read(address.device, address.channel, data)
+        except PacketError as problem:
+            self._rejected.note(problem, address.device)
+        except (StoreError, TransportError):
+            raise
+        except Exception as fault:  # noqa: BLE001 - one device must not stop the others, whatever it sends
+            self._rejected.blame(address.device, fault)
+
+    def _read(self, device: str, channel: str, data: bytes) -> None:
+        if channel == "state" and not data:
+            return  # a retained presence was cleared
+        session = self._sessions.get(device)
+        if channel != "state" and session is not None and session.is_duplicate:
+            self._run.controller.count_refused("second-device", device=device)
+            return
+        if channel == "update":
+            self._take_chunk(session, data)
+            return
+        message = wire.read_from_device(data)
+        if isinstance(message, wire.Presence) != (channel == "state"):
+            raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
+        session = session or open_session(self._run, device, self._sessions)
+        session.link.compact = is_compact(data)  # the answer has the form of the message
+        self._dispatch(session, message)
+
+    def _take_chunk(self, session: DeviceSession | None, data: bytes) -> None:
+        if session is None:
+            raise PacketForeign("a chunk before any offer")
+        self._exchange.advance(session, session.link.take_chunk(data, self._exchange.timer()))
+
+    def _dispatch(self, session: DeviceSession, message: wire.FromDevice) -> None:
+        ours = self._run.enrolment.run
+        match message:
+            case wire.Presence():
+                self._joining.note_presence(session, message)
+            case Offer() | Resume() | Ack() | Refuse():
+                self._exchange.advance(session, session.link.handle(message, self._exchange.timer()))
+            case wire.Fetch(run, what) if run == ours:
+                self._files.send(session, what)
+            case wire.Ready():
+                self._joining.note_ready(session, message)
+            case wire.Left(run):
+                self._joining.note_left(session, run)
+            case wire.Working() | wire.Measured() if message.run == ours:
+                self._exchange.note_work(session, message)
+            case wire.Decline(run, number, attempt, reason, diverged) if run == ours:
+                check_decline(number, session, self._run)
+                self._exchange.note_declined(
+                    session, RoundAttempt(number, attempt), reason, diverged=diverged
+                )

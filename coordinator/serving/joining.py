@@ -1,0 +1,159 @@
+"""Devices that join, come back or leave, and agents that share one device name."""
+
+import logging
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
+from fleetune.coordinator.serving.duplicate_names import DuplicateNames
+from fleetune.coordinator.serving.message_checks import check_ready
+from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS, RepeatedRequests
+from fleetune.coordinator.serving.task_exchange import TaskExchange
+from fleetune.coordinator.store.troubles import note_trouble
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.peer_link import Packet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Joining:
+    """Enrols devices that connect, and reports those that are ready or gone.
+
+    Attributes:
+        run: the run.
+        sessions: the sessions of all devices.
+        exchange: reports events to the run controller and sends payloads.
+        rejected: logs within limits.
+        requests: limits how often a device may ask for the same.
+    """
+
+    run: Run
+    sessions: DeviceSessions
+    exchange: TaskExchange
+    rejected: RejectedMessages
+    requests: RepeatedRequests
+    _names: DuplicateNames = field(default_factory=DuplicateNames)
+    _shared: set[str] = field(default_factory=set)  # names that several devices use
+
+    @property
+    def present(self) -> set[str]:
+        """Devices that may be connected: online ones, and members that this process has not heard yet."""
+        unheard = {device for device in self.run.controller.members if device not in self.sessions}
+        return unheard | {device for device, session in self.sessions.items() if session.online}
+
+    @property
+    def absent(self) -> set[str]:
+        """Members of the run that are not connected."""
+        return set(self.run.controller.members) - self.present
+
+    def note_presence(self, session: DeviceSession, presence: wire.Presence) -> None:
+        """Enrol a device that connected, or report one that is gone."""
+        online, instance = presence.online, presence.instance
+        session.agent = wire.readable(presence.agent)
+        if not online and instance != session.instance:
+            return  # the broker reports an agent that had lost the name before
+        wait_s = self._names.connected(session.device, instance, self.exchange.timer()) if online else 0.0
+        if online:
+            session.is_duplicate = wait_s > 0
+            self._note_shared(session.device)
+        if wait_s > 0:
+            taken = Packet("down", wire.NameTaken(instance, wait_s))
+            self.exchange.transfers.publish(session, taken)
+            return
+        lost = session.online and (not online or instance != session.instance)
+        session.online, session.instance, session.stage = online, instance, ""
+        if lost:
+            self._drop(session)
+        if online:
+            session.requests.clear()
+            self.exchange.advance(session, session.link.reconnected(self.exchange.timer()))
+            self._enrol(session)
+
+    def note_ready(self, session: DeviceSession, ready: wire.Ready) -> None:
+        """Check a device's report, and report the device as ready.
+
+        Raises:
+            PacketError: the report is not plausible, see `check_ready`.
+        """
+        if ready.run != self.run.enrolment.run:
+            return  # it belongs to an earlier run; the device gets our enrolment anyway
+        check_ready(ready, session, self.run)
+        self._limit_requests(session)
+        base = None if ready.base is UNSET else ready.base
+        self.exchange.report(DeviceReady(ready.report, base, session.agent))
+
+    def note_left(self, session: DeviceSession, run: str) -> None:
+        """Enrol a device again that left this run because somebody announced its end.
+
+        The announcement came from an earlier coordinator or from a stranger. The broker may still keep it
+        for the device, so it is removed first.
+        """
+        self.exchange.transfers.clear_retained(session.device)
+        if run != self.run.enrolment.run or self.requests.is_too_many(
+            session, "to be told that the run goes on"
+        ):
+            return
+        line = f"{session.device} has left a run that goes on"
+        self.rejected.say(logging.WARNING, session.device, line)
+        self._drop(session)
+        self._enrol(session)
+
+    def note_throttled(self, device: str, throttled: bool) -> None:
+        """Drop a device that is throttled from now on, or enrol it again."""
+        session = self.sessions.get(device)
+        if session is not None and throttled:
+            self._drop(session)
+        elif session is not None and session.online:
+            self._enrol(session)
+
+    def forget(self, device: str) -> None:
+        """Forget a device that never became a member of the run."""
+        self.exchange.transfers.forget(device)
+        self._names.forget(device)
+
+    def look(self, now: float) -> None:
+        """Note names that only one device uses any more."""
+        for device in self._names.look(now):
+            self._note_shared(device)
+
+    def _note_shared(self, device: str) -> None:
+        """Log and store a change: several devices use one name, or only one still does."""
+        line = (
+            f"two devices use the name {device}: the first one keeps it, the other is told to wait; start one"
+            " of them with another --device"
+        )
+        shared = self._names.shared(device)
+        if shared == (device in self._shared):
+            return
+        (self._shared.add if shared else self._shared.discard)(device)
+        log.warning("%s", line if shared else f"only one device uses the name {device} now")
+        note_trouble(self.run.store, f"name {device}", line if shared else None)
+
+    def _drop(self, session: DeviceSession) -> None:
+        session.enrolled = False
+        self.exchange.advance(session, session.link.drop(lambda _: True, self.exchange.timer()))
+        self.exchange.report(DeviceGone(session.device))
+
+    def _enrol(self, session: DeviceSession) -> None:
+        key = TransferKey("enrolment", self.run.enrolment.run)
+        ratio = self.run.settings.fleet.dealt(session.device)
+        items = session.link.post(key, self.run.payload, self.exchange.timer(), ratio=ratio)
+        self.exchange.advance(session, items)
+
+    def _limit_requests(self, session: DeviceSession) -> None:
+        """Leave a device out of the round that reports ready again and again although it has its task.
+
+        A device may report ready before its reply, with new values or because it cannot read the task.
+        """
+        attempt = self.run.controller.awaited_turn(session.device)
+        if attempt is None or attempt != session.task_attempt or session.download_s is None:
+            return
+        if self.requests.is_too_many(session, "for its task", attempt):
+            reason = f"it asked for its task {MAX_REQUESTS} times"
+            self.exchange.report(Declined(session.device, *attempt, reason))

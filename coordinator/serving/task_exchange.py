@@ -1,0 +1,219 @@
+"""Tasks to devices and replies from them: the bridge between device sessions and the run controller."""
+
+import logging
+import mmap
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.rounds.engine_state import RoundAttempt
+from fleetune.coordinator.rounds.events import Declined
+from fleetune.coordinator.run.observers import Observers
+from fleetune.coordinator.run.round_execution import Outcome
+from fleetune.coordinator.run.run_events import Happening, ReplyDropped, RoundClosed, RunFinished
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
+from fleetune.coordinator.serving.event_batch import EventBatch
+from fleetune.coordinator.serving.received_replies import receive_reply
+from fleetune.coordinator.serving.rejected_messages import RejectedMessages
+from fleetune.coordinator.serving.transfers import Transfers
+from fleetune.coordinator.tasks.assignment import OutgoingTask
+from fleetune.protocols.errors import PacketNotFinite, StoreError
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import Refuse, Resume, TransferKey
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item
+
+log = logging.getLogger(__name__)
+
+SMALL_BYTES = 65_536
+_HARMLESS = {"late", "stale", "duplicate"}  # rejections of offers that a correct agent may make
+
+
+@dataclass
+class TaskExchange:
+    """Reports to the run controller what devices send, and carries out what it decides.
+
+    Attributes:
+        run: the run.
+        sessions: the sessions of all devices.
+        transfers: publishes packets.
+        rejected: counts and logs what is rejected.
+        observers: are told what happened, once it is durable.
+        batch: delays what observers are told until the commit.
+        clock: the run's clock, in seconds.
+        timer: a monotonic clock for transfers, in seconds.
+        finished: the reason why the run is over; None while it goes on.
+    """
+
+    run: Run
+    sessions: DeviceSessions
+    transfers: Transfers
+    rejected: RejectedMessages
+    observers: Observers
+    batch: EventBatch
+    clock: Callable[[], float]
+    timer: Callable[[], float]
+    finished: str | None = None
+    _resumed: RoundAttempt | None = None  # the attempt whose tasks an earlier process may have sent
+
+    def resume(self) -> None:
+        """Continue the run where an earlier process stopped. A new run has nothing to continue."""
+        controller = self.run.controller
+        self._resumed = controller.turn if self.run.resumed else None
+        self.carry_out(controller.resume(self.clock()))
+        # The earlier process may have finished the run without being able to announce it.
+        self.finished = controller.finished
+
+    def report(self, event: Any) -> None:
+        """Report an event to the run controller, and carry out what it decides."""
+        self.carry_out(self.run.controller.handle(event, self.clock()))
+
+    def carry_out(self, outcomes: Iterable[Outcome]) -> None:
+        """Send the tasks among the outcomes, and tell observers of the rest."""
+        unsent = []
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask():
+                    try:
+                        self._send_task(outcome)
+                    except PacketNotFinite as problem:
+                        unsent.append(outcome.declined(problem))
+                case _:
+                    self._note_happening(outcome)
+        for declined in unsent:
+            log.warning("%s", declined.reason)
+            self.report(declined)
+
+    def advance(self, session: DeviceSession, items: Iterable[Item]) -> None:
+        """Publish the packets of a link, and handle the transfers that arrived, ended or were answered."""
+        for event in self.transfers.carry(session, items):
+            match event:
+                case Arrived():
+                    self._receive(session, event)
+                case Sent():
+                    self._note_sent(session, event)
+                case Answered():
+                    self._note_answered(session, event)
+
+    def wake(self, devices: Iterable[str]) -> None:
+        """Repeat what these devices have not answered in time."""
+        for session in map(self.sessions.__getitem__, devices):
+            self.advance(session, session.link.tick(self.timer()))
+
+    def note_work(self, session: DeviceSession, message: wire.Working | wire.Measured) -> None:
+        """Note a device's progress, or the cost that it measured."""
+        if isinstance(message, wire.Working):
+            session.stage, session.progress = message.stage, min(max(message.progress, 0.0), 1.0)
+            self.transfers.update(session)
+            return
+        attempt = RoundAttempt(message.round, message.attempt)
+        if self.run.controller.awaited_turn(session.device) == attempt:
+            session.measured = message
+        else:  # the round closed without this device, but its cost still informs later plans
+            self.run.controller.note_measured(session.device, attempt, message.actual)
+
+    def note_declined(
+        self, session: DeviceSession, attempt: RoundAttempt, reason: str, *, diverged: bool = False
+    ) -> None:
+        """Log and report that a device declines a round, or the run (round 0)."""
+        reason, what = wire.readable(reason), f"round {attempt.number}" if attempt.number else "the run"
+        self.rejected.say(logging.WARNING, session.device, f"{session.device} declines {what}: {reason}")
+        self.report(Declined(session.device, *attempt, reason, diverged))
+
+    def _note_happening(self, event: Happening) -> None:
+        if isinstance(event, RoundClosed):
+            self._cancel_old_transfers()
+        elif isinstance(event, RunFinished):
+            self.finished = event.reason
+        self.batch.after_commit(partial(self.observers.tell, event))
+
+    def _send_task(self, task: OutgoingTask) -> None:
+        session, attempt = self.sessions[task.device], RoundAttempt.of(task.transfer_key)
+        session.reset_measurements()
+        self._cancel_tasks(session, lambda key: RoundAttempt.of(key) != attempt)
+        payload = memory_mapped(task.make(), self.run.folder)
+        # The device may hold this task already. Then only its offer is sent, and the device says so.
+        perhaps_there = attempt in (session.task_attempt, self._resumed)
+        session.task_attempt = attempt
+        items = session.link.post(task.transfer_key, payload, self.timer(), perhaps_there=perhaps_there)
+        self.advance(session, items)
+
+    def _cancel_old_transfers(self) -> None:
+        """Cancel all transfers of earlier rounds, whose replies would be stale."""
+        controller = self.run.controller
+        for session in self.sessions.busy():
+            awaited = controller.awaited_turn(session.device)
+            if awaited is None or awaited == controller.turn:
+                session.stage = ""
+            self._cancel_tasks(session, lambda key, awaited=awaited: RoundAttempt.of(key) != awaited)  # type: ignore[misc]
+            self.advance(session, session.link.refuse_unwanted())
+
+    def _cancel_tasks(self, session: DeviceSession, unwanted: Callable[[TransferKey], bool]) -> None:
+        items = session.link.drop(lambda key: key.kind == "task" and unwanted(key), self.timer())
+        self.advance(session, items)
+
+    def _receive(self, session: DeviceSession, arrived: Arrived) -> None:
+        """Store a reply and report it, then acknowledge or refuse it."""
+        refusal, outcomes = receive_reply(
+            session, arrived, self.run.controller, self.rejected, timer=self.timer, clock=self.clock
+        )
+        session.offered_at = None
+        link = session.link
+        answer = link.accept(arrived) if refusal is None else link.refuse(arrived, refusal)
+        self.transfers.publish(session, answer)
+        self.carry_out(outcomes)
+
+    def _note_sent(self, session: DeviceSession, sent: Sent) -> None:
+        key = sent.transfer_key
+        if sent.refused is not None:
+            log.warning("%s does not take its %s", session.device, key.kind)
+            self.note_declined(session, RoundAttempt.of(key), sent.refused)
+            return
+        session.enrolled = session.enrolled or key.kind == "enrolment"
+        if key.kind == "task":
+            session.download_s = sent.seconds
+        # An enrolment, bundle or backbone that the device held already cost nothing, so it is not counted.
+        if key.kind == "task" or sent.sent_bytes:
+            self.run.controller.note_delivered(session.device, key, sent.num_bytes)
+
+    def _note_answered(self, session: DeviceSession, answered: Answered) -> None:
+        match answered.receipt:
+            case Resume():
+                session.offered_at = session.offered_at or self.timer()
+            case Refuse(_, reason):
+                self._note_refused_offer(session, answered.offer.transfer_key, reason)
+
+    def _note_refused_offer(self, session: DeviceSession, key: TransferKey, reason: str) -> None:
+        outcomes = self.run.controller.note_refused_offer(session.device, key, reason, self.clock())
+        harmless = any(isinstance(one, ReplyDropped) and one.rejection in _HARMLESS for one in outcomes)
+        level = logging.INFO if harmless else logging.WARNING
+        self.rejected.say(level, session.device, f"{session.device}: offer refused: {reason}")
+        self.carry_out(outcomes)
+
+
+def memory_mapped(payload: bytes, folder: Path) -> bytes | mmap.mmap:
+    """The same bytes as pages of an unnamed file, to save memory while many models wait to be sent.
+
+    The kernel may drop the pages of a payload that waits in a send queue, and read them again from disk.
+
+    Args:
+        payload: returned unchanged if it is shorter than `SMALL_BYTES`.
+        folder: a folder on a disk with enough space.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    if len(payload) < SMALL_BYTES:
+        return payload
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(payload)
+            file.flush()
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as problem:
+        raise StoreError(f"cannot write to {folder}: {problem.strerror}; free some space") from None

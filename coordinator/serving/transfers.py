@@ -1,0 +1,86 @@
+"""Packets for devices, and what their transfers lead to."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
+from fleetune.coordinator.serving.event_batch import EventBatch
+from fleetune.coordinator.serving.event_queue import Timers
+from fleetune.coordinator.serving.rate_limiter import TokenBuckets
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import Message, encode
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item, Packet
+from fleetune.protocols.wire.transport import Transport
+
+TransferEvent = Arrived | Sent | Answered
+
+
+class Transfers:
+    """Publishes the packets of all device sessions, and keeps their timers.
+
+    Args:
+        transport: the connection to the broker.
+        fleet: name of the fleet, which is part of every topic.
+        batch: delays each packet until the steps that caused it are committed.
+        timers: the time at which each session wants to be woken.
+        sessions: the sessions of all devices.
+        messages: the message budget of each device; a chunk that we send adds one message to it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        fleet: str,
+        batch: EventBatch,
+        timers: Timers,
+        sessions: DeviceSessions,
+        messages: TokenBuckets,
+    ) -> None:
+        self._transport = transport
+        self._fleet = fleet
+        self._batch = batch
+        self._timers = timers
+        self._sessions = sessions
+        self._messages = messages
+
+    def carry(self, session: DeviceSession, items: Iterable[Item]) -> Iterator[TransferEvent]:
+        """Publish the packets among a link's items, and yield the events between them.
+
+        It is a generator so that an event is handled before the packets that follow it are published.
+        """
+        for item in items:
+            if isinstance(item, Packet):
+                self.publish(session, item)
+            elif isinstance(item, TransferEvent):
+                yield item
+        self.update(session)
+
+    def publish(self, session: DeviceSession, packet: Packet) -> None:
+        """Publish a packet once the steps of the open batch are committed."""
+        topic = topics.topic(self._fleet, session.device, packet.channel)
+        if packet.is_chunk:
+            self._messages.of(session.device).give()  # the device acknowledges every chunk
+        # Chunks wait for the commit too, because some follow their offer. They are encoded only then.
+        self._batch.after_commit(lambda: self._transport.publish(topic, packet.data))
+
+    def publish_on(self, device: str, channels: Iterable[topics.Channel], message: Message) -> None:
+        """Publish one message on several channels of a device, after the open batch is committed."""
+        for channel in channels:
+            topic = topics.topic(self._fleet, device, channel)
+            self._batch.after_commit(partial(self._transport.publish, topic, encode(message)))
+
+    def clear_retained(self, device: str) -> None:
+        """Remove the message that the broker keeps for a device (see `FinishAnnouncement`)."""
+        self._transport.publish(topics.topic(self._fleet, device, "down"), b"", retain=True)
+
+    def update(self, session: DeviceSession) -> None:
+        """Set the session's timer, and note if a transfer or work of its device is open."""
+        self._timers.set(session.device, session.link.wake_at)
+        self._sessions.update(session)
+
+    def forget(self, device: str) -> None:
+        """Remove a device's session and its timer."""
+        self._sessions.forget(device)
+        self._timers.set(device, None)
