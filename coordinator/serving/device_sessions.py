@@ -135,7 +135,7 @@ class DeviceSessions(dict[str, DeviceSession]):
         self._busy: set[str] = set()
         self._missing: dict[str, int] = {}
 
-    def update(self, session: DeviceSession) -> None:
+    def refresh(self, session: DeviceSession) -> None:
         """Note if the session is busy and how much of its payload is missing, after each message."""
         (self._busy.add if session.is_busy else self._busy.discard)(session.device)
         self._expect(session.device, session.link.inbox.missing_bytes)

@@ -109,7 +109,7 @@ class TaskExchange:
         """Note a device's progress, or the cost that it measured."""
         if isinstance(message, wire.Working):
             session.stage, session.progress = message.stage, min(max(message.progress, 0.0), 1.0)
-            self.transfers.update(session)
+            self.transfers.refresh(session)
             return
         attempt = RoundAttempt(message.round, message.attempt)
         if self.run.controller.awaited_turn(session.device) == attempt:

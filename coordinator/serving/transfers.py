@@ -55,7 +55,7 @@ class Transfers:
                 self.publish(session, item)
             elif isinstance(item, TransferEvent):
                 yield item
-        self.update(session)
+        self.refresh(session)
 
     def publish(self, session: DeviceSession, packet: Packet) -> None:
         """Publish a packet once the steps of the open batch are committed."""
@@ -75,10 +75,10 @@ class Transfers:
         """Remove the message that the broker keeps for a device (see `FinishAnnouncement`)."""
         self._transport.publish(topics.topic(self._fleet, device, "down"), b"", retain=True)
 
-    def update(self, session: DeviceSession) -> None:
+    def refresh(self, session: DeviceSession) -> None:
         """Set the session's timer, and note if a transfer or work of its device is open."""
         self._timers.set(session.device, session.link.wake_at)
-        self._sessions.update(session)
+        self._sessions.refresh(session)
 
     def forget(self, device: str) -> None:
         """Remove a device's session and its timer."""
