@@ -163,20 +163,20 @@ def test_an_agent_that_is_told_so_leaves_and_comes_back(tmp_path, caplog):
     talk = AgentTalk(tmp_path)
     try:
         calls, agent = [], talk.agent
-        agent._transport.close = lambda *_: calls.append("close")
-        agent._transport.connect = lambda: calls.append("connect")
+        agent._connection._transport.close = lambda *_: calls.append("close")
+        agent._connection._transport.connect = lambda: calls.append("connect")
         talk.hear(wire.NameTaken("another", 20.0))
         assert calls == []
-        talk.hear(wire.NameTaken(agent._instance, 20.0))
+        talk.hear(wire.NameTaken(agent._connection.instance, 20.0))
         assert calls == ["close"]
         (line,) = caplog.messages
         assert line.startswith(
             "another device uses the name a: this agent tries again in 20 s; give it a name"
         )
-        agent._connect_again(19.0)
+        agent._connection.tick(19.0)
         assert calls == ["close"]
-        agent._connect_again(20.0)
-        agent._connect_again(21.0)
+        agent._connection.tick(20.0)
+        agent._connection.tick(21.0)
         assert calls == ["close", "connect"]
     finally:
         talk.close()
