@@ -1,3 +1,3 @@
-"""A model for devices without torch: graphs of standard operators, what they may cost, and their ONNX
+"""Models for devices without torch: graphs of standard operators, limits on their cost, and their ONNX
 files.
 """

@@ -1,8 +1,8 @@
-"""How the axes of a graph's arrays become shorter where neurons are left out.
+"""Follow the axes of a graph's arrays when some neurons of the model are left out.
 
-A length is a product of factors: an axis of 64 channels with 9 pixels each is (64, 9), and (25, 9) where 25
-channels are left. Operators carry factors from their inputs to their results; what is not known here must not
-touch an axis that becomes shorter.
+The length of an axis is a product of factors. An axis of 64 channels with 9 pixels each has the factors (64,
+9); with 25 channels left it has (25, 9). Each operator's rule computes the factors of its results from those
+of its inputs. An operator without a rule must not touch an axis that becomes shorter.
 """
 
 import math
@@ -15,18 +15,18 @@ from fleetune.protocols.model.spec import Shape
 
 @dataclass(frozen=True)
 class Factor:
-    """Of an axis' length: in the whole graph, and in the smaller one."""
+    """One factor of an axis' length: its value in the whole graph and in the smaller one."""
 
     whole: int
     small: int
 
 
-Axis = tuple[Factor, ...]  # from the outermost; its length is their product
+Axis = tuple[Factor, ...]  # outermost factor first; the length of the axis is their product
 Axes = tuple[Axis, ...]
 
 
 class Unfollowed(Exception):  # noqa: N818 - it reports what was seen
-    """A graph does something with its neurons that is not known here."""
+    """The graph uses its neurons in a way that no rule covers."""
 
 
 def need(condition: object) -> None:
@@ -55,13 +55,13 @@ def is_shorter(axis: Axis) -> bool:
 
 
 def regrouped(axes: Axes, shape: Shape) -> Axes:
-    """The same entries in the same order, in another shape. Raises Unfollowed."""
+    """The axes after a reshape to `shape`, which keeps the order of entries. Raises Unfollowed."""
     rest = [factor for axis in axes for factor in axis if factor.whole != 1]
     return tuple(tuple(_taken(rest, size)) for size in shape)
 
 
 def _taken(rest: list[Factor], size: int) -> Iterator[Factor]:
-    """The outermost of the `rest` that make up an axis of this size."""
+    """Remove from `rest` the outermost factors whose product is `size`, and yield them."""
     while size > 1:
         need(rest and rest[0].whole)
         factor = rest.pop(0)
@@ -73,7 +73,9 @@ def _taken(rest: list[Factor], size: int) -> Iterator[Factor]:
 
 
 def _split(factor: Factor, outer: int) -> tuple[Factor, Factor]:
-    """Neurons in equal groups: of the groups there are fewer."""
+    """Split a factor of neurons into `outer` equal groups and their size; the smaller graph has fewer
+    groups.
+    """
     need(factor.whole % outer == 0)
     inner = factor.whole // outer
     if factor.whole == factor.small:
@@ -83,14 +85,14 @@ def _split(factor: Factor, outer: int) -> tuple[Factor, Factor]:
 
 
 def expanded(axes: Axes, shape: Shape) -> Axes:
-    """As ONNX's Expand does it to a shape of the whole graph. Raises Unfollowed."""
+    """The axes after ONNX's Expand to a shape of the whole graph. Raises Unfollowed."""
     need(len(axes) == len(shape))
     pairs = zip(axes, unchanged(shape), strict=True)
     return tuple(axis if _length(axis) == _length(other) else other for axis, other in pairs)
 
 
 def _together(several: Sequence[Axes]) -> Axes:
-    """Of arrays that are combined entry by entry, by ONNX's rules."""
+    """The axes of arrays that ONNX broadcasts against each other."""
     rank = max(map(len, several))
     aligned = [((fixed(1),),) * (rank - len(axes)) + axes for axes in several]
     made = []
@@ -149,7 +151,9 @@ def _transposed(node: Node, inputs: list[Axes], _: Shape) -> Axes:
 
 
 def _aligned(_: Node, inputs: list[Axes], shape: Shape) -> Axes:
-    """Axes of the same length are the same, others do not become shorter."""
+    """Axes that keep their length keep their factors; an axis that changes its length must not become
+    shorter.
+    """
     need(len(inputs[0]) == len(shape))
     made = []
     for axis, size in zip(inputs[0], shape, strict=True):
@@ -179,7 +183,9 @@ def _joined(node: Node, inputs: list[Axes], _: Shape) -> Axes:
 
 
 def _reduced(node: Node, inputs: list[Axes], shape: Shape) -> Axes:
-    """By the shape alone where the reduced axes stay; a mean over neurons would be another one."""
+    """Only sums may reduce an axis that becomes shorter: a mean over fewer neurons would have another
+    value.
+    """
     need(node.attributes.get("keepdims", 1))
     made = []
     for axis, size in zip(inputs[0], shape, strict=True):

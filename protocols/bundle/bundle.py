@@ -1,19 +1,20 @@
-"""A model for devices without torch: what it computes and what must be known around it, in a few kB.
+"""A bundle: a model for devices without torch, in a few kB. It holds the graphs and all that training needs
+to know.
 
-The coordinator makes it once (`coordinator.export`); a device trains with it
-(`edge_agent.training.onnx_backend`) and writes its personal model from it. The digest of its bytes names it:
-equal names, equal content.
+The coordinator makes it once (`coordinator.export`). A device trains with it
+(`edge_agent.training.onnx_backend`) and exports its personal model from it. A digest of the bytes names a
+bundle, so equal names mean equal content.
 
-Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the spec and of its backbone, by
-its name, and `x`:
-    train               y, noise:<k> in; loss, gradient:<tensor>, statistic:<tensor> (its new value) out;
-                        batches in (steps since the weights were loaded) where a norm has no momentum
-    evaluate-gradient   y in; loss, gradient:<tensor> of the model as it evaluates out
-    answer              logits out, and features (what the last layer gets) where the model has them
-    train+distillation  as train, and the term of that name (`protocols.model.loss_terms`);
-                        teacher, strength, temperature in
-    train+contrast      likewise; near, far, strength, temperature in
-    losses              y in; losses out, one a sample, as the model evaluates: where the loss is a user's
+Every graph (see `protocols.bundle.graph`) has the input `x` and an input for each tensor of the spec and of
+its backbone, by the tensor's name. The graphs, with their further inputs and outputs:
+    train               inputs y, noise:<k>; batches (steps since the weights were loaded) where a norm has no
+                        momentum. outputs loss, gradient:<tensor>, statistic:<tensor> (its new value)
+    evaluate-gradient   input y. outputs loss, gradient:<tensor>, of the model in evaluation mode
+    answer              outputs logits, and features (the input of the last layer) where the model has them
+    train+distillation  as train, with the loss term of that name (`protocols.model.loss_terms`);
+                        inputs teacher, strength, temperature
+    train+contrast      likewise; inputs near, far, strength, temperature
+    losses              input y. output losses, one a sample, in evaluation mode; for a user's loss function
 """
 
 from collections.abc import Iterator
@@ -44,12 +45,12 @@ from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 
-MAX_BYTES = 2**28  # also when unpacked
+MAX_BYTES = 2**28  # limit for the unpacked bytes, too
 _KEEPING_IDS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 MAX_ELEMENTS = 400_000  # resnet8 has 40,000
 SLACK = 10
 MOST_OPERATIONS = 10**13
-PROBE = 3  # samples of the run that is priced when a bundle is read
+PROBE = 3  # samples in the run whose cost is computed when a bundle is read
 MAX_GRAPHS, MAX_NOISES = 16, 1000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
@@ -60,19 +61,20 @@ REQUIRED = (TRAIN, EVALUATE_GRADIENT, ANSWER)
 
 @dataclass(frozen=True)
 class Noise:
-    """What a dropout layer multiplies its input by: 0 with chance `p`, else 1 / (1 - p).
+    """The random factors of a dropout layer: 0 with probability `p`, otherwise 1 / (1 - p).
 
     Attributes:
-        shape: of one sample's factors.
-        p: chance of 0.
+        shape: shape of the factors for one sample.
+        p: probability of 0.
     """
 
     shape: Shape
     p: Share
 
     def draw(self, key: Key, index: int, num_samples: int) -> NDArray[np.float32]:
-        """Factors of the model's dropout number `index`, shape (num_samples, *shape); the same on every
-        device and with every backend for the same `key`.
+        """The factors of dropout layer `index`, float32, shape (num_samples, *shape).
+
+        The same key gives the same factors on every device and with every backend.
         """
         shape = (num_samples, *self.shape)
         kept = key.child("dropout", index).uniform(int(np.prod(shape))) >= self.p
@@ -82,7 +84,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A tensor drawn from [-bound, bound)."""
+    """A tensor drawn uniformly from [-bound, bound)."""
 
     tensor: Label
     bound: Finite
@@ -93,8 +95,8 @@ class Recipe:
     """How a model's first weights are drawn, see `protocols.bundle.first_weights`.
 
     Attributes:
-        draws: in this order.
-        constants: what each of the other tensors is filled with.
+        draws: the drawn tensors, in the order of drawing.
+        constants: the value that fills each other tensor.
     """
 
     draws: Annotated[tuple[Uniform, ...], Meta(max_length=MAX_TENSORS)]
@@ -107,18 +109,18 @@ class Bundle:
 
     Attributes:
         spec: the model.
-        graphs: by name, see above.
-        noises: of the dropout layers of `train`, in the order of its inputs noise:0, noise:1, ...
-        input_type: what `x` is.
-        mean, std: samples are (raw - mean) / std; a list has one number for each channel.
-        class_names: of the labels, in their order; empty: they have none.
+        graphs: the graphs by name, see the top of this file.
+        noises: the dropout layers of `train`, in the order of its inputs noise:0, noise:1, ...
+        input_type: element type of `x`.
+        mean, std: input scaling: the model gets (raw - mean) / std; a list has one number for each channel.
+        class_names: names of the labels in their order; empty if they have none.
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
-        recipe: of the first weights; None: they cannot be drawn without torch.
-        weights: instead of a recipe, for a coordinator without torch; shape (spec.size,).
-        frozen: likewise the file of the model's backbone (`protocols.model.backbone_file`), as float32; only
-            in a bundle's file, because devices get the run's backbone by itself.
-        ort_training: files for onnxruntime-training, by name; empty: made without it.
-        task: whose loss the graphs compute; left out: that of classification.
+        recipe: how the first weights are drawn; None: only torch can draw them.
+        weights: first weights in place of a recipe, for a coordinator without torch; shape (spec.size,).
+        frozen: file of the backbone (`protocols.model.backbone_file`) as float32, for the same case. It is
+            only in a bundle's file: devices receive the run's backbone separately.
+        ort_training: files for onnxruntime-training by name; empty if the bundle was made without it.
+        task: the task whose loss the graphs compute; left out for classification.
     """
 
     spec: ModelSpec
@@ -138,12 +140,14 @@ class Bundle:
 
     @property
     def learns(self) -> Task:
-        """What its graphs train. Raises SettingError: the task has no such loss or score."""
+        """The task that the graphs train. Raises SettingError if it has no such loss or score."""
         return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
     def most(self, num_samples: int) -> GraphCost:
-        """The most that a run of one graph may take, by what is said of the model. Honest ones come to 1.2
-        times the operations and 1.3 times the bytes that are said.
+        """Upper limit on the cost of running one graph, computed from the figures that the bundle states.
+
+        Exported models reach 1.2 times the stated operations and 1.3 times the stated bytes; the limit leaves
+        a factor of SLACK.
         """
         frozen = 4 * sum(tensor.size for tensor in self.spec.frozen)
         held = num_samples * self.activation_bytes_per_sample + 8 * 4 * self.spec.size + frozen
@@ -152,15 +156,16 @@ class Bundle:
 
     @property
     def vocabulary(self) -> int | None:
-        """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
+        """Number of token ids, if samples are token ids from 0; None if samples are real numbers."""
         return min(_rows_by_id(self.graphs[ANSWER]), default=MOST_IDS) if self.input_type == "i8" else None
 
     def for_devices(self, spec: ModelSpec) -> "Bundle":
-        """The same for a run's devices: of the backbone that the run's spec names, which is known only when a
-        run begins, and without its values.
+        """The bundle that a run's devices receive: it names the run's backbone and leaves its values out.
+
+        The backbone is known only when a run begins.
 
         Raises:
-            PacketForeign: the run has no backbone, and this has one.
+            PacketForeign: the bundle needs a backbone and the run has none.
         """
         own, named = self.spec.backbone, spec.backbone
         if isinstance(own, Backbone) and own.tensors and not isinstance(named, Backbone):
@@ -174,26 +179,26 @@ class Bundle:
         return replace(self, spec=replace(self.spec, backbone=known), frozen=UNSET)
 
     def check_is_of(self, spec: ModelSpec) -> None:
-        """Raises PacketForeign: it is of another model."""
+        """Raise PacketForeign if the bundle belongs to another model."""
         if self.spec.hash != spec.hash:
             raise PacketForeign(
                 f"bundle of model {self.spec.hash}; the fleet's model is {spec.hash} ({spec.name})"
             )
 
     def encoded(self) -> bytes:
-        """Equal bundles give equal bytes."""
+        """The bytes of the bundle; equal bundles give equal bytes."""
         return codec.encode(self, self.spec)
 
 
 def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
-    """Read a bundle back and check all of it.
+    """Read a bundle and check every part of it.
 
     Args:
-        data: what `Bundle.encoded` made.
-        spec: the model it has to be of; None: any.
+        data: bytes from `Bundle.encoded`.
+        spec: the model that the bundle must belong to; None: any model.
 
     Raises:
-        PacketError: damaged, of another model, or of a format that is not read here.
+        PacketError: the bundle is corrupt, belongs to another model, or has an unknown format.
     """
     bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES, elements=MAX_ELEMENTS)
     check_spec(bundle.spec)
@@ -232,7 +237,7 @@ def _check_frozen(bundle: Bundle) -> None:
 
 
 def _check_ports(bundle: Bundle) -> None:
-    """What a trainer feeds and reads is there, in the spec's shapes."""
+    """Check that each graph has the inputs and outputs that a trainer uses, in the spec's shapes."""
     spec = bundle.spec
     shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
     shapes |= {tensor.name: tensor.shape for tensor in spec.frozen}
@@ -248,7 +253,7 @@ def _check_ports(bundle: Bundle) -> None:
 
 
 def _check_noises(bundle: Bundle) -> None:
-    """They are drawn as they are said to be, so a graph must take them as such."""
+    """Check that graph `train` has an input for each noise, in the shape in which it is drawn."""
     ports = {port.name: port for port in bundle.graphs[TRAIN].inputs}
     for index, noise in enumerate(bundle.noises):
         port = ports.get(f"noise:{index}")
@@ -266,7 +271,7 @@ def _check_recipe(bundle: Bundle) -> None:
 
 
 def _rows_by_id(graph: Graph) -> Iterator[int]:
-    """Of every table whose rows a graph takes by the samples, how many it has."""
+    """The number of rows of each table in which the graph looks up the samples as ids."""
     tables = {port.name: port.shape for port in graph.inputs}
     ids = {"x"}
     for node in graph.nodes:

@@ -1,8 +1,8 @@
-"""A model's first weights without torch, bit for bit those that torch draws.
+"""Draw a model's first weights without torch, bit for bit as torch draws them.
 
-Torch's generator is the Mersenne twister; a uniform float32 takes the lower 24 bits of one of its numbers
-(ATen/core/DistributionsHelper.h). Layers of torch are filled with uniform numbers when they are made, in
-that order, so the order and the bounds are all that has to be known.
+Torch's generator is the Mersenne twister. A uniform float32 takes the lower 24 bits of one of its numbers
+(ATen/core/DistributionsHelper.h). Torch fills its layers with uniform numbers in the order in which they are
+created, so the order and the bounds suffice.
 """
 
 import math
@@ -19,12 +19,12 @@ _BITS = 24
 
 
 def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
-    """The weights of a model that is made with torch's generator at `key`, shape (spec.size,).
+    """The weights that torch would draw with a generator seeded by `key`, shape (spec.size,).
 
     Args:
-        recipe: how they are drawn.
+        recipe: order and bounds of the draws.
         spec: the model.
-        key: its value's lower 32 bits seed the generator, as in torch.
+        key: the lower 32 bits of its value seed the generator, as in torch.
     """
     weights = np.empty(spec.size, np.float32)
     _fill(recipe, spec, key, {tensor.name: view for tensor, view in spec.views(weights)})
@@ -32,7 +32,7 @@ def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
 
 
 def draw_frozen(recipe: Recipe, spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
-    """The tensors of a model's backbone, drawn likewise; empty: the recipe does not say how."""
+    """The tensors of a model's backbone, drawn in the same way; empty if the recipe does not cover them."""
     if not isinstance(spec.backbone, Backbone):
         return {}
     named = {draw.tensor for draw in recipe.draws} | set(recipe.constants)
@@ -44,7 +44,7 @@ def draw_frozen(recipe: Recipe, spec: ModelSpec, key: Key) -> dict[str, FlatArra
 
 
 def _fill(recipe: Recipe, spec: ModelSpec, key: Key, views: Mapping[str, FlatArray]) -> None:
-    """Draw all that the recipe draws, in its order, into those of its tensors that are wanted."""
+    """Make all draws of the recipe in order, and store those whose tensor is in `views`."""
     sizes = {tensor.name: tensor.size for tensor in spec.tensors}
     sizes |= {tensor.name: tensor.size for tensor in spec.frozen}
     twister = np.random.RandomState(key.value & 0xFFFFFFFF)
@@ -57,10 +57,11 @@ def _fill(recipe: Recipe, spec: ModelSpec, key: Key, views: Mapping[str, FlatArr
 
 
 def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
-    """`weights`, shape (spec.size,), with every convolution's drawn anew: normal, variance 2 / fan out.
+    """A copy of `weights`, shape (spec.size,), with new normal weights in every convolution, variance 2 /
+    fan out.
 
-    He et al. 2015 for ReLU; fan out is output channels times kernel positions. Each tensor from a key of its
-    own name, by NumPy, whatever drew the rest.
+    He et al. 2015 for ReLU; fan out is output channels times kernel positions. NumPy draws each tensor from a
+    key with the tensor's name, so the other tensors do not matter.
     """
     drawn = weights.copy()
     for tensor, view in spec.views(drawn):
@@ -72,11 +73,12 @@ def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArra
 
 
 def draw_adapters(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
-    """`weights`, shape (spec.size,), with the A of every adapter drawn and its B zero, so that the model is
-    what it was without them.
+    """A copy of `weights`, shape (spec.size,), with A of every adapter drawn and B zero. The model's output
+    is unchanged.
 
-    Uniform from -1 to 1 over the root of A's inputs, as the authors' code has it (loralib: Kaiming uniform
-    with a = sqrt 5); the paper says Gaussian, and no width. Each from a key of its own name, by NumPy.
+    A is uniform in [-1, 1] over the square root of A's inputs, as in the authors' code (loralib: Kaiming
+    uniform with a = sqrt 5). The paper says Gaussian and gives no width. NumPy draws each adapter from a key
+    with the layer's name.
     """
     if not isinstance(spec.backbone, Backbone) or spec.backbone.adapters is None:
         return weights

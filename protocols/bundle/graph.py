@@ -1,7 +1,7 @@
-"""A computation as it travels: standard ONNX operators between named arrays, the batch size open.
+"""A computation as a bundle carries it: standard ONNX operators between named arrays, for any batch size.
 
-Smaller than an ONNX file, checked as it is read, and open to cutting: an agent keeps only what the
-gradients that it wants depend on. `protocols.bundle.onnx_file` writes it for a runtime.
+It is smaller than an ONNX file, is checked when it is read, and can be cut: an agent keeps only the part that
+its gradients depend on. `protocols.bundle.onnx_file` converts it to an ONNX file.
 """
 
 from collections.abc import Collection, Iterator
@@ -15,14 +15,15 @@ from fleetune.protocols.bounds import Finite, Int64, Label
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MAX_AXES, MAX_TENSORS, Size
 
-BATCH = "n"  # the one open dimension
+BATCH = "n"  # the only dimension without a fixed size
 OPSET = 17
 MAX_NODES = 50_000
 MAX_CONSTANT_BYTES = 2**24
 
 Type = Literal["f4", "i8", "?"]  # float32, int64, bool
-MAX_PORTS = 2 * MAX_TENSORS + 1000  # of a graph: tensors, their gradients or statistics, and a few more
-MAX_OUTPUTS = 1000  # of a node, and inputs
+# inputs or outputs of a graph: tensors, their gradients or statistics, and a few more
+MAX_PORTS = 2 * MAX_TENSORS + 1000
+MAX_OUTPUTS = 1000  # outputs of a node, and inputs
 Name = Label
 Dimension = Size | Literal["n"]
 Dimensions = Annotated[tuple[Dimension, ...], Meta(max_length=MAX_AXES)]
@@ -37,12 +38,12 @@ OPERATORS = frozenset(
     ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin Slice Softmax Softplus
     SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
     """.split()  # noqa: SIM905 - a list of sixty strings reads worse
-)  # what exports emit, each with a rule in `protocols.bundle.graph_rules`
+)  # the operators that exports contain; each has a rule in `protocols.bundle.graph_rules`
 
 
 @dataclass(frozen=True)
 class Port:
-    """An array that goes in or comes out; `BATCH` stands for the number of samples."""
+    """An input or output of a graph. `BATCH` in its shape stands for the number of samples."""
 
     name: Name
     type: Type
@@ -51,7 +52,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX operator; an empty name is an optional input that is not given."""
+    """One ONNX operator. An empty name stands for an optional input that is left out."""
 
     op: Name
     inputs: Names
@@ -61,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Constant:
-    """An array that is part of the graph."""
+    """A named array that is part of the graph."""
 
     name: Name
     value: NDArray[Any]
@@ -72,7 +73,7 @@ Ports = Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS)]
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order they are computed."""
+    """Nodes in the order in which they are computed."""
 
     inputs: Ports
     outputs: Ports
@@ -84,7 +85,7 @@ class Graph:
         return tuple(port.name for port in self.outputs)
 
     def keeping(self, outputs: Collection[str]) -> "Graph":
-        """Only these outputs, and what they depend on. Inputs that nothing needs any more are gone."""
+        """The graph with only these outputs, and the nodes, inputs and constants that they depend on."""
         wanted = set(outputs)
         nodes = []
         for node in reversed(self.nodes):
@@ -100,10 +101,11 @@ class Graph:
         )
 
     def check(self) -> None:
-        """Every array is made once and before it is used, by an operator that we know.
+        """Check that a known operator makes every array, once and before it is used.
 
         Raises:
-            PacketCorrupt: that is not so, or there is too much of it.
+            PacketCorrupt: an operator is unknown, an array is missing or made twice, or the graph is too
+                large.
         """
         if (
             len(self.nodes) > MAX_NODES

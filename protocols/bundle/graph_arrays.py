@@ -1,4 +1,4 @@
-"""Arrays of known shape in a graph, and what a node is given of them."""
+"""Arrays of known shape in a graph, and the checked inputs and attributes of a node."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from fleetune.protocols.model.spec import MAX_AXES
 
 Shape = tuple[int, ...]
 
-MOST_SIZES = 2 * MAX_AXES  # that one input may hold: padding has two an axis
-KNOWN_ENTRIES = 64  # of arrays whose content is followed: sizes and bounds
+MOST_SIZES = 2 * MAX_AXES  # sizes in one input at most; padding has two for each axis
+KNOWN_ENTRIES = 64  # entries of an array whose content is computed: sizes and bounds
 _ITEM_BYTES: dict[Type, int] = {"f4": 4, "i8": 8, "?": 1}
 _DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in a graph; `content` where it is known without running it."""
+    """An array in a graph: type, shape, and its content if that is known without running the graph."""
 
     type: Type
     shape: Shape
@@ -40,7 +40,9 @@ class Array:
 
 @dataclass(frozen=True)
 class Result:
-    """What a node makes: an array, floating-point operations, and bytes that it needs meanwhile."""
+    """The result of a node: an array, the floating-point operations, and the bytes needed during
+    computation.
+    """
 
     array: Array
     operations: int = 0
@@ -48,7 +50,7 @@ class Result:
 
 
 class Unfit(PacketCorrupt):
-    """A node cannot be what it says."""
+    """A node's inputs or attributes do not fit its operator."""
 
 
 def need(condition: object, what: str) -> None:
@@ -57,14 +59,14 @@ def need(condition: object, what: str) -> None:
 
 
 class Given:
-    """A node's inputs and attributes, checked as they are read."""
+    """The inputs and attributes of a node, checked when they are read."""
 
     def __init__(self, node: Node, arrays: Sequence[Array | None]) -> None:
         self._node, self._arrays = node, arrays
 
     @property
     def count(self) -> int:
-        """How many results the node has."""
+        """Number of results of the node."""
         return len(self._node.outputs)
 
     @property
@@ -81,7 +83,7 @@ class Given:
         return self._arrays[index] if index < len(self._arrays) else None
 
     def known(self, index: int) -> list[int]:
-        """Whole numbers of an input that says how large something is."""
+        """The whole numbers of an input that gives a size or a bound."""
         array = self[index]
         need(
             array.type == "i8" and array.content is not None,
@@ -104,7 +106,7 @@ class Given:
         return [int(one) for one in value]
 
     def only(self, attributes: str) -> None:
-        """Raises Unfit: the node has another attribute, which nobody here would look at."""
+        """Raise Unfit if the node has another attribute, because the caller would ignore it."""
         unknown = set(self._node.attributes) - set(attributes.split())
         need(not unknown, f"has an attribute {min(unknown, default='')!r:.40}, which is not known here")
 
@@ -118,7 +120,7 @@ def within(axis: int, rank: int) -> int:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape that arrays of these shapes have together, by ONNX's rules. Raises Unfit: there is none."""
+    """The shape to which ONNX broadcasts arrays of these shapes. Raises Unfit if there is none."""
     rank = max((len(shape) for shape in shapes), default=0)
     found = []
     for sizes in zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True):
@@ -129,7 +131,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def followed(given: Given, array: Array, compute: Callable[..., Any]) -> Array:
-    """The array with its content, where that of all inputs is known and it is small."""
+    """`array` with its content, if it is small and the content of all inputs is known."""
     contents = [one.content for one in given.all]
     if array.type == "?" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
         return array

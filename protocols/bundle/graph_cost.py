@@ -1,4 +1,4 @@
-"""What running a graph takes, known before it runs; see `protocols.bundle.graph_rules`."""
+"""The cost of running a graph, computed before it runs; see `protocols.bundle.graph_rules`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,24 +9,25 @@ from fleetune.protocols.bundle.graph_rules import RULES
 from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 from fleetune.protocols.model.spec import MAX_AXES
 
-MOST_AT_ONCE = 2 * 10**11  # operations of a node, which cannot be ended in its middle: minutes at 1 GFLOPS
+# operations of one node: minutes at 1 GFLOPS, and a running node cannot be interrupted
+MOST_AT_ONCE = 2 * 10**11
 _TYPES: Mapping[str, Type] = {"f": "f4", "i": "i8", "b": "?"}
 
 
 @dataclass(frozen=True)
 class GraphCost:
-    """What one run of a graph takes.
+    """The cost of one run of a graph.
 
     Attributes:
-        operations: floating-point ones and the like.
-        num_bytes: held at the peak, inputs and results included.
+        operations: floating-point and similar operations.
+        num_bytes: peak memory of the arrays, inputs and results included.
     """
 
     operations: int
     num_bytes: int
 
     def check(self, name: str, most: "GraphCost") -> None:
-        """Raises PacketTooLarge when this is more than `most`."""
+        """Raise PacketTooLarge if the cost exceeds `most`."""
         if self.operations > most.operations:
             raise PacketTooLarge(
                 f"graph {name} takes {self.operations:.3g} operations; a model like this may take"
@@ -40,17 +41,17 @@ class GraphCost:
 
 
 def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
-    """What a run of a graph of `num_samples` samples takes.
+    """The cost of running a graph with `num_samples` samples.
 
     Args:
-        name: of the graph, for what is said of it.
-        graph: checked by `Graph.check`.
+        name: name of the graph, for messages.
+        graph: a graph that `Graph.check` accepted.
         num_samples: at least 1.
 
     Raises:
-        PacketCorrupt: an operator is used in a way that is not known here, a size depends on the samples'
-            content, shapes do not fit, or a result is not what its port says.
-        PacketTooLarge: one node alone computes too much.
+        PacketCorrupt: an operator is used in an unknown way, a size depends on the samples' content, shapes
+            do not fit, or an output differs from its declaration.
+        PacketTooLarge: a single node computes too much.
     """
     arrays: dict[str, Array | None] = {"": None}
     arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
@@ -72,7 +73,7 @@ def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
 
 
 def shapes_of(graph: Graph, num_samples: int) -> dict[str, tuple[Type, tuple[int, ...]]]:
-    """Type and shape of every array of a graph that is run with so many samples. Raises as `cost_of`."""
+    """Type and shape of every array when a graph runs with `num_samples` samples. Raises as `cost_of`."""
     arrays: dict[str, Array | None] = {"": None}
     arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
     arrays |= {constant.name: _constant(constant) for constant in graph.constants}
@@ -95,9 +96,9 @@ def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
 
 
 def _results(node: Node, made: Result) -> dict[str, Array]:
-    """Each array that a node makes, by its name."""
+    """The arrays that a node makes, by name."""
     found = {output: made.array for output in node.outputs if output}
-    if node.op == "MaxPool":  # its second result are the places of the first
+    if node.op == "MaxPool":  # its second result holds the positions of the maxima
         found |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}
     return found
 
@@ -117,7 +118,9 @@ def _bytes(array: Array | None) -> int:
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
-    """Of each array that a node makes: the last node that makes or takes it. Results stay."""
+    """For each array that a node makes, the index of the last node that uses it. Outputs, inputs and
+    constants are not listed: they stay in memory.
+    """
     kept = {
         *graph.output_names,
         *(port.name for port in graph.inputs),

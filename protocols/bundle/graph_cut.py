@@ -1,8 +1,9 @@
-"""A bundle cut in two where nothing below trains: a sample's features, once, and graphs that go on from them.
+"""Split a bundle's graphs at the last frozen layer, so that frozen layers run once for each sample.
 
-The boundary are the arrays that the frozen part of the graph `train` hands to what trains. The other graphs
-compute the same arrays by the same operators, under other names, so they are found by how they are computed.
-A graph in which something random stands below, or that needs a sample for something else, cannot be cut.
+The lower graph computes a sample's features; the upper graphs train from these. The boundary consists of the
+arrays that the frozen part of the graph `train` passes to the trained part. The other graphs compute the same
+arrays with the same operators under other names, so arrays are matched by how they are computed. A graph
+cannot be split if its frozen part is random or if its trained part needs the samples themselves.
 """
 
 import math
@@ -19,17 +20,19 @@ _MOVING = frozenset(
     Concat DepthToSpace Expand Flatten Gather Identity Pad Reshape Slice SpaceToDepth Split Squeeze Tile
     Transpose Unsqueeze
     """.split()  # noqa: SIM905 - a list of strings reads worse
-)  # what only moves, repeats or leaves out entries: a convolution's windows are many times its input
-_BATCH_SIZE = {"start": 0, "end": 1}  # attributes of a Shape that asks for nothing but the number of samples
+    # Operators that only move, repeat or drop entries. A convolution's windows hold its input many times,
+    # so the boundary is better placed before such operators.
+)
+_BATCH_SIZE = {"start": 0, "end": 1}  # attributes of a Shape node that reads only the number of samples
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A bundle in two parts.
+    """A bundle split in two.
 
     Attributes:
-        lower: from samples and frozen tensors to the boundary's arrays.
-        upper: the bundle's graphs, by name, with the boundary's arrays as inputs instead of samples.
+        lower: graph from the samples and frozen tensors to the boundary's arrays.
+        upper: the bundle's graphs by name, with the boundary's arrays as inputs in place of the samples.
     """
 
     lower: Graph
@@ -37,7 +40,7 @@ class Cut:
 
     @property
     def ports(self) -> list[tuple[Port, int]]:
-        """The upper graphs' inputs for the boundary's arrays, in their order, and their numbers a sample."""
+        """The upper graphs' inputs for the boundary's arrays, in order, each with its numbers per sample."""
         return [
             (Port(f"boundary:{index}", port.type, port.shape), _size(port.shape))
             for index, port in enumerate(self.boundary)
@@ -45,22 +48,22 @@ class Cut:
 
     @property
     def boundary(self) -> tuple[Port, ...]:
-        """The arrays between the parts, float32, the first axis the samples'."""
+        """The arrays between the two parts, float32; their first axis is the sample."""
         return self.lower.outputs
 
     @property
     def size(self) -> int:
-        """Numbers a sample at the boundary."""
+        """Numbers per sample at the boundary."""
         return sum(_size(port.shape) for port in self.boundary)
 
 
 def _size(shape: tuple[Dimension, ...]) -> int:
-    """Numbers a sample."""
+    """Numbers per sample in an array of this shape."""
     return math.prod(int(length) for length in shape[1:])
 
 
 def cut(bundle: Bundle) -> Cut | None:
-    """The bundle in two parts; None: what trains takes samples as they are, or a graph cannot be cut."""
+    """Split a bundle; None if the trained part uses samples directly or a graph cannot be split."""
     if not bundle.spec.frozen:
         return None
     train, ways = bundle.graphs[TRAIN], _Ways()
@@ -84,13 +87,15 @@ def cut(bundle: Bundle) -> Cut | None:
 
 
 class _Ways:
-    """Numbers for ways of computing an array: equal ones in all graphs have the same."""
+    """Numbers that identify computations: arrays that are computed alike have the same number in all
+    graphs.
+    """
 
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
 
     def of(self, graph: Graph) -> dict[str, int]:
-        """The number of every array of a graph."""
+        """The number of each array of a graph, by the array's name."""
         found = {"": -1}
         for port in graph.inputs:
             found[port.name] = self._number(("in", port.name))
@@ -108,8 +113,15 @@ class _Ways:
 
 
 def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
-    """Arrays of samples that do not depend on what trains, and that go into what does, or those that they are
-    moved together of. None: one has no row of numbers for each sample.
+    """The arrays at the boundary: they depend on samples, not on trained inputs, and the trained part uses
+    them.
+
+    An array that only rearranges smaller ones is replaced by these. None: an array has no row for each
+    sample.
+
+    Args:
+        train: the graph.
+        moving_inputs: inputs that change between uses of the same sample: trained tensors and noise.
     """
     of_samples, moving = {_SAMPLES}, set(moving_inputs)
     handed: dict[str, None] = {}
@@ -135,7 +147,7 @@ def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
 
 
 def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -> set[str]:
-    """The arrays whose entries this one holds, moved and nothing else."""
+    """The arrays whose entries the array `name` rearranges without computing new ones."""
     node = made.get(name)
     if node is None or node.op not in _MOVING:
         return {name}
@@ -143,7 +155,7 @@ def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -
 
 
 def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
-    """Of the arrays of float32 that have a row for each sample."""
+    """The shapes of the float32 arrays that have a row for each sample."""
     few, many = shapes_of(graph, 3), shapes_of(graph, 5)
     samples: Dimension = "n"
     return {
@@ -154,7 +166,7 @@ def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
 
 
 def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) -> Graph | None:
-    """A graph from the boundary on; None: it needs samples for more."""
+    """The part of a graph above the boundary; None if it needs the samples themselves."""
     given = {name: boundary[way].name for name, way in ways.items() if way in boundary}
     first = next(iter(boundary.values())).name
     made = {name: node for node in graph.nodes for name in node.outputs}

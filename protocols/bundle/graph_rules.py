@@ -1,7 +1,8 @@
-"""What each operator of a graph makes of arrays of known shape: the shape of its results, and what they cost.
+"""For each ONNX operator: the shape of its results and their cost, from the shapes of its inputs.
 
-A size must follow from the number of samples and from constants, never from what the samples hold: then all
-that a graph will ever allocate or compute is known before it runs. Meanings: onnx.ai/onnx/operators (17).
+A size must follow from the number of samples and from constants, never from the samples' content. Then the
+memory and the operations of a graph are known before it runs. Meaning of the operators:
+onnx.ai/onnx/operators (opset 17).
 """
 
 import math
@@ -42,7 +43,9 @@ def _elementwise(given: Given, compute: Callable[..., Any], type_: Type | None =
 
 
 def _divide(given: Given) -> Result:
-    """Whole numbers by 0, or the least of them by -1, end the process (SIGFPE); no export divides any."""
+    """Division of float32 only. An integer division by 0, or of the smallest integer by -1, ends the process
+    (SIGFPE); no export contains one.
+    """
     need(given[0].type == "f4", "is of whole numbers")
     return _elementwise(given, np.divide)
 
@@ -242,7 +245,7 @@ def _reduce(given: Given) -> Result:
 
 
 def _reduce_sum(given: Given) -> Result:
-    """The only one whose axes are an input."""
+    """The only reduction whose axes are an input rather than an attribute."""
     given.only("keepdims")
     return _reduced(given, given.known(1) if given.get(1) else range(len(given[0].shape)))
 

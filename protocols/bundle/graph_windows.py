@@ -1,4 +1,6 @@
-"""Rules of the operators that move a kernel over images: see `protocols.bundle.graph_rules`."""
+"""Rules for the operators that move a kernel over images: convolutions and pooling. See
+`protocols.bundle.graph_rules`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from fleetune.protocols.bundle.graph_arrays import Array, Given, Result, Shape, 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where a kernel lies on an image."""
+    """The positions of a kernel on an image."""
 
     kernel: list[int]
     strides: list[int]
@@ -36,7 +38,7 @@ class Windows:
         return self.pads[axis] + self.pads[axis + len(self.kernel)]
 
     def over(self, image: Shape) -> Shape:
-        """The shape of what a kernel finds on an image."""
+        """The number of kernel positions along each axis of an image."""
         spare = [size + self.around(axis) - self.reach(axis) for axis, size in enumerate(image)]
         found = tuple(one // self.strides[axis] + 1 for axis, one in enumerate(spare))
         need(min(found) >= 1, f"has a kernel larger than {image}")

@@ -1,6 +1,6 @@
-"""A `Graph` as an ONNX file, written by hand: what protobuf needs for it is three kinds of field.
+"""Write a `Graph` as an ONNX file, by hand: the format needs only three kinds of protobuf field.
 
-The `onnx` package would do it too, with 20 MB on disk and as many in memory on every device.
+The `onnx` package would take 20 MB of disk and as much memory on every device.
 Field numbers: onnx/onnx.proto (opset 17 has IR version 8).
 """
 
@@ -16,7 +16,7 @@ from fleetune.protocols.bundle.protobuf import binary, message, number, real, te
 
 IR_VERSION = 8
 ELEMENTS = {"f4": 1, "i8": 7, "?": 9}  # TensorProto.DataType
-INT8, SCALE = ":int8", ":scale"  # behind the name of an input that is fed as whole numbers and scales
+INT8, SCALE = ":int8", ":scale"  # endings of the two arrays that replace a quantised input
 _INT8_ELEMENT = 3
 _FLOAT, _INT, _STRING, _FLOATS, _INTS = 1, 2, 3, 6, 7  # AttributeProto.AttributeType
 _DTYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 7, np.dtype(np.bool_): 9}
@@ -32,11 +32,11 @@ def write_onnx(
     """The bytes of an ONNX model.
 
     Args:
-        graph: what it computes.
+        graph: the computation.
         weights: inputs that become part of the model, by name.
-        about: for the model's metadata.
-        dequantised: inputs that are fed as two arrays, <name>:int8 of their shape and <name>:scale, float32,
-            one for each place of their first axis; the input is their product.
+        about: entries of the model's metadata.
+        dequantised: inputs that are given as two arrays: <name>:int8 of their shape, and <name>:scale,
+            float32, one number for each index of the first axis. The input is their product.
     """
     weights = weights or {}
     scaled = [port.name for port in graph.inputs if port.name in dequantised]
@@ -56,7 +56,7 @@ def write_onnx(
 
 
 def ports_of(port: Port, dequantised: Collection[str]) -> Iterator[Port]:
-    """What is fed for an input of a graph, see `write_onnx`."""
+    """The arrays that are given for one input of a graph, see `write_onnx`."""
     if port.name not in dequantised:
         yield port
         return

@@ -1,10 +1,10 @@
-"""What a bundle holds for onnxruntime-training, and how little of it a device needs.
+"""The part of a bundle for onnxruntime-training, and how a device cuts it down.
 
-One file, TRAINING_MODEL: the forward pass, the loss and the gradients of all parameters, as the package's
-Module wants it. Its inputs are the user's (x, y, statistics, noise:<k>), the parameters by name, a buffer for
-each gradient and the flag that clears the buffers; its outputs are the user's (loss, statistic:<tensor>) and
-a flag for each buffer. The checkpoint that a Module starts from has only names and shapes, and a device makes
-it from the spec. So a device can have any set of gradients: `cut` leaves the others out.
+The file TRAINING_MODEL holds the forward pass, the loss and the gradients of all parameters, as the package's
+Module expects. Its inputs are those of the user (x, y, statistics, noise:<k>), the parameters by name, a
+buffer for each gradient, and the flag that clears the buffers. Its outputs are those of the user (loss,
+statistic:<tensor>) and a flag for each buffer. The checkpoint that a Module starts from holds only names and
+shapes, so a device makes it from the spec. A device that needs few gradients removes the others with `cut`.
 
 Field numbers: onnx/onnx.proto. Names of buffers and flags: onnxruntime-training 1.19.2.
 """
@@ -18,44 +18,46 @@ from fleetune.protocols.model.spec import TensorSpec
 TRAINING_MODEL = "training_model.onnx"
 RESET = "lazy_reset_grad"
 
-_GRAPH = 7  # of a model
-_NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 1, 5, 11, 12, 13  # of a graph
-_SPARSE_INITIALIZER, _ATTRIBUTE = 15, 5  # of a graph, of a node
-_HOLDS_GRAPHS, _HOLDS_TENSORS = {6, 11, 22, 23}, {5, 10}  # of an attribute: sparse tensors count as graphs
-_NAMES_FILES = {13, 14}  # of a tensor
+_GRAPH = 7  # field of a model
+_NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 1, 5, 11, 12, 13  # fields of a graph
+_SPARSE_INITIALIZER, _ATTRIBUTE = 15, 5  # fields of a graph and of a node
+# fields of an attribute; sparse tensors are treated like graphs
+_HOLDS_GRAPHS, _HOLDS_TENSORS = {6, 11, 22, 23}, {5, 10}
+_NAMES_FILES = {13, 14}  # fields of a tensor that refer to files
 _NEVER_IN_A_MODEL = {20, 25}
-_UNSAFE = {"Mod", "MaxUnpool"}  # whole numbers modulo zero; places that are not looked at
+# an integer modulo zero ends the process; MaxUnpool does not check its positions
+_UNSAFE = {"Mod", "MaxUnpool"}
 _FLOAT32 = 1
 
 
 def gradient(tensor: str) -> str:
-    """The name of a parameter's gradient."""
+    """Name of a parameter's gradient."""
     return f"{tensor}_grad"
 
 
 def gradient_buffer(tensor: str) -> str:
-    """The input that a parameter's gradient is added to."""
+    """Name of the input to which a parameter's gradient is added."""
     return f"{gradient(tensor)}.accumulation.buffer"
 
 
 def gradient_flag(tensor: str) -> str:
-    """The output that tells that it was."""
+    """Name of the output that confirms that a parameter's gradient was added."""
     return f"{gradient(tensor)}.accumulation.out"
 
 
 def declaration(tensor: TensorSpec) -> bytes:
-    """A parameter as a TensorProto without values, as a checkpoint without values is made of."""
+    """A parameter as a TensorProto without values, as the checkpoint contains it."""
     dimensions = b"".join(number(1, size) for size in tensor.shape)
     return dimensions + number(2, _FLOAT32) + text(8, tensor.name)
 
 
 def cut(model: bytes, outputs: Collection[str]) -> bytes:
-    """An ONNX model with only these outputs, in this order, and what they depend on.
+    """An ONNX model reduced to these outputs, in this order, and the nodes that they depend on.
 
     Raises:
-        PacketCorrupt: it is no ONNX model, lacks an output, or holds what no training model has: functions,
-            graphs in nodes (loops and branches), names of files.
-        PacketTooLarge: it has too many parts.
+        PacketCorrupt: it is no ONNX model, lacks an output, or contains something that no training model has:
+            functions, graphs in nodes (loops and branches), names of files.
+        PacketTooLarge: it has too many fields.
     """
     parts = list(fields(model))
     if {part.number for part in parts} & _NEVER_IN_A_MODEL:
@@ -82,7 +84,7 @@ def _cut_graph(parts: list[Field], outputs: Collection[str]) -> Iterable[bytes]:
 
 
 def _check_part(part: Field) -> None:
-    """Nothing of a graph leads out of it, to a file or into another graph."""
+    """Check that a part of a graph refers neither to a file nor to another graph."""
     if part.number == _INITIALIZER:
         _check_tensor(part.value)
     elif part.number == _SPARSE_INITIALIZER:
@@ -109,14 +111,14 @@ def _check_tensor(tensor: bytes) -> None:
 
 
 def _stays(part: Field, wanted: set[str]) -> bool:
-    """Whether a part of a graph that is neither node nor output is of use."""
+    """True if a part of a graph that is neither node nor output is still needed."""
     name = {_NODE: 0, _OUTPUT: 0, _INITIALIZER: 8, _INPUT: 1, _VALUE_INFO: 1}.get(part.number)
     return name is None or not wanted.isdisjoint(texts(part.value, name))
 
 
 def _unburdened(node: bytes, wanted: Collection[str]) -> Iterable[bytes]:
-    """A node's fields. A convolution's backward pass makes the gradients of its input and its weights in one
-    node: the first is left out where nothing needs it.
+    """The fields of a node, without an unneeded gradient. A convolution's backward node computes the
+    gradients of its input and of its weights; the input's gradient is dropped if nothing needs it.
     """
     first = texts(node, 2)[0]
     spare = text(2, first) if texts(node, 4) == ["ConvGrad"] and first not in wanted else None

@@ -1,7 +1,7 @@
-"""The few kinds of protobuf field that ONNX files are made of, written and read by hand.
+"""Write and read the few kinds of protobuf field that ONNX files use.
 
-Wire format: protobuf.dev/programming-guides/encoding. A field is a key (its number and how long its value
-is), then the value. Messages put one behind the other read as one message with the fields of both.
+Wire format: protobuf.dev/programming-guides/encoding. A field is a key (its number and the kind of its value)
+and the value. Two messages in a row read as one message with the fields of both.
 """
 
 import struct
@@ -13,7 +13,7 @@ from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 _VARINT, _FIXED_8, _BYTES, _FIXED_4 = 0, 1, 2, 5
 _WIDTHS = {_FIXED_8: 8, _FIXED_4: 4}
 _MAX_VARINT_BYTES = 10
-MAX_FIELDS = 50_000  # of one message: nodes of a graph, as a rule
+MAX_FIELDS = 50_000  # fields of one message, typically the nodes of a graph
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Field:
     """One field of a message.
 
     Attributes:
-        number: which one.
-        value: of a text, of bytes or of a message; empty for numbers.
-        whole: the field as it stands, key included.
+        number: number of the field.
+        value: content of a text, bytes or message field; empty for numbers.
+        whole: all bytes of the field, key included.
     """
 
     number: int
@@ -32,36 +32,36 @@ class Field:
 
 
 def number(field: int, value: int) -> bytes:
-    """A whole number, negative ones as two's complement of 64 bits."""
+    """A field with a whole number; negative numbers in 64-bit two's complement."""
     return _varint(field << 3 | _VARINT) + _varint(value & (1 << 64) - 1)
 
 
 def real(field: int, value: float) -> bytes:
-    """A float of 4 bytes."""
+    """A field with a 4-byte float."""
     return _varint(field << 3 | _FIXED_4) + struct.pack("<f", value)
 
 
 def binary(field: int, value: bytes) -> bytes:
-    """Bytes as they are."""
+    """A field with bytes."""
     return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """A string."""
+    """A field with a text."""
     return binary(field, value.encode())
 
 
 def message(field: int, parts: Iterable[bytes]) -> bytes:
-    """A message of these fields."""
+    """A field with a message made of these fields."""
     return binary(field, b"".join(parts))
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """The fields of a message, in the order in which they stand.
+    """Yield the fields of a message in their order.
 
     Raises:
-        PacketCorrupt: it is none.
-        PacketTooLarge: it has too many.
+        PacketCorrupt: `data` is no message.
+        PacketTooLarge: it has too many fields.
     """
     start = count = 0
     while start < len(data):
@@ -87,10 +87,10 @@ def fields(data: bytes) -> Iterator[Field]:
 
 
 def texts(data: bytes, field: int) -> list[str]:
-    """The values of a message's text field of this number.
+    """The texts in all fields of a message with this number.
 
     Raises:
-        PacketCorrupt: it is no message, or they are no text.
+        PacketCorrupt: `data` is no message, or the values are not UTF-8.
     """
     try:
         return [one.value.decode() for one in fields(data) if one.number == field]
@@ -108,7 +108,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at `at`, and where it ends."""
+    """The number that starts at `at`, and the position after it."""
     value = 0
     for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index

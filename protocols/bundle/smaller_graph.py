@@ -1,8 +1,8 @@
-"""A bundle's training graph for the same network with fewer neurons.
+"""Derive from a bundle the training graph of the same network with fewer neurons.
 
-Sizes stand in a graph as the shapes of its tensors, and as constants that say how arrays are reshaped. The
-former follow from the smaller model; of the latter those that count neurons are found by following every axis
-through the graph (`protocols.bundle.axis_factors`). What cannot be followed is not made smaller.
+A graph contains sizes as the shapes of its tensors and as constants that reshape arrays. The shapes follow
+from the smaller model. The constants that count neurons are found by following each axis through the graph
+(`protocols.bundle.axis_factors`). If an axis cannot be followed, the network is not made smaller.
 """
 
 import math
@@ -35,16 +35,17 @@ from fleetune.protocols.errors import PacketError
 from fleetune.protocols.model.smaller import smaller_spec
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Shape, Span, TensorSpec
 
-_STEPS = (1, 2, 4)  # graphs may pool channels in pairs, so there may have to be a few more of them
+# a graph may pool channels in pairs, so the number of neurons is rounded up to a multiple of these
+_STEPS = (1, 2, 4)
 
 
 def smaller_bundle(bundle: Bundle, counts: Sequence[int]) -> Bundle | None:
     """A bundle that trains the network with `counts` neurons in its groups, or up to three more in each.
 
-    Its only graph is `train`. Whether it computes the same is for the caller to see.
+    Its only graph is `train`. The caller must verify that it computes the same as the whole network.
 
     Returns:
-        None: there is no such network, it draws random numbers, or its graph cannot be made smaller.
+        None if there is no such network, if it draws random numbers, or if its graph cannot be made smaller.
     """
     for step in _STEPS:
         rounded = [-(-count // step) * step for count in counts]
@@ -61,13 +62,13 @@ def smaller_bundle(bundle: Bundle, counts: Sequence[int]) -> Bundle | None:
 
 
 def _smaller_graph(graph: Graph, whole: ModelSpec, small: ModelSpec) -> Graph:
-    """Raises Unfollowed."""
+    """The graph of the smaller model. Raises Unfollowed."""
     walk = _Walk(graph, {tensor.name: _axes_of(tensor, small) for tensor in whole.tensors})
     nodes = [walk.smaller(node) for node in graph.nodes]
     shapes = {tensor.name: tensor.shape for tensor in small.tensors}
 
     def resized(port: Port) -> Port:
-        """A tensor, or its gradient or new value."""
+        """An input or output in the smaller model: a tensor, its gradient, or its new value."""
         name = port.name.removeprefix("gradient:").removeprefix("statistic:")
         shape: tuple[Dimension, ...] = shapes.get(name, port.shape)
         need(small_shape(walk.axes[port.name]) == _numbered(shape))
@@ -95,30 +96,31 @@ def _axes_of(tensor: TensorSpec, small: ModelSpec) -> Axes:
 
 
 class _Walk:
-    """Follows the axes of a graph's arrays, node by node.
+    """Follows the axes of a graph's arrays from node to node.
 
     Args:
-        graph: the whole one.
+        graph: the graph of the whole model.
         tensors: the axes of the model's tensors.
 
     Attributes:
-        axes: of each array so far.
-        constants: that are new.
+        axes: axes of each array that was reached.
+        constants: new constants of the smaller graph.
     """
 
     def __init__(self, graph: Graph, tensors: Mapping[str, Axes]) -> None:
         self._shapes: dict[str, Shape] = {name: shape for name, (_, shape) in shapes_of(graph, PROBE).items()}
         self._values = {one.name: one.value for one in graph.constants}
         self._makers = {name: node for node in graph.nodes for name in node.outputs}
-        self._images: dict[str, Axes] = {}  # of MaxPool's places: the axes of what they are places in
-        self._counts: dict[str, str] = {}  # of the products that count pixels: their new constant
+        # for MaxPool's positions: the axes of the image that they refer to
+        self._images: dict[str, Axes] = {}
+        self._counts: dict[str, str] = {}  # for products that count pixels: the name of the new constant
         self.constants: list[Constant] = []
         self.axes = {one.name: unchanged(one.value.shape) for one in graph.constants}
         for port in graph.inputs:
             self.axes[port.name] = tensors.get(port.name) or unchanged(_numbered(port.shape))
 
     def smaller(self, node: Node) -> Node:
-        """The node of the smaller graph; what it makes is known from now on. Raises Unfollowed."""
+        """The node in the smaller graph; the axes of its results are stored. Raises Unfollowed."""
         inputs = [self.axes[name] for name in node.inputs if name]
         shape = self._shapes[node.outputs[0]]
         if node.op in ("Reshape", "Expand"):
@@ -138,13 +140,13 @@ class _Walk:
         return node
 
     def with_counts(self, node: Node) -> Node:
-        """The node, with a new constant where it counts the pixels of a smaller image."""
+        """The node, with a new constant if it counts the pixels of an image that became smaller."""
         if node.outputs[0] not in self._counts:
             return node
         return replace(node, inputs=(node.inputs[0], self._counts[node.outputs[0]]))
 
     def _resized(self, node: Node, shape: Shape) -> tuple[Axes, Node]:
-        """Of a Reshape or an Expand: what it makes, and the node with the sizes that it then needs."""
+        """For a Reshape or Expand: the axes of its result, and the node with the smaller sizes."""
         given = self.axes[node.inputs[0]]
         made = regrouped(given, shape) if node.op == "Reshape" else expanded(given, shape)
         if node.inputs[0] in self._images:
@@ -158,8 +160,8 @@ class _Walk:
         return made, replace(node, inputs=(node.inputs[0], self._constant(sizes)))
 
     def _scattered(self, node: Node) -> Axes:
-        """MaxPool's gradient: written by place into zeros, one for each pixel of all samples' images. How
-        many a sample has is a constant.
+        """The axes of MaxPool's gradient, which is scattered by position into zeros, one for each pixel of
+        all samples. The number of pixels of a sample is a constant, which becomes smaller.
         """
         image = self._images.get(node.inputs[1])
         zeros = self._makers.get(node.inputs[0])

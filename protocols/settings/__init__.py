@@ -1,1 +1,1 @@
-"""run.toml: its sections and their meaning, and how it is read."""
+"""The sections of run.toml, their keys and how the file is read."""

@@ -1,7 +1,7 @@
-"""What devices heed of run.toml's [adoption]: when they use a model that the fleet led to.
+"""Section [adoption] of run.toml: when a device starts to use a model that the fleet trained.
 
-It travels in the enrolment. A run that was begun without it goes on without: devices serve as
-`edge_agent.extensions.adoption.deployed_model` says.
+The enrolment carries the section to the devices. In a run that began without it, a device chooses the model
+as `edge_agent.extensions.adoption.deployed_model` describes.
 """
 
 from typing import Annotated
@@ -19,27 +19,30 @@ class AdoptionSection(Settings, frozen=True, omit_defaults=True):
     """[adoption]
 
     Attributes:
-        enabled: devices adopt a model only if it is not worse on their own held-out samples than the one in
-            use and than what they would have by training alone; otherwise they keep what they have, and go on
-            contributing. Off: the lowest validation loss is served, or without validation samples the newest.
-        confidence: with which a model must be shown to be better than the one trained alone, in a one-sided
-            paired test; 0.5: it is enough that its mean loss is lower.
-        compare_alone: every so many of its rounds a device also trains a model on its samples alone, for one
-            round's worth, and keeps it; 0: it trains none, and nothing is said about alone. With more than 1
-            that takes less, and the model to beat has had less training.
-        alone_on_all: a device that stays with the model it trained alone serves one that was trained on the
-            held-out samples too, and is what it would have without a fleet; it is trained beside the one that
-            is judged, which takes as much again. False: the one that is judged is served.
-        held_out: of the training samples, held out on devices where `data.validation_fraction` is 0.
-        half_life: of held-out samples in the order of the source: each so many before the newest halve what
-            one counts; 0: all count alike.
-        canary: share of the devices, at least one, that serve a new version of the shared model first; the
-            others go on with the version before until theirs find it no worse. Devices then serve the shared
-            model itself, and not their own after local training. 0: no roll-out groups.
-        watch: how long a version stands with its canaries before it is judged: so many rounds, or a time
-            such as "24h".
-        regression: confidence with which more canaries than not must find a version worse, on their own
-            held-out samples, for its roll-out to be stopped.
+        enabled: a device adopts a new model only if two comparisons on its own held-out samples allow it. The
+            new model must be no worse than the deployed one and no worse than a model trained on the device's
+            data alone. Otherwise the device keeps its model and goes on contributing updates. Without this
+            rule a device deploys the model with the lowest validation loss, or the newest one if it has no
+            validation samples.
+        confidence: confidence of the one-sided paired test that a model is better than the local-only model.
+            With 0.5 a lower mean loss is enough.
+        compare_alone: rounds between two trainings of the local-only model. In such a round a device also
+            trains a model on its own samples alone, as long as the shared one, and keeps it. 0: no local-only
+            model and no comparison with it. A larger number saves computation, but the local-only model has
+            then had less training.
+        alone_on_all: a device that prefers its local-only model deploys one that was also trained on the
+            held-out samples. This second model costs as much training again as the one that is compared.
+            `false`: the compared model is deployed.
+        held_out: fraction of the training samples that a device holds out if `data.validation_fraction` is 0.
+        half_life: number of held-out samples, counted back from the newest in the order of the source, after
+            which a sample's weight is halved. 0: all samples have the same weight.
+        canary: fraction of the devices, at least one, that deploy a new version of the shared model first
+            (canaries). The other devices keep the previous version until the canaries find the new one no
+            worse. Devices then deploy the shared model itself, without local training on top. 0: no canaries.
+        watch: how long canaries use a version before it is judged: a number of rounds, or a time such as
+            "24h".
+        regression: confidence with which most canaries must find a version worse on their held-out samples
+            before its roll-out is stopped.
     """
 
     enabled: bool = False
@@ -59,5 +62,9 @@ class AdoptionSection(Settings, frozen=True, omit_defaults=True):
             raise ValueError("canary needs enabled = true: canaries judge by held-out samples")
 
     def validation_fraction(self, of_data: float) -> float:
-        """What devices hold out as validation samples, where [data] says `of_data`."""
+        """Fraction of the training samples that a device holds out.
+
+        Args:
+            of_data: the fraction in section [data], which has priority.
+        """
         return self.held_out if self.enabled and not of_data else of_data

@@ -1,6 +1,7 @@
-"""What the coordinator heeds of run.toml: how many rounds, who takes part, and when a round closes.
+"""Sections of run.toml that the coordinator uses: number of rounds, client selection, and when a round
+closes.
 
-Of all this a device is told `deadline_s` alone, by which it chooses its ratio.
+Of these keys a device receives only `deadline_s`, which it needs to choose its ratio.
 """
 
 from typing import Annotated, Literal
@@ -17,13 +18,12 @@ class RunSection(Settings, frozen=True):
     """[run]
 
     Attributes:
-        name: also the fleet's name and the folder in `runs/`.
-        seed: of every draw of the run.
-        fleet: whose devices train; None: `name` is the fleet's too.
-        rounds: at most this many; or "open": the run goes on until a number of rounds is said here instead
-            (docs/open-runs.md).
-        final_evaluation: after the last round every device does one more round's work on a copy, so that
-            accuracy before and after local training is known for all of them.
+        name: name of the run and of its folder in `runs/`; also the name of the fleet if `fleet` is left out.
+        seed: seed of all random draws of the run.
+        fleet: name of the fleet whose devices train. If left out, the fleet is called like the run.
+        rounds: number of rounds. "open": the run continues until a number is set here (docs/open-runs.md).
+        final_evaluation: after the last round every device trains one more round on a copy of the model. The
+            run then knows the accuracy before and after local training on all devices.
     """
 
     name: FleetName
@@ -34,12 +34,12 @@ class RunSection(Settings, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether it goes on until its settings say otherwise."""
+        """True if the run continues until a number of rounds is set."""
         return self.rounds == "open"
 
     @property
     def last_round(self) -> int | None:
-        """The number of the last round; None: there is none."""
+        """Number of the last round; None in an open run."""
         return None if self.rounds == "open" else self.rounds
 
 
@@ -47,39 +47,44 @@ class RoundSection(Settings, frozen=True):
     """[round]
 
     Attributes:
-        participants: devices a round; None: all that are there.
-        over_selection: ask this many times as many; the round closes when `participants` replied.
-        deadline_s: a round closes at the latest after this.
-        deadline: `fixed`, every round's is `deadline_s`; or `predicted`: what those that are asked expect of
-            the round says when enough of them should have replied, and it closes at the latest after
-            `deadline_slack` times that, but never later than `deadline_s` nor sooner than a second.
-        deadline_slack: see `deadline`.
-        prefer: `any` device that is there is drawn alike; or `able`: those that expect a round longer than
-            `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
-            only when too few others are there for `participants` (without it for `quorum`); or `oort`: by
-            what a device's data still have to teach, and by how fast it is; or `pyramid`: likewise, by how
-            much its last update changed what it was sent instead of by the loss that it tells; or `tiers`:
-            devices that take alike long share a round, drawn by what they have to teach (docs/ratios.md).
-        max_wait: with `prefer = "oort"`, `"pyramid"` and `"tiers"`: rounds that a device which is there waits
-            for its turn at most; None: three times as many as it takes to ask everybody once.
-        min_battery: charge, 0..1, see `prefer`.
-        quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
-        start_with: devices that must be there before round 1 opens; None: `participants` devices (2 where
-            that is not set), or those that are there 60 s after the first one came. A simulation whose
-            devices are always there waits for all that take part.
-        mode: `synchronous`; or semi-asynchronous, where an aggregation counts as a round and `participants`
-            is how many devices work at a time: `window` aggregates what arrived every `window_s`, `buffer`
-            as soon as `buffer` updates are in.
-        window_s: of a window, at most `deadline_s`.
-        buffer: updates an aggregation.
-        staleness_power: an update that was planned s aggregations ago weighs 1 / (1 + s) ** staleness_power.
-        max_staleness: with a greater s it is refused.
-        norm_bound: an update whose largest or RMS value is more than this many times that of the shared model
-            and of the other updates is refused, as if its device had declined; 0: none is.
-        max_share: the largest share of one update in a round's mean of n updates, but never less than 2/n;
-            the rest is spread over the others in proportion to their samples. 1: no limit. None: 0.3, or 1 in
-            a run that a release without this key began (docs/security.md).
-        max_samples: a device that says it holds more training samples may not take part: they are its weight.
+        participants: number of devices that train in a round. If left out, all connected devices take part.
+        over_selection: factor on the number of selected devices. The round closes once `participants` of them
+            have replied.
+        deadline_s: longest duration of a round.
+        deadline: how the deadline of a round is set. `fixed`: every round may take `deadline_s`. `predicted`:
+            the selected devices' forecasts tell when enough of them will have replied. The round may take
+            `deadline_slack` times that, at least 1 s and at most `deadline_s`.
+        deadline_slack: factor on the predicted duration, see `deadline`.
+        prefer: rule of the client selection. `any`: a uniform random draw. `able`: a device is selected last
+            if it predicts a round longer than `deadline_s`, has a metered link, or runs on a battery below
+            `min_battery`. `oort`: utility-based selection by training loss and speed. `pyramid`: like `oort`,
+            but with the norm of the last update instead of the training loss. `tiers`: devices of similar
+            speed share a round, drawn by utility within their tier (docs/ratios.md).
+        max_wait: with `prefer = "oort"`, `"pyramid"` or `"tiers"`, the most rounds that a connected device is
+            passed over. If left out, it is three times the number of rounds in which every device could take
+            part once.
+        min_battery: battery charge, 0 to 1, below which `prefer = "able"` selects a device last.
+        quorum: smallest number of updates that a round needs. With fewer at the deadline nothing is
+            aggregated and the round is tried again.
+        start_with: number of devices that must be connected before round 1 starts. If left out, round 1 waits
+            for `participants` devices (2 if that is left out too) or for 60 s after the first device
+            connected. A simulation whose devices are always available waits for all of them.
+        mode: `synchronous`, or one of two semi-asynchronous modes. There an aggregation counts as a round,
+            and `participants` is the number of devices that work at the same time. `window` aggregates every
+            `window_s` what has arrived; `buffer` aggregates as soon as `buffer` updates have arrived.
+        window_s: length of a window, at most `deadline_s`.
+        buffer: number of updates in an aggregation.
+        staleness_power: exponent of the staleness discount. An update planned s aggregations ago has the
+            weight 1 / (1 + s) ** staleness_power.
+        max_staleness: an update with a greater staleness s is rejected.
+        norm_bound: update-norm bound. An update is rejected if its largest or RMS value exceeds this multiple
+            of the shared model's value and of the other updates' value. The device then counts as having
+            declined. 0: no bound.
+        max_share: largest weight of one update in the mean of a round with n updates, but at least 2/n. The
+            excess goes to the other updates in proportion to their samples. 1: no limit. If left out, it is
+            0.3, or 1 in a run that a release without this key began (docs/security.md).
+        max_samples: a device that reports more training samples is not selected, because the number of
+            samples is its weight.
     """
 
     participants: Count | None = None
@@ -103,7 +108,7 @@ class RoundSection(Settings, frozen=True):
 
     @property
     def by_utility(self) -> bool:
-        """Whether participants are drawn by what asking them is worth."""
+        """True if the client selection ranks devices by utility."""
         return self.prefer in ("oort", "pyramid", "tiers")
 
     def __post_init__(self) -> None:

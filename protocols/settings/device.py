@@ -1,7 +1,7 @@
-"""What devices heed of run.toml: the model, its samples, and how it is trained.
+"""Sections of run.toml that devices use: the model, the samples, and local training.
 
-They are told it when they are enrolled, and a method's own section, [method], too; not where the coordinator
-takes the model's weights and a simulation its data from.
+The enrolment carries them to the devices together with [method]. Two keys stay behind: where the coordinator
+finds the first weights, and where a simulation finds its data.
 """
 
 import math
@@ -15,7 +15,8 @@ from fleetune.protocols.settings.section import Count, Fraction, Settings
 from fleetune.protocols.settings.simulation import Arrivals, Partition
 
 T = TypeVar("T")
-AUGMENTATIONS = ("flip", "crop")  # those of ours, see `edge_agent.training.augmentation`
+# the augmentations that Fleetune brings, see `edge_agent.training.augmentation`
+AUGMENTATIONS = ("flip", "crop")
 MOST_INPUTS = 2**26  # numbers in one sample
 
 
@@ -23,9 +24,10 @@ class AdapterSection(Settings, frozen=True):
     """[model] adapters: low-rank adapters (LoRA, Hu et al. 2021): W x becomes W x + alpha / rank * B A x.
 
     Attributes:
-        rank: of B A; A is (rank, inputs), B (outputs, rank), of a convolution its kernel and 1 x 1.
-        of: patterns of the layers, linear or convolutional, that get one; see `trainable`.
-        alpha: None: the rank, so that the factor is 1.
+        rank: rank of B A. A has the shape (rank, inputs) and B (outputs, rank). In a convolution A has the
+            layer's kernel size and B the kernel 1 x 1.
+        of: patterns of the linear or convolutional layers that get an adapter, written as in `trainable`.
+        alpha: scale of the adapters. If left out, it equals the rank, so that the factor is 1.
     """
 
     rank: Count
@@ -37,21 +39,23 @@ class ModelSection(Settings, frozen=True):
     """[model]
 
     Attributes:
-        name: of a built-in model, `package.module:function` that returns a torch module from
+        name: name of a built-in model, `package.module:function` that returns a torch module from
             (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
-        input_shape: of one sample, e.g. [1, 28, 28]; None: as data.source has it.
-        num_classes: how many numbers the model gives for a sample: its classes, or what else the task asks
-            for (the numbers of a label; for reconstruction, those of a sample). None: as data.source has it.
-        weights: what the run starts from: `run:NAME`, the shared model of another run in the same folder of
-            runs, or a safetensors file; None: weights drawn with the run's seed.
-        init: how they are drawn: `default`, as torch does; or `kaiming`: convolutions normal with variance
-            2 / fan out (He et al. 2015, torchvision), the rest as by default; the same bits without torch.
-        trainable: patterns of the layers that devices train, e.g. ["out", "block3.*"]; a pattern that names a
-            module means all layers in it. The rest is frozen, and travels once. Empty: every layer, or with
-            `adapters` none but these.
-        adapters: low-rank adapters beside frozen layers, e.g. { rank = 4, of = ["block3.*"] }; None: none.
-        backbone: the numbers of what is frozen: `float32`; or `int8`, weights in a quarter of the bytes, each
-            output channel with a scale of its own, see docs/pretrained.md.
+        input_shape: shape of one sample, e.g. [1, 28, 28]. If left out, the data source gives it.
+        num_classes: number of outputs of the model for one sample: the classes, the numbers of a label, or
+            for reconstruction the numbers of a sample. If left out, the data source gives it.
+        weights: the weights that the run starts from: `run:NAME`, the shared model of another run in the same
+            folder, or a safetensors file. If left out, weights are drawn with the run's seed.
+        init: distribution of the drawn weights. `default`: as torch initialises its layers. `kaiming`:
+            convolutions are normal with variance 2 / fan out (He et al. 2015, as in torchvision), other
+            layers as with `default`. Both give the same bits with and without torch.
+        trainable: patterns of the layers that devices train, e.g. ["out", "block3.*"]; a module's name stands
+            for all its layers. All other layers are frozen and travel once. Empty: every layer trains, or
+            only the adapters if the model has `adapters`.
+        adapters: low-rank adapters next to frozen layers, e.g. { rank = 4, of = ["block3.*"] }. If left out,
+            there are none.
+        backbone: number format of the frozen layers. `float32`, or `int8` with one scale for each output
+            channel, which takes a quarter of the bytes (docs/pretrained.md).
     """
 
     name: str
@@ -72,14 +76,14 @@ class DataSection(Settings, frozen=True):
     """[data]
 
     Attributes:
-        source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
-            `csv:FILE?label=COLUMN`, `audio:FOLDER?rate=HZ` (docs/data.md) or `package.module:function`.
-        partition: for simulations; a real device brings its own data.
-        arrivals: for simulations: a section [data.arrivals], where devices' data grow.
-        mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std; each one number, or a
-            list with a number for each channel, e.g. mean = [0.4914, 0.4822, 0.4465].
-        validation_fraction: of the training samples, held out for methods that need a validation loss.
-        class_names: of the labels 0, 1, ...; for the models that devices export.
+        source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`, `csv:FILE?label=COLUMN`,
+            `audio:FOLDER?rate=HZ` (docs/data.md) or `package.module:function`.
+        partition: section [data.partition], used by simulations only; a real device brings its own data.
+        arrivals: section [data.arrivals], used by simulations whose devices' data grow.
+        mean, std: input scaling. The model's input is (x - mean) / std, after bytes were divided by 255. Each
+            is one number or a list with a number for each channel, e.g. mean = [0.4914, 0.4822, 0.4465].
+        validation_fraction: fraction of the training samples that a device holds out for validation.
+        class_names: names of the labels 0, 1, ...; devices write them into the models that they export.
     """
 
     source: str = "digits"
@@ -92,38 +96,38 @@ class DataSection(Settings, frozen=True):
 
 
 def _told(default: T) -> T:
-    """A key that an enrolment always has; the others only where they differ from their default."""
+    """Declare a key that the enrolment always contains. Other keys are left out at their default."""
     return field(default_factory=lambda: default)
 
 
 class TrainingSection(Settings, frozen=True, omit_defaults=True):
-    """[training] The optimisers are those of torch.optim; what they are told holds for every trainer.
+    """[training] Local training. The optimisers follow torch.optim; every trainer computes the same.
 
     Attributes:
-        epochs: passes over a device's training samples in a round; a method may have its own.
-        batch_size: samples a step; the last batch of an epoch is smaller, or larger by one.
-        learning_rate: of every step; a method may have rates of its own beside it. The default is one for
-            sgd: adamw and rmsprop want smaller ones, 0.001 for a start.
-        momentum: of sgd and rmsprop.
-        weight_decay: of sgd and rmsprop: added to the gradient, as torch does; of adamw: times the learning
-            rate and the weight, taken off the weight.
-        optimiser: sgd: v = momentum * v + g + weight_decay * w; w -= learning_rate * v. adamw, rmsprop: as
+        epochs: passes over a device's training samples in a round. A method may define its own number.
+        batch_size: samples in a step. The last batch of an epoch is smaller, or larger by one sample.
+        learning_rate: learning rate of a step. A method may have further rates. The default suits sgd; adamw
+            and rmsprop need smaller ones, e.g. 0.001.
+        momentum: momentum of sgd and rmsprop.
+        weight_decay: weight decay. sgd and rmsprop add weight_decay * w to the gradient, as torch does; adamw
+            subtracts learning_rate * weight_decay * w from the weight.
+        optimiser: sgd: v = momentum * v + g + weight_decay * w; w -= learning_rate * v. adamw and rmsprop: as
             torch.optim.AdamW and RMSprop.
-        betas: of adamw.
-        eps: of adamw and rmsprop.
-        alpha: of rmsprop.
-        optimiser_state: what the optimiser remembers (momentum, moments) begins at zero in every `round`, or
-            is kept on the `device` from round to round.
-        schedule: of the learning rate over rounds, see docs/training.md: `constant`, `cosine` or `step`.
-        warmup_rounds: in the first so many rounds the rate rises in equal steps.
-        schedule_rounds: of cosine: rounds from the start of the run until it is lowest, where it stays; of
-            step: rounds from one step to the next. None: all of run.rounds, or a third of them.
-        schedule_factor: of step: each step multiplies the rate by it.
-        schedule_floor: of cosine: the share of the rate that it falls to.
-        clip_norm: a step's gradient, over all entries that train, is scaled down to this norm where it is
-            longer, as by torch's clip_grad_norm_; None: it is not.
-        augment: makes other batches of a device's training samples: `flip`, `crop`, `package.module:function`
-            of yours, or a list of these, one after the other; see docs/training.md.
+        betas: decay rates of adamw's moments.
+        eps: small constant in the denominator of adamw and rmsprop.
+        alpha: decay rate of rmsprop's mean square.
+        optimiser_state: lifetime of the optimiser's state (momentum, moments). `round`: it starts at zero in
+            every round. `device`: a device keeps it from round to round.
+        schedule: learning-rate schedule over rounds, see docs/training.md.
+        warmup_rounds: number of first rounds in which the rate rises in equal steps.
+        schedule_rounds: for cosine, the rounds until the rate is lowest and stays there; for step, the rounds
+            between two steps. If left out, it is run.rounds for cosine and a third of that for step.
+        schedule_factor: factor of one step of `schedule = "step"`.
+        schedule_floor: fraction of the rate that `schedule = "cosine"` ends at.
+        clip_norm: largest norm of a step's gradient over all trained entries. A longer gradient is scaled
+            down, as by torch's clip_grad_norm_. If left out, gradients are not clipped.
+        augment: data augmentation of the training batches: `flip`, `crop`, your own
+            `package.module:function`, or a list of these that is applied in order (docs/training.md).
     """
 
     epochs: Count = _told(1)
@@ -158,7 +162,7 @@ class TrainingSection(Settings, frozen=True, omit_defaults=True):
 
     @property
     def augmentations(self) -> tuple[str, ...]:
-        """Those of `augment`, in their order."""
+        """The augmentations of `augment` in order, also if it is a single one."""
         return (self.augment,) if isinstance(self.augment, str) else self.augment
 
 
@@ -171,4 +175,4 @@ _HEEDED_BY: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("schedule_factor", 0.1, "schedule", ("step",)),
     ("schedule_floor", 0.0, "schedule", ("cosine",)),
 )
-"""Keys with their defaults that only some optimisers or schedules heed."""
+"""Keys that belong to some optimisers or schedules only: key, default, deciding key, its allowed values."""

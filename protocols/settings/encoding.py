@@ -1,4 +1,6 @@
-"""run.toml's [encoding]: how values are written on the wire. It travels in the enrolment."""
+"""Section [encoding] of run.toml: how the values of updates and tasks are encoded. The enrolment carries
+it.
+"""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -17,7 +19,7 @@ Choice = Label | Annotated[dict[Label, Any], Meta(max_length=20)]
 
 
 def check_encodings(choices: Iterable[Choice]) -> None:
-    """Raises ValueError: there is no such encoding, or it has no such setting."""
+    """Check that each encoding exists and has the given settings. Raises ValueError if not."""
     for choice in choices:
         try:
             encodings.chosen(choice)
@@ -26,13 +28,13 @@ def check_encodings(choices: Iterable[Choice]) -> None:
 
 
 class ValueEncodings(Settings, frozen=True):
-    """How values are written, as the enrolment has it.
+    """The encodings of both directions, as the enrolment carries them.
 
     Attributes:
-        up: how devices write the values of their updates: the name of an encoding (docs/wire.md), or a
-            table of its name and settings.
-        down: how the coordinator writes the values of tasks, likewise: as differences to what a device holds,
-            which both sides then keep.
+        up: encoding of the values of updates: its name (docs/encodings.md), or a table with its name and
+            settings.
+        down: encoding of the values of tasks, written in the same way. Task values are differences to a
+            reference model, which both sides then keep.
     """
 
     up: Choice = LOSSLESS
@@ -47,18 +49,18 @@ class ValueEncodings(Settings, frozen=True):
 
     @property
     def ways(self) -> dict[str, Choice]:
-        """The choice for each direction that has another than the default."""
+        """The choice of each direction ("up", "down") that differs from the default."""
         choices = {"up": self.up, "down": self.down}
         return {way: choice for way, choice in choices.items() if choice != LOSSLESS}
 
     @property
     def uplink(self) -> Encoding:
-        """What writes updates."""
+        """The encoding of updates."""
         return encodings.chosen(self.up)
 
     @property
     def downlink(self) -> Encoding:
-        """What writes tasks."""
+        """The encoding of tasks. Raises SettingError if the chosen one is for updates only."""
         return encodings.chosen(self.down).for_tasks()
 
 
@@ -66,10 +68,10 @@ class EncodingSection(ValueEncodings, frozen=True):
     """[encoding]
 
     Attributes:
-        compact: control messages as MessagePack arrays instead of JSON, and updates in a shorter frame, for
-            thin uplinks. Left out: with `objective.minimise = "bytes"` alone.
-        quick_masks: a mask travels as a bitmap where a device would take longer for its code than for the
-            bytes that it saves. Left out: with `objective.minimise = "time"` and "energy" alone.
+        compact: send control messages as MessagePack arrays instead of JSON, and updates in a shorter frame,
+            for thin uplinks. If left out, this holds with `objective.minimise = "bytes"` only.
+        quick_masks: send a mask as a plain bitmap if compressing it would cost the device more time than the
+            saved bytes are worth. If left out, this holds with `objective.minimise = "time"` or "energy".
     """
 
     compact: bool | None = None
@@ -77,9 +79,9 @@ class EncodingSection(ValueEncodings, frozen=True):
 
     @property
     def values(self) -> ValueEncodings:
-        """What of it the enrolment has."""
+        """The part of the section that the enrolment carries."""
         return ValueEncodings(self.up, self.down)
 
 
 PLAIN = EncodingSection(encodings.RAW, encodings.RAW)
-"""Of an enrolment without `encoding`: values are written unencoded."""
+"""Meaning of an enrolment without `encoding`: values are sent as plain float32."""

@@ -1,4 +1,4 @@
-"""run.toml's [objective]: what a run minimises on its way to an accuracy."""
+"""Section [objective] of run.toml: the cost that a run minimises on its way to an accuracy."""
 
 from typing import Annotated, Literal
 
@@ -14,12 +14,12 @@ Price = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class WithinSection(Settings, frozen=True):
-    """[objective.within] or within = { ... }
+    """[objective.within] The run's budget; in one line: within = { ... }
 
     Attributes:
-        seconds: since the first round opened, on the coordinator's clock.
-        megabytes: of updates that devices send.
-        joules: that devices report for their rounds, without idling between them.
+        seconds: time since the first round started, on the coordinator's clock.
+        megabytes: bytes of the updates that devices send, in MB.
+        joules: energy that devices report for their rounds, without idle time between rounds.
     """
 
     seconds: Amount | None = None
@@ -28,11 +28,11 @@ class WithinSection(Settings, frozen=True):
 
 
 class PriceSection(Settings, frozen=True):
-    """[objective.price] or price = { ... }, in any currency
+    """[objective.price] Prices in any currency; in one line: price = { ... }
 
     Attributes:
-        megabyte: of updates that devices send.
-        kilowatt_hour: that they draw.
+        megabyte: price of a megabyte of updates.
+        kilowatt_hour: price of a kilowatt hour that devices draw.
     """
 
     megabyte: Price = 0.0
@@ -88,5 +88,5 @@ class ObjectiveSection(Settings, frozen=True):
 
     @property
     def proposes(self) -> bool:
-        """Whether the coordinator proposes ratios."""
+        """True if the coordinator proposes the ratio of each task."""
         return self.minimise != "none"

@@ -1,4 +1,7 @@
-"""The learning rate over rounds: every device of a run has the same in the same round, whenever it joined."""
+"""Learning-rate schedules over rounds.
+
+The rate depends on the round alone, so a device that joins late uses the same rate as the others.
+"""
 
 import math
 
@@ -9,14 +12,14 @@ from fleetune.protocols.settings.device import TrainingSection
 
 
 def with_schedule_of_run(training: TrainingSection, rounds: int | None) -> TrainingSection:
-    """A [training] section with the `schedule_rounds` that it leaves open.
+    """The [training] section with `schedule_rounds` filled in if it was left out.
 
     Args:
-        training: of a run that begins.
-        rounds: of the run; None: it has no end.
+        training: section of a run that begins.
+        rounds: number of rounds of the run; None: an open run.
 
     Raises:
-        SettingError: there is none to take it from.
+        SettingError: the schedule needs `schedule_rounds` and the run is open.
     """
     if training.schedule == "constant" or training.schedule_rounds is not None:
         return training
@@ -30,8 +33,13 @@ def with_schedule_of_run(training: TrainingSection, rounds: int | None) -> Train
 
 
 def with_that_of_run(training: TrainingSection, begun: TrainingSection) -> TrainingSection:
-    """A [training] section to go on with in a run that has `begun` with another: what it leaves open, and
-    the run decided when it began, stays.
+    """The [training] section for a run that continues with changed settings.
+
+    It keeps the `schedule_rounds` that was computed when the run began, unless the schedule itself changed.
+
+    Args:
+        training: the changed section.
+        begun: the section that the run began with.
     """
     if training.schedule_rounds is None and training.schedule == begun.schedule:
         return replace(training, schedule_rounds=begun.schedule_rounds)
@@ -39,23 +47,29 @@ def with_that_of_run(training: TrainingSection, begun: TrainingSection) -> Train
 
 
 def in_round(training: TrainingSection, number: int) -> TrainingSection:
-    """A [training] section with the learning rate of a round.
+    """The [training] section with the learning rate of one round.
 
     Args:
-        training: of a run that has begun.
-        number: of the round, from 1. A final evaluation has that of the round after the last.
+        training: section of a run that has begun.
+        number: the round, from 1. A final evaluation uses the number after the last round.
     """
     factor = rate_factor(training, number)
     return training if factor == 1 else replace(training, learning_rate=factor * training.learning_rate)
 
 
 def rate_factor(training: TrainingSection, number: int) -> float:
-    """What the learning rate is multiplied with in a round, above 0.
+    """Factor on the learning rate in a round, above 0.
 
-    With W warm-up rounds round t <= W has t / (W + 1). Those after it have, with i = t - W - 1 and N =
-    schedule_rounds, less W for cosine: step: schedule_factor^floor(i / N), as torch's StepLR; cosine:
-    floor + (1 - floor) * (1 + cos(pi * min(i, N - 1) / N)) / 2, as torch's CosineAnnealingLR, which comes
-    up again after N rounds: here it stays where it is in the last of them.
+    With W warm-up rounds, round t <= W has the factor t / (W + 1). For later rounds let i = t - W - 1, and
+    let N be `schedule_rounds` (less W for cosine):
+
+    - step: schedule_factor^floor(i / N), as torch's StepLR;
+    - cosine: floor + (1 - floor) * (1 + cos(pi * min(i, N - 1) / N)) / 2, as torch's CosineAnnealingLR.
+      Torch's rate rises again after N rounds; here it stays at its last value.
+
+    Args:
+        training: section of a run that has begun.
+        number: the round, from 1.
     """
     warmup = training.warmup_rounds
     if number <= warmup:
@@ -71,4 +85,4 @@ def rate_factor(training: TrainingSection, number: int) -> float:
 
 
 _LEAST = 1e-30
-"""A learning rate is never 0, however many steps it went down."""
+"""Smallest factor: a learning rate of 0 would be an invalid setting, however many steps have passed."""

@@ -1,6 +1,6 @@
-"""A whole run.toml: everything needed to repeat a run; `protocols.settings.run_toml` reads it.
+"""A whole run.toml: all that is needed to repeat a run. `protocols.settings.run_toml` reads the file.
 
-Its sections stand by who heeds them: device.py, coordinator.py, simulation.py.
+The sections are grouped by the program that uses them: device.py, coordinator.py, simulation.py.
 """
 
 from typing import Any
@@ -24,9 +24,9 @@ class RunSettings(Settings, frozen=True):
     """A whole run.toml.
 
     Attributes:
-        compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the configuration
-            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead, `up` and `down` to
-            [encoding], `minimise` to [objective]. A run ignores them.
+        compare: tables [compare.LABEL] for `edge-sim compare`, one for each compared configuration. A table
+            replaces [method]; without a `name` the label is the method. `ratios` goes to [fleet], `up` and
+            `down` to [encoding], and `minimise` to [objective]. A run ignores these tables.
         paper: see `PaperSection`.
     """
 
@@ -47,29 +47,30 @@ class RunSettings(Settings, frozen=True):
 
     @property
     def proposes_ratios(self) -> bool:
-        """Whether the coordinator proposes each task's ratio; never where `fleet.ratios` deals them."""
+        """True if the coordinator proposes the ratio of each task; never if `fleet.ratios` assigns them."""
         return self.objective.proposes and not self.fleet.ratios
 
     @property
     def time_counts(self) -> bool:
-        """Whether it proposes them so that the run takes little time or energy."""
+        """True if the coordinator proposes ratios that save time or energy."""
         return self.proposes_ratios and self.objective.minimise in ("time", "energy")
 
     @property
     def compact(self) -> bool:
-        """Whether what is said around the values is to take few bytes, see `EncodingSection`."""
+        """True if messages and update frames are compact, see `EncodingSection`."""
         asked = self.encoding.compact
         return self.proposes_ratios and self.objective.minimise == "bytes" if asked is None else asked
 
     @property
     def quick_masks(self) -> bool:
-        """Whether devices' time counts where masks are written, see `EncodingSection`."""
+        """True if the time for coding a mask counts, see `EncodingSection`."""
         return self.time_counts if self.encoding.quick_masks is None else self.encoding.quick_masks
 
     @property
     def uplinks(self) -> tuple[Choice, ...]:
-        """How a task may ask for the values of its update: `encoding.up`, and those that are proposed beside
-        it, the one of fewest bytes last.
+        """The encodings that a task may request for its update.
+
+        `encoding.up` comes first, then the smaller ones of `objective.encodings`, by descending size.
         """
         if not self.proposes_ratios:
             return (self.encoding.up,)
@@ -79,8 +80,9 @@ class RunSettings(Settings, frozen=True):
 
 
 def simulated_keys(settings: RunSettings) -> list[str]:
-    """What a run.toml says about a simulated world, and a real fleet brings itself: `serve` names these keys,
-    and nothing else in the file but [compare] and [paper] means less to it than to a simulation.
+    """The keys of a run.toml that describe a simulated fleet and that `serve` therefore ignores.
+
+    `serve` names them in a warning. [compare] and [paper] are not among them.
     """
     fleet, plain = settings.fleet, FleetSection()
     keys = [key for key in fleet.__struct_fields__ if key != "ratios" and (fleet.devices or key != "devices")]

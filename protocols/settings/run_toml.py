@@ -1,7 +1,7 @@
-"""Reading run.toml, and any other TOML into typed sections: one line that names the key for every mistake.
+"""Read run.toml, or any other TOML file, into typed sections. Every mistake is one line that names the key.
 
-`read_run(path)` gives a `RunSettings` or a `SettingError`; `settings_of` does so with whatever a caller from
-Python has.
+`read_run(path)` returns `RunSettings` or raises SettingError. `settings_of` does the same for the values that
+a Python program passes.
 """
 
 import difflib
@@ -21,15 +21,17 @@ from fleetune.protocols.toml_text import parse_value, read_toml
 
 Section = TypeVar("Section", bound=Struct)
 Changes = Sequence[str] | Mapping[str, Any]
-"""`section.key=value` each, the value as in TOML, bare words are text; or values by `section.key`."""
+"""Changes on top of a file: texts `section.key=value` with TOML values (bare words are text), or values by
+`section.key`.
+"""
 
-_MAX_SHOWN = 300  # characters of what stands in a file
+_MAX_SHOWN = 300  # characters of a file's content that an error message quotes at most
 RENAMED = {
     "run.rehearsal": "run.final_evaluation",
     "encoding.brief": "encoding.compact",
     "round.max_strain": "round.norm_bound",
 }
-"""Settings by their old names, with the names they have now."""
+"""Renamed settings: the present name by the old one."""
 
 
 def read_run(
@@ -41,12 +43,12 @@ def read_run(
 
     Args:
         path: the file.
-        changes: on top of the file, see `Changes`.
-        adapt: makes of the file's content what the changes go on top of; it may raise SettingError.
+        changes: changes on top of the file, see `Changes`.
+        adapt: converts the file's content before the changes are applied; it may raise SettingError.
 
     Raises:
         SettingError: the file cannot be read (see `read_toml`), or a key is unknown, given twice, of the
-            wrong type or range.
+            wrong type or out of range.
     """
     path = Path(path)
     content = read_toml(path)
@@ -59,15 +61,15 @@ def read_run(
 
 
 def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Changes = ()) -> RunSettings:
-    """The settings that a caller from Python means.
+    """The settings that a Python program passes, in any of their forms.
 
     Args:
-        given: the path of a run.toml, what would stand in one, or settings that were read already.
-        changes: on top of them, see `Changes`. Numbers and arrays of NumPy, paths and tuples stand for what
-            TOML has in their place.
+        given: path of a run.toml, its content as a mapping, or settings that were read already.
+        changes: changes on top of them, see `Changes`. NumPy numbers and arrays, paths and tuples are
+            converted to their TOML types.
 
     Raises:
-        SettingError: as `read_run`.
+        SettingError: as for `read_run`.
     """
     if isinstance(given, Path | str):
         return read_run(given, changes)
@@ -79,7 +81,7 @@ def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Ch
 
 
 def parse_run(content: dict[str, Any]) -> RunSettings:
-    """The settings in an already parsed run.toml. Raises SettingError."""
+    """The settings in the parsed content of a run.toml. Raises SettingError."""
     _check_names(content)
     by_group = _section(_section(content, "data"), "partition").get("kind") == "group"
     if by_group and "devices" not in _section(content, "fleet"):
@@ -98,7 +100,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_names(content: dict[str, Any]) -> None:
-    """Raises SettingError: a setting has its old name."""
+    """Raise SettingError if a setting has its old name."""
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
         if key in _section(content, section):
@@ -106,7 +108,7 @@ def _check_names(content: dict[str, Any]) -> None:
 
 
 def _change_all(content: dict[str, Any], changes: Changes) -> None:
-    """Raises SettingError when one of them is not as `Changes` says."""
+    """Apply the changes to `content` in place. Raises SettingError if one is malformed, see `Changes`."""
     if isinstance(changes, Mapping):
         for path, value in changes.items():
             _put(content, path, plain(value), f"set {path!r}: use section.key, e.g. 'training.epochs'")
@@ -120,7 +122,7 @@ def _change_all(content: dict[str, Any], changes: Changes) -> None:
 
 
 def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
-    """Raises SettingError: `path` is no section.key; `said` is what a user is told then."""
+    """Set one value. Raises SettingError with the text `said` if `path` is no section.key."""
     *sections, key = path.strip().split(".")
     if not sections:
         raise SettingError(said)
@@ -132,7 +134,7 @@ def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """As TOML has it, all of it new."""
+    """A copy of `value` in TOML's types."""
     match value:
         case np.generic() | np.ndarray():
             return value.tolist()
@@ -146,7 +148,17 @@ def plain(value: Any) -> Any:
 
 
 def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -> Section:
-    """`content` as `section`, or a SettingError that names the key below `prefix` and what it may be."""
+    """Convert `content` to the type `section`.
+
+    Args:
+        content: what a file or a program gave.
+        section: the type.
+        prefix: path of the section, for messages.
+
+    Raises:
+        SettingError: a key is unknown or its value does not fit; the message names the key and what it may
+            be.
+    """
     try:
         return msgspec.convert(content, section, strict=True)
     except msgspec.ValidationError as problem:
@@ -154,7 +166,7 @@ def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -
 
 
 def _explain(problem: str, section: type, prefix: str) -> str:
-    """Msgspec's message as `key: what is wrong`, with the nearest known key for a misspelt one."""
+    """Msgspec's message as `key: problem`. For an unknown key it suggests the nearest known one."""
     text, _, where = problem.partition(" - at `$")
     path = [part for part in where.rstrip("`").replace("[...]", "").split(".") if part]
     unknown = re.search(r"unknown field `(.+)`", text)
@@ -168,7 +180,7 @@ def _explain(problem: str, section: type, prefix: str) -> str:
 
 
 def _choices(text: str, section: type, path: list[str]) -> str:
-    """What stands for a word that is none of those allowed."""
+    """The allowed words as the end of a message, if a word was not one of them; otherwise ""."""
     if not text.startswith("Invalid enum value") or not path or "[" in path[-1]:
         return ""
     hint = get_type_hints(_section_at(section, path[:-1]))[path[-1]]

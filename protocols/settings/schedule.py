@@ -1,6 +1,6 @@
-"""When rounds happen: the keys of [schedule], and what their words mean in numbers.
+"""Section [schedule] of run.toml: when rounds may start, and its times converted to seconds.
 
-What follows from them at a given time is decided by `coordinator.rounds.policies.schedule`.
+`coordinator.rounds.policies.schedule` decides by these keys whether a round may start now.
 """
 
 import re
@@ -12,29 +12,32 @@ from fleetune.protocols.bounds import MAX_NUMBER
 from fleetune.protocols.settings.section import Count, Settings
 
 DAY_S = 86_400
-UTC = "UTC"  # known also where no time zones are installed
+UTC = "UTC"  # valid even where no time zone data are installed
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S}
 _LONGEST_S = 3660 * DAY_S
 
 
 class ScheduleSection(Settings, frozen=True):
-    """[schedule] When a round may open; without it rounds follow each other back to back.
+    """[schedule] When a round may start. Without this section each round starts when the previous one ends.
 
-    `every`, `at` and `window` say when it may, `new_samples` and `drift` whether: both must be so.
+    `every`, `at` and `window` limit the time; `new_samples` and `drift` require new data. Both conditions
+    must hold.
 
     Attributes:
-        every: from one round to the next at least, e.g. "24h", "90m", "7d"; with `at`, or with a `window`
-            and whole days, it counts days instead.
-        at: time of day at which a round is due, e.g. "02:00"; one that was missed is made up as soon as the
-            coordinator is back, if its `window` is still open.
-        window: a round opens only between these times of day, e.g. "01:00-05:00", "22:00-06:00"; the last
-            one is finished.
-        zone: of these times, e.g. "Europe/Berlin"; None: the coordinator's own.
-        new_samples: a round opens when `devices` devices have so many new samples since their last round.
-        drift: a round opens when `devices` devices find that their data have changed.
-        devices: how many must say so; with both keys either is enough.
-        first_rounds: so many rounds follow each other back to back when the run begins, before any of this
-            holds: a model that is worth keeping up, and what drift is measured against.
+        every: shortest time between the starts of two rounds, e.g. "24h", "90m", "7d". With `at`, or with a
+            `window` and whole days, it counts calendar days.
+        at: time of day at which a round is due, e.g. "02:00". If the coordinator was down at that time, the
+            round starts when it is back, provided that `window` is still open.
+        window: times of day between which a round may start, e.g. "01:00-05:00" or "22:00-06:00". A running
+            round is always finished.
+        zone: time zone of these times, e.g. "Europe/Berlin". If left out, the coordinator's own.
+        new_samples: number of new samples since its last round that a device must have to count. A round
+            starts when `devices` devices have as many.
+        drift: a round starts when `devices` devices report that the distribution of their data has changed.
+        devices: number of devices that must report new samples or drift. With both keys either report is
+            enough.
+        first_rounds: number of rounds at the beginning of the run that ignore the schedule. They train the
+            first useful model, against which drift is measured.
     """
 
     every: str | None = None
@@ -47,7 +50,8 @@ class ScheduleSection(Settings, frozen=True):
     first_rounds: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
 
     def __post_init__(self) -> None:
-        span, at_s, every_s = self.window_s, self.at_s, self.every_s  # each raises a ValueError with its key
+        # each raises a ValueError that names its key
+        span, at_s, every_s = self.window_s, self.at_s, self.every_s
         if every_s is not None and at_s is not None and every_s % DAY_S:
             raise ValueError(f'every = "{self.every}" with at: say whole days, e.g. "24h"')
         if span is not None and at_s is not None and (at_s - span[0]) % DAY_S >= span[1]:
@@ -59,29 +63,31 @@ class ScheduleSection(Settings, frozen=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether rounds follow each other back to back."""
+        """True if the schedule sets no condition, so that each round starts when the previous one ends."""
         return self.every is None and self.at is None and self.window is None and not self.asks_devices
 
     @property
     def asks_devices(self) -> bool:
-        """Whether it is for devices to say that training would pay."""
+        """True if a round waits for devices' reports of new samples or drift."""
         return self.new_samples is not None or self.drift
 
     @property
     def every_s(self) -> int | None:
-        """`every` in seconds. Raises ValueError: it is no time span."""
+        """`every` in seconds; None if it is left out. Raises ValueError if it is no time span."""
         return None if self.every is None else seconds_of_span(self.every, "every")
 
     @property
     def at_s(self) -> int | None:
-        """`at` in seconds since midnight. Raises ValueError: it is no time of day."""
+        """`at` in seconds since midnight; None if it is left out. Raises ValueError if it is no time of
+        day.
+        """
         return None if self.at is None else seconds_of_day(self.at, "at")
 
     @property
     def window_s(self) -> tuple[int, int] | None:
-        """Where `window` begins, in seconds since midnight, and how long it is; past midnight it goes on.
+        """Start of `window` in seconds since midnight, and its length in seconds; None if it is left out.
 
-        Raises ValueError: it is none.
+        A window may cross midnight. Raises ValueError if it is not two times of day.
         """
         if self.window is None:
             return None
@@ -93,7 +99,7 @@ class ScheduleSection(Settings, frozen=True):
 
 
 def seconds_of_span(text: str, key: str) -> int:
-    """Seconds of a time span such as "24h". Raises ValueError that names the key."""
+    """Seconds in a time span such as "24h". Raises ValueError that names `key` if it is none."""
     found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= _LONGEST_S:
@@ -102,7 +108,9 @@ def seconds_of_span(text: str, key: str) -> int:
 
 
 def seconds_of_day(text: str, key: str) -> int:
-    """Seconds since midnight at a time of day such as "02:00". Raises ValueError that names the key."""
+    """Seconds from midnight to a time of day such as "02:00". Raises ValueError that names `key` if it is
+    none.
+    """
     found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text)
     if not found:
         raise ValueError(f'{key} = "{text}": say a time of day, e.g. "02:00"')
@@ -110,7 +118,7 @@ def seconds_of_day(text: str, key: str) -> int:
 
 
 def _check_zone(name: str) -> None:
-    """Raises ValueError: there is no such time zone on this machine."""
+    """Raise ValueError if this machine does not know the time zone."""
     from zoneinfo import ZoneInfo
 
     if name == UTC:

@@ -1,4 +1,4 @@
-"""What the sections of run.toml are made of: their base, and what several of them take."""
+"""Base class of the sections of run.toml, and the value types that several sections use."""
 
 from typing import Annotated, Literal
 
@@ -8,9 +8,9 @@ from fleetune.protocols.bounds import MAX_NUMBER
 
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
-PROCESSOR = "cpu"  # what trains unless it is said, as torch calls it
-Precision = Literal["float32", "bfloat16"]  # that training steps compute in, see `FleetSection`
+PROCESSOR = "cpu"  # torch's name of the processor, the default device for training
+Precision = Literal["float32", "bfloat16"]  # number format of training steps, see `FleetSection`
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the sections: immutable, and a misspelt key is an error."""
+    """Base class of the sections: immutable; an unknown key is an error."""

@@ -1,6 +1,7 @@
-"""What only a simulation heeds of run.toml: its fleet, its links, how it deals data, and a paper's cell.
+"""Sections of run.toml for simulations: the fleet, its links, the data partition, and a paper's result.
 
-A real fleet brings itself. `edge-coordinator serve` heeds `fleet.ratios` of this and names what else is set.
+`edge-coordinator serve` uses `fleet.ratios` of these and names the other keys that are set: a real fleet has
+its own devices, links and data.
 """
 
 import re
@@ -13,7 +14,7 @@ from fleetune.protocols.bounds import MAX_NUMBER, FleetName, NonNegative, Positi
 from fleetune.protocols.settings.section import PROCESSOR, Count, Precision, Settings
 
 Decibels = Annotated[float, Meta(ge=-500, le=500)]
-Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
+Deviation = Annotated[float, Meta(ge=0, le=100)]  # standard deviation in decibels
 Metres = Annotated[float, Meta(ge=1, le=1e9)]
 Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
@@ -21,19 +22,19 @@ TimeOfDay = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]\Z")]
 
 
 class Partition(Settings, frozen=True):
-    """[data.partition] How a simulation deals one data set to its devices.
+    """[data.partition] How a simulation partitions one data set over its devices.
 
     Attributes:
-        kind: `iid`; `dirichlet` (each class is dealt over devices by Dir(alpha)); `mix` (each device
-            has a class mix q ~ Dir(alpha) and a fixed number of samples); `alpha-rho` (Bernoulli(rho)
-            says which classes a device holds, each class is dealt over its holders by Dir(alpha));
-            `primary` (a primary class 40-60 %, a secondary 20-40 %, the rest uniform); `group` (by the
-            data's group column: person, writer).
-        pool: fraction of all samples, drawn at random, that is dealt at all.
-        alpha: Dirichlet concentration.
-        rho: chance that a device holds a class.
-        samples: training plus test samples a device; None: all there are.
-        test_fraction: of each device's samples, its own test split.
+        kind: `iid`: at random. `dirichlet`: each class is split over devices by Dir(alpha). `mix`: each
+            device has a class mixture q ~ Dir(alpha) and a fixed number of samples. `alpha-rho`:
+            Bernoulli(rho) decides which classes a device holds, and each class is split over its holders by
+            Dir(alpha). `primary`: 40 to 60 % of a primary class, 20 to 40 % of a secondary one, the rest
+            uniform. `group`: by the data's group column, such as person or writer.
+        pool: fraction of all samples, drawn at random, that is partitioned.
+        alpha: Dirichlet concentration; smaller values give more uneven partitions.
+        rho: probability that a device holds a class.
+        samples: number of training plus test samples of a device. If left out, all samples are used.
+        test_fraction: fraction of a device's samples that form its test split.
     """
 
     kind: str = "iid"
@@ -45,15 +46,15 @@ class Partition(Settings, frozen=True):
 
 
 class Change(Settings, frozen=True):
-    """[data.arrivals.change] How the samples that come change one day: drift.
+    """[data.arrivals.change] A simulated drift: from some day on, newly arriving samples are changed.
 
     Attributes:
-        kind: `rotate-classes` (of each label the next class), `invert` (of bytes 255 - x, of numbers -x),
-            `shift` (by a standard deviation of all inputs), or `package.module:function` of yours, called
-            with the inputs and labels that come, the day and the device's number; returns inputs and
-            labels, perhaps fewer.
-        day: the first such day; the run begins with day 1.
-        share: of the devices, drawn by the run's seed.
+        kind: `rotate-classes`: each label becomes the next class. `invert`: bytes become 255 - x, other
+            numbers -x. `shift`: inputs move by one standard deviation of all inputs. Or your own
+            `package.module:function`. It gets the arriving inputs and labels, the day and the device's
+            number, and returns inputs and labels, possibly fewer.
+        day: the first day with changed samples; the run begins on day 1.
+        share: fraction of the devices with changed samples, drawn with the run's seed.
     """
 
     kind: str
@@ -62,18 +63,20 @@ class Change(Settings, frozen=True):
 
 
 class Arrivals(Settings, frozen=True):
-    """[data.arrivals] Simulated devices whose data grow: each keeps what comes as a real one does
-    (docs/streams.md), and what it serves is judged on each day's samples before they may be trained on.
+    """[data.arrivals] Simulated devices whose data grow.
 
-    A device's part of the data set (`data.partition`) comes in an order drawn by the run's seed; what was cut
-    from a series keeps its own order.
+    Each device stores arriving samples as a real one does (docs/streams.md). Its deployed model is tested on
+    each day's samples before the device may train on them. A device's part of the data set (`data.partition`)
+    arrives in an order drawn with the run's seed; samples cut from a series keep their order.
 
     Attributes:
-        first: samples that a device has when the run begins.
-        per_day: that come to it in a day; None: what is left of its part, evenly over `fleet.days`.
-        times_a_day: how often some of them come.
-        keep: what it keeps, the keys of `edge-agent run --keep-...`, e.g. { keep_days = 7, keep = "newest" }.
-        change: see there; None: samples stay as they are.
+        first: number of samples that a device has when the run begins.
+        per_day: number of samples that arrive in a day. If left out, the rest of the device's part arrives
+            evenly over `fleet.days`.
+        times_a_day: number of deliveries in a day.
+        keep: retention rules, the keys of `edge-agent run --keep-...`, e.g. { keep_days = 7, keep = "newest"
+            }.
+        change: section [data.arrivals.change]. If left out, samples arrive unchanged.
     """
 
     first: Count = 100
@@ -84,16 +87,18 @@ class Arrivals(Settings, frozen=True):
 
 
 class WirelessSection(Settings, frozen=True):
-    """[fleet.wireless] One radio cell around the coordinator; the defaults are the KAPC paper's Table 4.
+    """[fleet.wireless] One radio cell around the coordinator. The defaults are those of the KAPC paper,
+    Table 4.
 
     Attributes:
-        bandwidth_mhz, power_dbm, distance_m: of a device, drawn uniformly between the two.
-        server_bandwidth_mhz, server_power_dbm: of the coordinator's transmitter.
-        gain_db: of the path at 1 m.
-        path_loss_exponent: of the path beyond.
+        bandwidth_mhz, power_dbm, distance_m: smallest and largest value of a device, drawn uniformly between
+            the two.
+        server_bandwidth_mhz, server_power_dbm: bandwidth and power of the coordinator's transmitter.
+        gain_db: path gain at 1 m.
+        path_loss_exponent: path loss exponent beyond 1 m.
         noise_dbm_hz: thermal noise power density.
-        uplink_interference_db, downlink_interference_db: mean and standard deviation of what other cells
-            add to the noise. The paper gives no unit; decibels are our choice.
+        uplink_interference_db, downlink_interference_db: mean and standard deviation of the interference that
+            other cells add to the noise. The paper gives no unit; decibels are our choice.
     """
 
     bandwidth_mhz: tuple[Megahertz, Megahertz] = (10.0, 30.0)
@@ -115,39 +120,43 @@ class WirelessSection(Settings, frozen=True):
 
 
 class FleetSection(Settings, frozen=True):
-    """[fleet] The simulated fleet (and the demo's). `serve` heeds `ratios` of it, and names what else is set.
+    """[fleet] The simulated fleet, also that of the demo. `serve` uses `ratios` and names the other keys
+    that are set.
 
     Attributes:
-        devices: how many; left out, one for each group where `data.partition.kind` is `group`.
-        boards: board name = how many; the rest, or all without it, are `generic`.
-        uplink_mbps, downlink_mbps: instead of the boards' own links.
-        links: preset or trace file (`4g`, `my-trace.csv`; `edge-sim link presets` lists them) = how many
-            devices are on such a link, in the order of the devices; the rest keep the link they have
-            without it.
-        wireless: `true`, or a section `[fleet.wireless]`: devices that `links` leaves out share a radio
+        devices: number of devices. If left out with `data.partition.kind = "group"`, one for each group.
+        boards: number of devices of each board, by the board's name. All other devices are `generic`.
+        uplink_mbps, downlink_mbps: link speeds that replace those of the boards.
+        links: number of devices on each link, by preset or trace file (`4g`, `my-trace.csv`; `edge-sim link
+            presets` lists the presets), in the order of the devices. All other devices keep the link they
+            would have without this key.
+        wireless: `true`, or a section `[fleet.wireless]`: the devices that `links` leaves out share a radio
             cell with the coordinator.
-        ratios: dealt to devices in turn, see `dealt`, instead of what each would choose, e.g. [0.2, 0.4, 0.6,
-            0.8, 1.0]; a simulated device that then takes too long is late. `serve` deals them too: a real
-            device runs at its own or, where its owner or its limits say so, at a smaller one.
-        spread: of devices' true speeds about their boards' profiles: standard deviation of the logarithm.
-        jitter: of how long a device trains from round to round: standard deviation of the logarithm.
-        batteries: charge of those that have one when the run begins, drawn uniformly between the two, 0..1;
-            they drain, and nobody charges them. Without it all are on the mains.
-        policy: of every owner, the keys of `edge-agent run --policy`.
-        availability: chance that a device is there when a round starts.
-        trainer: what devices train with: `torch`; `onnx`, by the same bits as agents with ONNX Runtime, which
-            takes small models less time; `fastest`: whichever a short measurement on this machine finds
-            quicker, which the run keeps. They differ by rounding.
-        train_on: what torch computes on, by its names: `cpu`, or cards that the workers share, e.g.
-            `cuda:0,cuda:1`, `mps`. Another one rounds differently.
-        precision: what torch computes the forward pass of a training step in, and its way back: `bfloat16`
-            is quicker on cards and processors that have it, and rounds to 8 bits. Weights, gradients, the
-            optimiser and all evaluations are `float32` whatever it says.
-        at_once: devices that each worker trains at once: a step of all of them is one of torch's. For cards,
-            where a small network's step is mostly waiting. It rounds differently.
-        days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
-        starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]; its `zone` is
-            UTC unless it says otherwise.
+        ratios: ratios that are assigned to devices in turn instead of the devices' own choice, e.g. [0.2,
+            0.4, 0.6, 0.8, 1.0]. A simulated device that is too slow for its ratio becomes a straggler.
+            `serve` assigns them too; a real device trains at a smaller ratio if its owner or its limits
+            demand it.
+        spread: spread of the devices' true speeds around their board's profile, as a standard deviation of
+            the logarithm.
+        jitter: variation of a device's training time from round to round, as a standard deviation of the
+            logarithm.
+        batteries: initial charge of devices with a battery, 0 to 1, drawn uniformly between the two numbers.
+            Batteries drain and are never charged. If left out, all devices are on mains power.
+        policy: every owner's policy, with the keys of `edge-agent run --policy`.
+        availability: probability that a device is available when a round starts.
+        trainer: training backend: `torch`; `onnx`, the agents' backend with ONNX Runtime, which is faster for
+            small models and gives the agents' bits; or `fastest`, the faster of both in a short measurement
+            on this machine, which the run then keeps. The backends differ by rounding.
+        train_on: torch devices that train: `cpu`, or accelerators that the workers share, e.g.
+            `cuda:0,cuda:1` or `mps`. Each kind rounds differently.
+        precision: number format of forward and backward pass in torch. `bfloat16` has 8 significant bits and
+            is faster on hardware that supports it. Weights, gradients, the optimiser and all evaluations stay
+            `float32`.
+        at_once: number of devices that a worker trains in one batched step. It speeds up small models on
+            accelerators and rounds differently.
+        days: simulated days after which the run ends; an open run (`run.rounds`) needs it.
+        starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]. Its `zone` is
+            UTC if left out.
     """
 
     devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 10  # 0: one for each group, see `parse_run`
@@ -171,19 +180,20 @@ class FleetSection(Settings, frozen=True):
 
     @property
     def cards(self) -> tuple[str, ...]:
-        """Of `train_on`; none: the processor trains."""
+        """The accelerators of `train_on`; empty if the processor trains."""
         return () if self.train_on == PROCESSOR else tuple(self.train_on.split(","))
 
     def trains_on(self, worker: int) -> str:
-        """What a worker's devices train on, by the worker's number."""
+        """The torch device of a worker, by the worker's number."""
         cards = self.cards or (PROCESSOR,)
         return cards[worker % len(cards)]
 
     def dealt(self, device: str) -> float | None:
-        """The ratio of a device, by its name alone: a restart, or who comes first, changes nothing.
+        """The ratio that `ratios` assigns to a device; None if there are no ratios.
 
-        A name that ends in a number has its turn by that number: `device-07` is the eighth. Any other name
-        has one by its checksum. None: no ratios are dealt.
+        It depends on the device's name alone, so neither a restart nor the order of joining changes it. A
+        name that ends in a number takes the ratio with that number: `device-07` takes the eighth. Any other
+        name takes one by its checksum.
         """
         if not self.ratios:
             return None
@@ -193,21 +203,23 @@ class FleetSection(Settings, frozen=True):
 
 
 class PaperSection(Settings, frozen=True):
-    """[paper] The cell of a paper's table that the file repeats, for `edge-sim paper`. A run ignores it.
+    """[paper] The result of a paper's table that the file reproduces, for `edge-sim paper`. A run ignores
+    it.
 
     Attributes:
-        table: of which paper, and where in it.
+        table: the paper and the table.
         value, deviation: the paper's number and its standard deviation, in the measure's unit (accuracies are
-            fractions); None: it gives none.
-        meaning: what the paper says its number is.
-        accuracy: which of our measures that is, an accuracy or what travels, see `tools.papers.measures`.
-        samples: that the whole data set has; a source with fewer makes a scaled run.
-        cpu_minutes: of one seed on one core, about.
-        scaled: what the file itself has smaller than the paper.
-        open: what the paper leaves open: a key of this file, or of one of its sections, and why it is our
-            choice. Such a key may be changed without scaling the run.
-        rows: other cells of the same table, by name: the sections and keys in which they differ from this
-            file, [paper] among them. A `method` of another name replaces the file's.
+            fractions). The deviation may be left out.
+        meaning: what the paper's number measures, in the paper's words.
+        accuracy: the measure of ours that corresponds to it, an accuracy or a number of bytes, see
+            `tools.papers.measures`.
+        samples: number of samples in the whole data set. With a smaller source the run counts as scaled down.
+        cpu_minutes: approximate computing time for one seed on one core.
+        scaled: what the file itself makes smaller than the paper does.
+        open: what the paper leaves open: a key of this file, or of one of its sections, with the reason for
+            our choice. Changing such a key does not make the run a scaled one.
+        rows: further results of the same table, by name: the sections and keys in which they differ from this
+            file, [paper] included. A `method` with another name replaces the file's.
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""[task]: what a fleet learns; `protocols.tasks` makes it true."""
+"""Section [task] of run.toml: what a fleet learns. `protocols.tasks` implements the tasks."""
 
 from typing import Annotated, Literal
 
@@ -15,20 +15,23 @@ class TaskSection(Settings, frozen=True):
     """[task]
 
     Attributes:
-        kind: `classification`, one of several classes; `multi-label`, any of them; `regression`, numbers;
-            `forecast`, the numbers that come next; `reconstruction`, the sample itself (an autoencoder, whose
-            error tells anomalies).
-        loss: what training makes small: `cross-entropy`, `binary-cross-entropy`, `squared`, `absolute`,
-            `huber`, `quantile`, or `package.module:function` of (outputs, targets), torch tensors with the
-            batch first, that gives a loss for each sample; empty: the first that the kind has.
-        score: the figure that the fleet is judged by, of those the kind has; empty: its first.
-        class_weights: how much a sample of each class counts in the loss; of several labels, how much its
-            presence does; empty: all alike.
-        label_smoothing: of cross-entropy: this share of every label is spread over all classes.
-        huber_delta: `huber` is quadratic up to here and linear beyond.
-        quantiles: of `quantile`: the model gives so many numbers for each that is asked, in this order.
-        anomaly_quantile: a sample is called an anomaly whose error is above this quantile of the errors of
-            normal samples that the device did not train on.
+        kind: `classification`: one of several classes. `multi-label`: any number of labels. `regression`:
+            numbers. `forecast`: the next numbers of a series. `reconstruction`: the sample itself (an
+            autoencoder, whose error indicates anomalies).
+        loss: training loss: `cross-entropy`, `binary-cross-entropy`, `squared`, `absolute`, `huber`,
+            `quantile`, or your own `package.module:function`. The function gets outputs and targets, torch
+            tensors with the batch first, and returns one loss for each sample. Empty: the default of the
+            kind.
+        score: the metric that the fleet is judged by, one that the kind offers. Empty: the default of the
+            kind.
+        class_weights: weights of the classes in the loss; with several labels, the weight of a label's
+            presence. Empty: all weigh the same.
+        label_smoothing: fraction of each label that cross-entropy spreads over all classes.
+        huber_delta: error up to which `huber` is quadratic; beyond it is linear.
+        quantiles: quantiles that `quantile` predicts. The model gives one output for each target and
+            quantile, in this order.
+        anomaly_quantile: quantile of the errors on normal samples outside the training split. A sample with a
+            larger error counts as an anomaly.
     """
 
     kind: TaskKind = "classification"

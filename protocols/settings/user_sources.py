@@ -1,7 +1,8 @@
-"""Which files of a user's code a run depends on, and what they hold: it belongs to the run's identity.
+"""The user's source files that a run depends on, with digests of their content.
 
-Settings name code as `package.module:function`: methods, models, losses, data, augmentation. A file counts
-with those that it imports from the same folder; of an installed package, with those of this package.
+The digests belong to the identity of a run. Settings name code as `package.module:function`: methods, models,
+losses, data, augmentation. A file counts together with the files that it imports from the same folder, or
+from the same package if the package is installed.
 """
 
 import ast
@@ -22,21 +23,21 @@ import msgspec
 from fleetune.protocols.user_code import is_installed, user_module_file
 
 MOST_FILES = 1000
-_OF_OTHER_RUNS = ("compare", "paper")  # sections of a run.toml
+_OF_OTHER_RUNS = ("compare", "paper")  # sections of run.toml that a run ignores
 _NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 _BEGAN_S = time.time()
-_loaded: dict[str, str] = {}  # by file, the digest of what this process has imported
+_loaded: dict[str, str] = {}  # digest of each file when this process imported it
 
 Sources = Mapping[str, str]
 
 
 def user_sources(settings: object) -> Sources:
-    """A digest of each file of a user's code that `settings` name, by its path in its folder.
+    """A digest of each user file that `settings` name, by the file's path in its folder.
 
-    A module that this process imported, and whose file was edited since, is imported anew at its next use.
+    A module whose file was edited after this process imported it is imported again at its next use.
 
     Args:
-        settings: of a run, or anything that holds some.
+        settings: settings of a run, or any object that contains settings.
     """
     values = msgspec.to_builtins(settings)
     if isinstance(values, dict):
@@ -57,7 +58,7 @@ def user_sources(settings: object) -> Sources:
 
 
 def changed(before: Sources, now: Sources) -> str:
-    """The files that differ, in words; "": none does."""
+    """A text that names the files that differ; "" if none does."""
     words = [
         f"{name} is {'new' if name not in before else 'gone' if name not in now else 'edited'}"
         for name in sorted({*before, *now})
@@ -67,7 +68,7 @@ def changed(before: Sources, now: Sources) -> str:
 
 
 def _named(value: Any) -> Iterator[tuple[str, str]]:
-    """Module and attribute of each `package.module:function` in settings."""
+    """Module and attribute of each `package.module:function` in the settings."""
     if isinstance(value, dict):
         for one in value.values():
             yield from _named(one)
@@ -79,7 +80,7 @@ def _named(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _root(file: Path, module: str) -> tuple[Path, Path]:
-    """The folder in which a module's name begins, and the one that its imports must lie in to count."""
+    """The folder where the module's dotted name begins, and the folder whose imports count."""
     parts = module.split(".")
     is_package = file.name == "__init__.py"
     folder = file.parents[len(parts) - (0 if is_package else 1)]
@@ -87,7 +88,7 @@ def _root(file: Path, module: str) -> tuple[Path, Path]:
 
 
 def _with_imports(file: Path, module: str, folder: Path, within: Path) -> list[Path]:
-    """A module's file, those of the packages that it is in, and all that they import from `within`."""
+    """A module's file, its packages' files, and the files in `within` that these import."""
     found = dict.fromkeys([file, *_files(folder, module.split("."))])
     todo = list(found)
     while todo and len(found) < MOST_FILES:
@@ -99,7 +100,7 @@ def _with_imports(file: Path, module: str, folder: Path, within: Path) -> list[P
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """The files in `folder` that one of them imports, with the packages that they are in."""
+    """The files in `folder` that `file` imports, with the files of their packages."""
     try:
         tree = ast.parse(_content(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -117,7 +118,9 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """Of a dotted name: each package's `__init__.py`, and the module; the last part may be no module."""
+    """The files of a dotted name: each package's `__init__.py` and the module. The last part may be no
+    module.
+    """
     for end in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:end])
         for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
@@ -126,14 +129,14 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _content(file: Path) -> bytes:
-    """Of a file; of one that cannot be read, which importing it will say, nothing."""
+    """The content of a file; empty if it cannot be read, because the import will report that."""
     with suppress(OSError):
         return file.read_bytes()
     return b""
 
 
 def _typed_in(thing: Any) -> bytes:
-    """The text of notebook cells, or of a script, that a class or function stands in."""
+    """The source text of the notebook cells or the script that define a class or function."""
     codes = [one.__code__ for one in (thing, *vars(thing).values()) if _has_code(one)] if thing else []
     files = dict.fromkeys(code.co_filename for code in codes)
     return "".join(line for file in files for line in linecache.getlines(file)).encode()
@@ -148,7 +151,7 @@ def _digest(content: bytes) -> str:
 
 
 def _import_anew(files: Mapping[str, str]) -> None:
-    """Forget these modules where one of them was edited since this process imported it."""
+    """Remove these modules from `sys.modules` if one of the files was edited after its import."""
     edited = [file for file, digest in files.items() if _loaded.get(file, digest) != digest]
     edited += [file for file in files if file not in _loaded and Path(file).stat().st_mtime > _BEGAN_S]
     if edited:
