@@ -1,1 +1,1 @@
-"""What a device sends of a model: which entries are selected, their values as a patch, and their bytes."""
+"""Updates of a model: selections of entries, patches with their values, and the bytes that carry them."""

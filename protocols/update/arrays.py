@@ -1,10 +1,10 @@
-"""Arrays in a payload: [dtype, shape, data]; booleans as a bitmap, numbers with their bytes shuffled.
+"""Arrays in a payload: [dtype, shape, data]. Booleans are a bitmap; the bytes of numbers are shuffled.
 
-Where an encoding wrote the values of a patch, its name stands in the place of the dtype, and `CODED_MASK`
-where booleans are coded (`protocols.update.patch_values`).
+The dtype field may also hold the name of an encoding, for the values of a patch, or `CODED_MASK`, for a
+compressed mask (`protocols.update.patch_values`).
 
-Reading trusts nothing: shapes and lengths are held against each other, and against what is left to unpack,
-before anything is allocated.
+The data come from a peer. Before any memory is allocated, shapes and lengths are checked against each other
+and against the limits of the payload.
 """
 
 import math
@@ -23,43 +23,43 @@ from fleetune.protocols.update.body import STEP, Source
 from fleetune.protocols.update.byte_planes import read_unshuffled, shuffle_into
 
 FLOAT32 = "f4"
-AS_IT_LIES = "="  # before the name of an array whose bytes are as they lie in memory
+AS_IT_LIES = "="  # prefix of the dtype where the bytes are not shuffled
 CODED_MASK = "?c"
 _DTYPES = {"?": np.dtype(bool), FLOAT32: np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Array = NDArray[Any]
 WireArray = tuple[
-    Annotated[str, Meta(max_length=32)],  # the dtype, or the encoding of a patch's values
+    Annotated[str, Meta(max_length=32)],  # dtype, or name of the encoding that wrote the values
     Annotated[list[Annotated[int, Meta(ge=0, lt=2**40)]], Meta(max_length=8)],
     bytes,
 ]
 
 
 def can_travel(array: Array) -> bool:
-    """Whether an array's elements are of a type that is kept and sent."""
+    """True if payloads and states can hold arrays of this element type."""
     return array.dtype in _NAMES
 
 
 def dtype_name(array: Array) -> str:
-    """Of an array that may travel. Raises TypeError: of another type of element."""
+    """Name of the array's element type in a payload. Raises TypeError if payloads cannot hold it."""
     if array.dtype not in _NAMES:
         raise TypeError(f"cannot send an array of {array.dtype}")
     return _NAMES[array.dtype]
 
 
 def num_array_bytes(array: Array) -> int:
-    """How long an array's data are."""
+    """Number of bytes of the array's data in a payload."""
     return -(-array.size // 8) if array.dtype == bool else array.nbytes
 
 
 def bytes_of(array: Array) -> memoryview:
-    """Its bytes as they lie in memory, row by row."""
+    """The array's bytes in memory order, row by row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_array(array: Array, out: memoryview) -> None:
-    """Write an array's data; `out` has room for `num_array_bytes`."""
+    """Write an array's data into `out`, which has `num_array_bytes` bytes."""
     if array.dtype == bool:
         out[:] = np.packbits(array.ravel()).tobytes()
     else:
@@ -67,7 +67,7 @@ def write_array(array: Array, out: memoryview) -> None:
 
 
 def parts_of(obj: Any) -> WireArray:
-    """An array's name, shape and data, as they came off the wire. Raises PacketCorrupt."""
+    """The name, shape and data of a received array. Raises PacketCorrupt."""
     try:
         parts: WireArray = msgspec.convert(obj, WireArray)
     except msgspec.ValidationError as problem:
@@ -80,10 +80,10 @@ class Arrays:
     """Reads the arrays of one payload.
 
     Attributes:
-        finite: refuse NaN and infinite numbers.
-        largest: most elements of one array; None: any number.
-        left: bytes that all further ones together may take, unpacked; None: any number.
-        plain: they may be as they lie in memory, too.
+        finite: reject NaN and infinite numbers.
+        largest: most elements of one array; None: no limit.
+        left: bytes that the arrays still to come may take in memory, all together; None: no limit.
+        plain: accept arrays whose bytes are not shuffled.
     """
 
     finite: bool = True
@@ -92,7 +92,7 @@ class Arrays:
     plain: bool = False
 
     def read(self, parts: WireArray) -> Array:
-        """Raises PacketCorrupt, PacketTooLarge, PacketNotFinite."""
+        """The array that a message describes. Raises PacketCorrupt, PacketTooLarge, PacketNotFinite."""
         name, shape, data = parts
         if name not in _DTYPES:
             raise PacketCorrupt(f"array of type {name!r}, which this side does not know")
@@ -102,11 +102,14 @@ class Arrays:
         return self.checked(array)
 
     def read_from(self, source: Source, name: str, shape: list[int], length: int) -> Array | None:
-        """An array whose data, of this length, come next, not yet `checked`; None: there is none of this type
-        and shape with so many bytes, and none is read.
+        """Read an array whose `length` bytes of data come next in `source`. The caller passes it to
+        `checked`.
+
+        Returns:
+            None if no array of this type and shape has so many bytes; then nothing is read.
 
         Raises:
-            PacketTooLarge, or whatever `source` raises.
+            PacketTooLarge, or any error of `source`.
         """
         lies = self.plain and name.startswith(AS_IT_LIES)
         name = name.removeprefix(AS_IT_LIES) if lies else name
@@ -129,13 +132,13 @@ class Arrays:
         return bits.view(bool).reshape(shape)
 
     def checked(self, array: Array) -> Array:
-        """The array, if its numbers are what they have to be. Raises PacketNotFinite."""
+        """The array itself. Raises PacketNotFinite if its numbers must be finite and are not."""
         if self.finite and not all_finite(array):
             raise PacketNotFinite("array holds NaN or infinite values")
         return array
 
     def take(self, size: int, num_bytes: int) -> None:
-        """Count an array of so many elements that is about to be made. Raises PacketTooLarge."""
+        """Count an array against the limits before it is allocated. Raises PacketTooLarge."""
         if self.largest is not None and size > self.largest:
             raise PacketTooLarge(f"array of {size} elements; the model has {self.largest}")
         if self.left is not None:
@@ -145,7 +148,7 @@ class Arrays:
 
 
 def all_finite(array: Array) -> bool:
-    """Whether no number is NaN or infinite, found without a copy."""
+    """True if no number is NaN or infinite. It works in chunks, without a copy of the array."""
     if array.dtype.kind != "f":
         return True
     numbers = array.reshape(-1)

@@ -1,4 +1,4 @@
-"""What both sides of a transfer hold: values are written as differences to it."""
+"""The reference model: values that both sides of a transfer hold. Payloads contain differences to it."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.update.patch import patches_in
 
 _FEW = 256
-_FEWEST, _ROOM = 4, 2**24  # models, and bytes, that a process remembers
+_FEWEST, _ROOM = 4, 2**24  # smallest number of models in a cache, and bytes of all cached models
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Base:
     """Values that both sides hold.
 
     Attributes:
-        values: 0 at entries that they do not hold, shape (spec.size,).
-        held: which they do, same shape.
+        values: shape (spec.size,); 0 at entries that the sides do not hold.
+        held: True at entries that both sides hold, same shape.
     """
 
     values: FlatArray
@@ -29,21 +29,21 @@ class Base:
 
     @classmethod
     def of_task(cls, task: Any, spec: ModelSpec) -> Self:
-        """All that the patches of a task bring, the later over the earlier."""
+        """A reference model made of a task's patches only; later patches overwrite earlier ones."""
         return cls.nothing(spec).after(task, spec)
 
     @classmethod
     def nothing(cls, spec: ModelSpec) -> Self:
-        """Of sides that hold nothing in common."""
+        """A reference model without any entry, for sides that hold nothing in common."""
         return cls(np.zeros(spec.size, np.float32), np.zeros(spec.size, np.bool_))
 
     @classmethod
     def whole(cls, values: FlatArray) -> Self:
-        """Of sides that hold all of these, shape (spec.size,)."""
+        """A reference model with all entries: `values`, shape (spec.size,)."""
         return cls(values, np.ones(values.size, np.bool_))
 
     def after(self, task: Any, spec: ModelSpec) -> Self:
-        """What both hold when a task has brought its patches, the later over the earlier."""
+        """The reference model after a task has arrived; later patches overwrite earlier ones."""
         values, held = self.values.copy(), self.held.copy()
         for patch in patches_in(task):
             mask = patch.selection.mask(spec)
@@ -53,32 +53,34 @@ class Base:
 
     @cached_property
     def digest(self) -> str:
-        """By which both sides know that they hold the same, 32 hex digits."""
+        """A digest of 32 hex digits, by which the sides check that they hold the same values."""
         found = hashlib.blake2b(self.values.astype("<f4").tobytes(), digest_size=16)
         found.update(np.packbits(self.held).tobytes())
         return found.hexdigest()
 
 
 def num_remembered(spec: ModelSpec) -> int:
-    """How many bases of a model a process remembers: of small models more, in the same room."""
-    return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))  # float32, and whether it is held
+    """Number of reference models that a process caches. Small models get more places in the same memory."""
+    return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))  # a float32 and a boolean for each entry
 
 
 @dataclass
 class KnownBases:
-    """The latest bases that were met: one that is met again need not be digested again, which takes ten times
-    as long as to see that it is the same.
+    """The most recent reference models. Comparing two models is ten times faster than computing a digest
+    again.
 
     Attributes:
-        most: are remembered.
+        most: number of models that are kept.
     """
 
     most: int = _FEWEST
     _latest: list[tuple[bytes, Base]] = field(default_factory=list, init=False)
 
     def known(self, base: Base) -> Base:
-        """The one with the same content, or this one, which nobody changes any more."""
-        few = base.values[:_FEW].tobytes()  # most that differ do so here
+        """The cached model with the same content, or else `base`, which is then cached and must not
+        change.
+        """
+        few = base.values[:_FEW].tobytes()  # different models usually differ in their first entries
         for begins, one in self._latest:
             if begins == few and _is_same(one, base):
                 return one
@@ -91,11 +93,11 @@ def _is_same(one: Base, other: Base) -> bool:
 
 
 def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two arrays with one axis are the same to the last bit."""
+    """True if two one-dimensional arrays have the same type, shape and bits."""
     if one is other or one.dtype != other.dtype or one.shape != other.shape:
         return one is other
     bits = f"u{one.itemsize}"
-    few = slice(_FEW)  # most that differ do so here
+    few = slice(_FEW)  # different arrays usually differ in their first entries
     return bool((one[few].view(bits) == other[few].view(bits)).all()) and np.array_equal(
         one.view(bits), other.view(bits)
     )

@@ -1,4 +1,4 @@
-"""The body of a payload, unpacked from the front as it is asked for, never all of it at once."""
+"""The body of a payload, decompressed step by step as it is read, never as a whole."""
 
 from io import BytesIO
 from typing import Protocol
@@ -7,25 +7,25 @@ import zstandard
 
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
 
-STEP = 2**16  # bytes that are unpacked at a time, and passed on at most
-_MOST_WINDOW = 2**23  # that a frame may need to look back; our own need 2^21 at most
+STEP = 2**16  # bytes that are decompressed or passed on at a time
+_MOST_WINDOW = 2**23  # largest window of a zstd frame that is accepted; our own frames need at most 2^21
 _READ = 2**17
 
 
 class Source(Protocol):
-    """What bytes are read from, in their order."""
+    """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, fewer at the end of all."""
+        """The next `size` bytes, or fewer at the end of the stream."""
         ...
 
 
 class Body:
-    """What a zstd frame holds, or what lies there as it is, from its front.
+    """The content of a zstd frame, or of plain bytes, read from the front.
 
     Attributes:
-        num_bytes: all of it, as the frame says itself.
-        at: how much of it is passed.
+        num_bytes: length of the whole content; the frame states it.
+        at: number of bytes that were read.
     """
 
     def __init__(
@@ -36,18 +36,21 @@ class Body:
         plain: bool = False,
         dictionary: zstandard.ZstdCompressionDict | None = None,
     ) -> None:
-        """Args:
-            packed: the frame.
-            num_bytes: length of what it holds.
-            plain: `packed` is the body itself.
-            dictionary: that the frame was compressed with; None: without.
+        """Open a body.
+
+        Args:
+            packed: the zstd frame.
+            num_bytes: length of its content.
+            plain: `packed` is the content itself, without a frame.
+            dictionary: dictionary that the frame was compressed with; None: none.
 
         Raises:
-            PacketCorrupt: it is no frame, or not of so many bytes.
+            PacketCorrupt: `packed` is no frame, or its content has another length.
         """
         self.num_bytes, self.at = num_bytes, 0
-        self._made = 0  # bytes unpacked so far, of which
-        self._ahead, self._passed = b"", 0  # these were looked at, and so many of them passed
+        self._made = 0  # number of bytes decompressed so far
+        # bytes that `peek` has decompressed, and how many of them were read
+        self._ahead, self._passed = b"", 0
         if plain:
             self._unpacking: Source = BytesIO(packed)
             return
@@ -60,14 +63,14 @@ class Body:
         self._unpacking = unpacker.stream_reader(packed, read_size=_READ)
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, fewer at the end of the body. Raises PacketCorrupt, PacketTruncated."""
+        """The next bytes, without reading them; fewer at the end. Raises PacketCorrupt, PacketTruncated."""
         if len(self._ahead) - self._passed < size:
             self._ahead = self._ahead[self._passed :] + self._unpacked(max(size, STEP))
             self._passed = 0
         return self._ahead[self._passed : self._passed + size]
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, passed. Raises PacketCorrupt, PacketTruncated: there are not so many."""
+        """Read the next `size` bytes. Raises PacketCorrupt or PacketTruncated if the body ends before."""
         if size > self.num_bytes - self.at:
             raise PacketCorrupt("packet ends in the middle of a value")
         taken = self._ahead[self._passed : self._passed + size]
@@ -78,7 +81,7 @@ class Body:
         return taken
 
     def skip(self, size: int) -> None:
-        """Pass so many bytes. Raises PacketCorrupt, PacketTruncated: there are not so many."""
+        """Skip the next `size` bytes. Raises PacketCorrupt or PacketTruncated if the body ends before."""
         while size > 0:
             size -= len(self.read(min(size, STEP)))
 

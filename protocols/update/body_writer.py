@@ -1,6 +1,7 @@
-"""The body of a payload as it is put together: MessagePack with arrays set in, then compressed.
+"""Assemble the body of a payload: MessagePack with arrays in it, then compressed.
 
-An array's bytes are made where they go, not before, so that a body takes its own length and little else.
+The bytes of an array are written directly into their place, so that a body needs little more memory than its
+length.
 """
 
 import secrets
@@ -13,24 +14,27 @@ from msgspec.msgpack import Ext
 from fleetune.protocols.update.arrays import Array, num_array_bytes, write_array
 from fleetune.protocols.update.elements import PLACE
 
-Data = bytes | memoryview | Array  # of the body, as it is or, of an array, as it will be
+# a part of the body: bytes, or an array that becomes bytes when it is written
+Data = bytes | memoryview | Array
 _PIECE = 2**20  # bytes that are compressed at a time
 
 
 class BodyWriter:
-    """Holds the data of arrays while what is around them is encoded."""
+    """Keeps the data of arrays while the message around them is encoded."""
 
     def __init__(self) -> None:
-        self._mark = secrets.token_bytes(12)  # nobody can have put it into a message
+        self._mark = secrets.token_bytes(12)  # random, so that no message can contain it
         self._held: list[Data] = []
 
     def hold(self, name: str, shape: list[int], data: Data) -> tuple[str, list[int], Ext]:
-        """An array as it travels, but for its data."""
+        """Keep the data of an array. Returns the array's [name, shape, placeholder] for the message."""
         self._held.append(data)
         return name, shape, Ext(PLACE, self._mark + (len(self._held) - 1).to_bytes(4, "big"))
 
     def parts(self, around: bytes) -> list[Data]:
-        """The body, part by part: what was encoded, with the data of each array in its place."""
+        """The parts of the body in order: the encoded message, with the arrays' data in place of the
+        placeholders.
+        """
         parts, whole, at = list[Data](), memoryview(around), 0
         for index, data in enumerate(self._held):
             mark = bytes([0xD8, PLACE]) + self._mark + index.to_bytes(4, "big")
@@ -41,12 +45,12 @@ class BodyWriter:
 
 
 def num_bytes(data: Data) -> int:
-    """How long it is in the body."""
+    """Number of bytes of a part."""
     return len(data) if isinstance(data, bytes | memoryview) else num_array_bytes(data)
 
 
 def joined(parts: Sequence[Data]) -> bytearray:
-    """All parts, as they are."""
+    """The parts one after the other, uncompressed."""
     body = bytearray(sum(map(num_bytes, parts)))
     at = 0
     with memoryview(body) as whole:
@@ -57,10 +61,10 @@ def joined(parts: Sequence[Data]) -> bytearray:
 
 
 def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
-    """A zstd frame of all parts, made in one piece, behind `blank` zero bytes."""
+    """A zstd frame of all parts, compressed in one call, after `blank` zero bytes."""
     body = joined(parts)
     packed = zstandard.ZstdCompressor(level=level).compress(body)
-    del body  # a whole model may be in it, and the next line makes a copy of what is packed
+    del body  # free up to a whole model before the next lines copy the compressed bytes
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
     packet.write(packed)
@@ -70,7 +74,7 @@ def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
 def streamed(
     parts: Sequence[Data], level: int, blank: int, dictionary: zstandard.ZstdCompressionDict | None = None
 ) -> BytesIO:
-    """A zstd frame of all parts, one after another, behind `blank` zero bytes."""
+    """A zstd frame of all parts, compressed one part at a time, after `blank` zero bytes."""
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
     made = zstandard.ZstdCompressor(level=level, dict_data=dictionary)
@@ -95,7 +99,7 @@ def _write(part: Data, out: memoryview) -> None:
 
 
 def _head(length: int) -> bytes:
-    """What stands before so many bytes in MessagePack."""
+    """The MessagePack header of `length` bytes of binary data."""
     for code, width in ((0xC4, 1), (0xC5, 2), (0xC6, 4)):
         if length < 1 << 8 * width:
             return bytes([code]) + length.to_bytes(width, "big")

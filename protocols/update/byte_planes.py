@@ -1,6 +1,7 @@
-"""Numbers with their bytes shuffled: all first bytes, then all second bytes, and so on.
+"""Byte shuffle: store the first bytes of all numbers, then all second bytes, and so on.
 
-Sign and exponent bytes of neighbours are alike and compress well; the low bytes of a mantissa do not.
+Neighbouring numbers have similar sign and exponent bytes, which then compress well. The low mantissa bytes do
+not.
 """
 
 from io import BytesIO
@@ -11,16 +12,16 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.update.body import STEP, Source
 
-_ROWS = 2**15  # numbers shuffled at a time: they stay in a processor's cache
+_ROWS = 2**15  # numbers shuffled at a time; they fit into a processor's cache
 
 
 def shuffled(array: NDArray[Any]) -> bytes:
-    """The bytes of `array` plane by plane: its first bytes, its second bytes, ..."""
+    """The shuffled bytes of `array`."""
     return _places(array).T.tobytes()
 
 
 def shuffle_into(array: NDArray[Any], out: memoryview | bytearray) -> None:
-    """Write the bytes of `array` plane by plane; `out` has room for as many."""
+    """Write the shuffled bytes of `array` into `out`, which has the same length."""
     places = _places(array)
     planes = np.frombuffer(out, np.uint8).reshape(array.itemsize, -1)
     for start in range(0, len(places), _ROWS):
@@ -28,15 +29,15 @@ def shuffle_into(array: NDArray[Any], out: memoryview | bytearray) -> None:
 
 
 def unshuffled(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What `shuffled` made of an array of this type, shape (len(data) // dtype.itemsize,).
+    """The numbers whose shuffled bytes are `data`, shape (len(data) // dtype.itemsize,).
 
-    The length of `data` is a multiple of the type's size; the caller has checked it.
+    The caller must check that the length is a multiple of the type's size.
     """
     return read_unshuffled(BytesIO(data), len(data) // dtype.itemsize, dtype)
 
 
 def read_unshuffled(source: Source, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What `shuffled` made of so many numbers of this type, plane by plane as the bytes come."""
+    """Read `size` numbers whose shuffled bytes come next in `source`."""
     numbers = np.empty(size, dtype)
     places = numbers.view(np.uint8).reshape(-1, dtype.itemsize)
     for place in range(dtype.itemsize):

@@ -1,16 +1,19 @@
-"""Dataclasses with arrays and patches to bytes and back: payloads on the wire, states on disk.
+"""Encode dataclasses with arrays and patches, and decode them: payloads on the wire and states on disk.
 
 Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash (8 bytes), length of the
-body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd
-frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, numbers with their
-bytes shuffled (`protocols.update.byte_planes`). The values of a patch may be written by an encoding instead
-(`protocols.update.patch_values`). In a state on disk an array may also be the name that its keeper knows it
-by (see `encode`). Updates may have a compact frame, version 4 (`protocols.update.compact_frame`). A state
-that a simulation keeps while it lasts is version 3: the same header, its checksum a CRC-32, and the body as
-it is, bytes of numbers as they lie in memory. It never travels, and is not read off the wire.
+uncompressed body (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd frame.
 
-Reading trusts nothing: every length is checked before anything is allocated, types are checked by
-msgspec against the dataclass, patches against the model. Never pickle.
+The body is MessagePack. An array is [dtype, shape, data], with booleans as a bitmap and the bytes of numbers
+shuffled (`protocols.update.byte_planes`). An encoding may write the values of a patch instead
+(`protocols.update.patch_values`). In a state on disk, an array may be replaced by the name under which it is
+stored elsewhere (see `encode`).
+
+Version 4 is the compact frame of updates (`protocols.update.compact_frame`). Version 3 holds the state that a
+simulation keeps in memory: the same header with a CRC-32, an uncompressed body, and numbers in memory order.
+Version 3 never travels, and the wire refuses it.
+
+Decoding trusts nothing. Every length is checked before memory is allocated, msgspec checks types against the
+dataclass, and patches are checked against the model. Pickle is never used.
 """
 
 import hashlib
@@ -48,12 +51,12 @@ from fleetune.protocols.update.patch_values import PatchReader, PatchWriter
 VERSION = 1
 _PLAIN_VERSION = 3
 ZSTD_LEVEL = 3
-_OWN_ZSTD_LEVEL = 1  # of trained float32, plane by plane, it makes no more bytes than 3, in half the time
+_OWN_ZSTD_LEVEL = 1  # for own states: on shuffled float32 it gives as few bytes as level 3, in half the time
 MODELS_PER_PAYLOAD = 3
-MAX_ELEMENTS = 20_000  # of a task or an update: the names of layers, and little else
+MAX_ELEMENTS = 20_000  # limit for a task or an update, which contain little more than names of layers
 MAX_SMALL_BYTES = 2**24
-MAX_PLAIN_BYTES = 2**18  # beside arrays, of a packet that hardly shrank
-MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
+MAX_PLAIN_BYTES = 2**18  # limit for all but arrays, on top of what compression explains
+MAX_SHRINKING = 100  # largest accepted compression ratio; graphs of operators reach 40
 
 MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
@@ -61,30 +64,30 @@ _HEADER = struct.Struct("<4sB3x8sQ8s")
 _ready: set[Any] = set()
 _making_ready = threading.Lock()
 
-FRAME_BYTES = 150  # of a payload, about, without the values and masks in it
+FRAME_BYTES = 150  # approximate size of a payload without values and masks
 
 M = TypeVar("M")
 
 
 def payload_limit(spec: ModelSpec) -> int:
-    """The largest payload that may cross the wire, in bytes, also when unpacked: a few whole models."""
+    """The largest payload accepted from the wire, in bytes, compressed or not: a few whole models."""
     return MODELS_PER_PAYLOAD * 4 * spec.size + 1_048_576
 
 
 def estimate_bytes(num_values: int, encoding: str = encodings.RAW) -> int:
-    """About how many bytes a payload with this many values takes; without values it is `FRAME_BYTES`."""
+    """Approximate bytes of a payload with `num_values` values; `FRAME_BYTES` without values."""
     return FRAME_BYTES + encodings.find(encoding).size(num_values)
 
 
 def estimate_bitmap_bytes(num_selected: int, num_entries: int) -> int:
-    """About how many bytes a bitmap takes when it is compressed, its bits being scattered."""
+    """Approximate bytes of a compressed bitmap whose set bits are scattered at random."""
     share = num_selected / max(1, num_entries)
     if not 0 < share < 1:
         return 0
     entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
     return round(
         num_entries / 8 * math.pow(entropy, 0.77)
-    )  # measured, 60,000 to 1,200,000 entries: within 4 %
+    )  # fitted to measurements; within 4 % from 60,000 to 1,200,000 entries
 
 
 def encode(
@@ -97,17 +100,17 @@ def encode(
     own: bool = False,
     plain: bool = False,
 ) -> bytes:
-    """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
+    """Encode `message`, a frozen dataclass, struct or array, for a reader with the same model.
 
     Args:
-        message: what to encode.
+        message: the object to encode.
         spec: the model.
-        keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
-            name is written; None: it is written.
-        writer: writes the values of patches, and masks; None: as any other array, which is `raw`.
-        compact: in the compact frame.
-        own: for this side's own disk, where no other side counts on the bytes: in half the time.
-        plain: for that disk, and neither packed nor shuffled: quicker still, and more bytes.
+        keep: called with every array. It returns the name under which the caller stores the array elsewhere;
+            then only the name is written. None: the array itself is written.
+        writer: writes the values of patches, and masks; None: as plain arrays, like encoding `raw`.
+        compact: use the compact frame.
+        own: for this side's own disk. It takes half the time and gives other bytes than payloads have.
+        plain: for a state in memory: neither compressed nor shuffled, faster still and larger.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
     body = BodyWriter()
@@ -131,7 +134,8 @@ def encode(
         return compact_frame.framed(parts, spec.hash)
     if plain:
         return _plainly(parts, spec)
-    # In one piece gives other bytes than as a stream: what travels raw keeps those that it always had.
+    # Compressing at once or as a stream gives different bytes. Raw payloads keep the bytes of earlier
+    # versions.
     frame_of = streamed if writer is not None and writer.encoded else compressed
     packet = frame_of(parts, _OWN_ZSTD_LEVEL if own else ZSTD_LEVEL, _HEADER.size)
     with packet.getbuffer() as whole:
@@ -181,7 +185,7 @@ def decode(
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
     """
-    if limit is not None and spec is None:  # the model does not say how long it may be
+    if limit is not None and spec is None:  # without a model its size sets no limit
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     opened = _opened(data, spec, limit, verified)
     largest = None if limit is None or spec is None else spec.size
@@ -215,7 +219,9 @@ def decode(
 
 
 def _make_ready(kind: Any) -> None:
-    """Where two threads look at a dataclass for the first time at once, msgspec 0.22 crashes."""
+    """Let msgspec inspect a dataclass once, under a lock: msgspec 0.22 crashes if two threads do so at the
+    same time.
+    """
     if kind not in _ready:
         with _making_ready:
             msgspec.msgpack.Decoder(kind)
@@ -223,12 +229,14 @@ def _make_ready(kind: Any) -> None:
 
 
 def unpacked_bytes(data: bytes) -> int:
-    """How long the body of an enrolment, task or bundle is, by its header; 0: there is none."""
+    """Length of the uncompressed body of an enrolment, task or bundle, from its header; 0 if there is no
+    header.
+    """
     return 0 if len(data) < _HEADER.size else int(_HEADER.unpack_from(data)[3])
 
 
 def check_model(data: bytes, spec: ModelSpec) -> None:
-    """Whether what `encode` made is for this model. Raises PacketForeign, PacketTruncated."""
+    """Check that encoded data belong to this model. Raises PacketForeign, PacketTruncated."""
     if compact_frame.is_compact(data):
         model = compact_frame.model_of(data)
     elif len(data) < _HEADER.size:

@@ -1,7 +1,7 @@
-"""The loop that sums up updates, compiled by Numba where that is installed (the extra `compiled`).
+"""Loops that add up updates, compiled by Numba if that is installed (the extra `compiled`).
 
-Same bits as NumPy's: each entry is added to by itself, in float64. One pass over the vectors instead of six
-over indices and copies; threads share it, each with entries of its own.
+The bits are those of NumPy: each entry is added separately, in float64. One pass over the vectors replaces
+six passes over indices and copies. Threads share the entries, each with a range of its own.
 """
 
 import logging
@@ -20,9 +20,10 @@ from fleetune.protocols.one_line import flat
 
 log = logging.getLogger(__name__)
 
-WORTH_COMPILING = 10**6  # entries: of so many an update takes 2 ms less; compiling takes 0.7 s and 140 MB
-_OF_A_THREAD = 2**21  # entries at least, else starting it takes longer than it saves
-_MOST_THREADS = 4  # memory gives no more
+# Entries from which compiling pays: it saves 2 ms an update and costs 0.7 s and 140 MB once.
+WORTH_COMPILING = 10**6
+_OF_A_THREAD = 2**21  # least entries for a thread; with fewer, starting it takes longer than it saves
+_MOST_THREADS = 4  # more threads gain nothing: memory bandwidth is the limit
 
 Sums = NDArray[np.float64]
 Weights = NDArray[np.float64] | NDArray[np.uint32]
@@ -41,8 +42,9 @@ class CompiledSums:
     def add_selected(
         self, sums: Sums, weights: Weights, mask: MaskArray, values: FlatArray, weight: float
     ) -> None:
-        """`weight * values` to the sums of the entries in a mask, and `weight` to their weights, which must
-        be able to hold it.
+        """Add `weight * values` to the sums of the masked entries, and `weight` to their weights.
+
+        The type of `weights` must be able to hold the new weights.
         """
         values, starts, one = np.ascontiguousarray(values), [0], weights.dtype.type(weight)
         cuts = _cuts(mask.size)
@@ -57,18 +59,18 @@ class CompiledSums:
         )
 
     def add_all(self, sums: Sums, values: FlatArray, weight: float) -> None:
-        """`weight * values` to the sums, of the same shape."""
+        """Add `weight * values` to `sums`; both have the same shape."""
         values, cuts = np.ascontiguousarray(values), _cuts(sums.size)
         _each(lambda part: self.all(sums[part], values[part], float(weight)), cuts)
 
 
 def compiled_sums(num_entries: int) -> CompiledSums | None:
-    """None: Numba is not installed, or does not pay with so many entries."""
+    """The compiled loops; None if Numba is not installed or would not pay for so few entries."""
     return _compiled() if num_entries >= WORTH_COMPILING else None
 
 
 def _cuts(size: int) -> list[slice]:
-    """What each thread has."""
+    """The range of entries of each thread."""
     most = max(1, min(os.cpu_count() or 1, _MOST_THREADS, size // _OF_A_THREAD))
     cuts = [size * part // most for part in range(most + 1)]
     return list(map(slice, cuts, cuts[1:]))
@@ -84,12 +86,15 @@ def _each(do: Callable[..., None], *parts: Sequence[object]) -> None:
 
 @cache
 def _compiled() -> CompiledSums | None:
-    """Without branches, which a scattered mask makes the processor guess wrongly. None: there is no Numba."""
+    """Compile the loops; None if Numba is missing or does not work.
+
+    The loops have no branches: the processor would mispredict them on a scattered mask.
+    """
     if find_spec("numba") is None:
         return None
     try:
         import numba
-    except ImportError as problem:  # it does not go with every NumPy
+    except ImportError as problem:  # some versions of NumPy are not supported
         log.warning("Numba cannot be used, NumPy sums up updates: %s", flat(problem))
         return None
 

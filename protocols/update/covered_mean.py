@@ -10,38 +10,39 @@ from fleetune.protocols.update.compiled_sum import CompiledSums, Weights, compil
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
-_CHUNK = 2**15  # entries: what is made of so many stays in a processor's cache
+_CHUNK = 2**15  # entries handled at a time; temporary arrays fit into a processor's cache
 _MOST_COUNTED = 2**32 - 1
 
 
 class CoveredMean:
-    """The weighted mean of each entry over the patches that hold it, taken in one by one.
+    """The weighted mean of each entry over the patches that contain it. Patches are added one at a time.
 
-    Sums are float64 in the order of `add`: the same patches in the same order give the same bits. While all
-    of them have been `Everything`, one number tells what every parameter weighs; and while all weights are
-    whole numbers, as those of samples are, entries' weights are counted in four bytes each.
+    Sums are float64 in the order of `add`, so the same patches in the same order give the same bits. Two
+    shortcuts save memory. While all patches select `Everything`, one number is the weight of every parameter.
+    While all weights are whole numbers, such as numbers of samples, the weights of entries take four bytes
+    each.
 
     Attributes:
-        sums: weight * value, summed entry by entry, shape (spec.size,).
+        sums: sum of weight * value for each entry, shape (spec.size,).
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self.sums = np.zeros(spec.size)
-        self._total = 0.0  # of all weights
+        self._total = 0.0  # sum of all weights
         self._apart: Weights | None = None
         self._compiled = compiled_sums(spec.size)
 
     @property
     def weights(self) -> Weights:
-        """Summed over the patches that hold an entry, shape (spec.size,)."""
+        """Sum of the weights of the patches that contain an entry, shape (spec.size,)."""
         return self._alike(np.float64) if self._apart is None else self._apart
 
     def _alike(self, kind: type[np.float64] | type[np.uint32]) -> Weights:
         return np.where(Everything().mask(self._spec), kind(self._total), kind(0))
 
     def add(self, patch: Patch, weight: float) -> None:
-        """Take one patch in; `weight` is at least 0 (usually the device's number of samples)."""
+        """Add a patch. `weight` is at least 0, usually the device's number of samples."""
         compiled = self._compiled if patch.values.dtype == np.float32 else None
         if isinstance(patch.selection, Everything) and self._apart is None:
             self._total += weight
@@ -66,12 +67,14 @@ class CoveredMean:
         if compiled is not None:
             compiled.add_all(self.sums[: values.size], values, weight)
             return
-        for place in range(0, values.size, _CHUNK):  # parameters stand before the running statistics
+        for place in range(0, values.size, _CHUNK):  # parameters come before the running statistics
             part = slice(place, min(place + _CHUNK, values.size))
             self.sums[part] += weight * values[part].astype(np.float64)
 
     def _weights_for(self, weight: float) -> Weights:
-        """The entries' weights, of a kind that holds one more patch's, to the bits of float64."""
+        """The weights of the entries, in a type that holds one more patch's weight exactly as float64
+        would.
+        """
         counted = float(weight).is_integer() and self._total + weight <= _MOST_COUNTED
         if self._apart is None:
             counted = counted and float(self._total).is_integer()
@@ -81,19 +84,20 @@ class CoveredMean:
         return self._apart
 
     def over(self, previous: FlatArray) -> FlatArray:
-        """The means; entries that nobody sent are those of `previous`, shape (spec.size,).
+        """The means; entries that no patch contains are taken from `previous`, shape (spec.size,).
 
-        They are written where the sums were, which are gone: this is the last that is asked of it.
+        The means overwrite the sums, so this must be the last call.
         """
         sums, self.sums = self.sums, np.empty(0)
         means: NDArray[Any] = sums.view(previous.dtype)
-        for place in range(0, previous.size, _CHUNK):  # never before the sums that are still to be read
+        # a chunk is never written before the sums that are still to be read
+        for place in range(0, previous.size, _CHUNK):
             part = slice(place, min(place + _CHUNK, previous.size))
             weights, mean = self._weights_of(part), previous[part].copy()
             np.divide(sums[part], weights, out=mean, where=weights > 0, casting="same_kind")
             means[part] = mean
         del means
-        sums.resize(-(-previous.nbytes // sums.itemsize), refcheck=False)  # what shrinks stays where it is
+        sums.resize(-(-previous.nbytes // sums.itemsize), refcheck=False)  # shrinking does not move the array
         return sums.view(previous.dtype)[: previous.size]
 
     def _weights_of(self, part: slice) -> Weights:

@@ -1,8 +1,9 @@
-"""A MessagePack body walked element by element: arrays are taken out on the way, everything is counted.
+"""Walk a MessagePack body element by element, take its arrays out, and count everything against limits.
 
-A million empty maps are a megabyte, and 64 times that as objects; a list in a list in a list ... breaks
-whoever reads it by recursion; and an array read with the rest would be there twice. Format:
-github.com/msgpack/msgpack/blob/master/spec.md.
+This protects the reader from three attacks or wastes. A megabyte of empty maps would become 64 MB of objects.
+Deeply nested lists would overflow a recursive reader. An array that is decoded with the rest would be in
+memory twice.
+Format: github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
 from collections.abc import Callable
@@ -13,38 +14,39 @@ from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 from fleetune.protocols.update.body import STEP, Body
 
 MAX_DEPTH = 32
-PLACE = 0x46  # the type of the extension, a number of 4 bytes, that stands where an array was
+PLACE = 0x46  # type of the MessagePack extension, a 4-byte number, that replaces an array's data
 
-_FIXED = {  # code: bytes of the value behind it
+_FIXED = {  # code: number of bytes of the value after it
     0xCA: 4,
     0xCB: 8,
     **{0xCC + n: 2**n for n in range(4)},
     **{0xD0 + n: 2**n for n in range(4)},
     **{0xD4 + n: 1 + 2**n for n in range(5)},
 }
-_SIZED = {  # code: bytes of the length behind it, and bytes more than that length
+_SIZED = {  # code: number of bytes of the length after it, and bytes in addition to that length
     **{0xC4 + n: (2**n, 0) for n in range(3)},
     **{0xC7 + n: (2**n, 1) for n in range(3)},
     **{0xD9 + n: (2**n, 0) for n in range(3)},
 }
-_HOLDING = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}  # bytes of the length, elements each
-_TYPE_AT = {0xC7: 2, 0xC8: 3, 0xC9: 5, **{0xD4 + n: 1 for n in range(5)}}  # of an extension
-_LONGEST_START = 6  # of an element: its code, a length, and the type of an extension
-_LONGEST_HEAD = 192  # a text of 31 bytes, 15 numbers of 9, and three lengths take less
+# number of bytes of the length, and elements per item
+_HOLDING = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+_TYPE_AT = {0xC7: 2, 0xC8: 3, 0xC9: 5, **{0xD4 + n: 1 for n in range(5)}}  # offset of an extension's type
+_LONGEST_START = 6  # longest start of an element: code, length, and an extension's type
+_LONGEST_HEAD = 192  # longest head of an array: a text of 31 bytes, 15 numbers of 9 bytes, and three lengths
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Head:
-    """What stands before the data of an array: [name, shape, data].
+    """The bytes before the data of an array [name, shape, data].
 
     Attributes:
-        name: the dtype, or the encoding of a patch's values.
-        shape: as it says.
-        length: of the data, in bytes.
-        text: the bytes of name and shape, those of the list around them included.
-        size: of all that stands before the data, in bytes.
+        name: dtype, or name of the encoding that wrote the values.
+        shape: shape that the message states.
+        length: number of bytes of the data.
+        text: bytes of the list's header, the name and the shape.
+        size: number of all bytes before the data.
     """
 
     name: str
@@ -61,22 +63,28 @@ def without_arrays(
     most: int | None = None,
     most_bytes: int | None = None,
 ) -> tuple[bytes, list[T]]:
-    """The one value that `body` is, with `PLACE` and a number where each array's data were; and what `lift`
-    made of these, by number. The time it takes is bounded by `most` and the bytes of the body.
+    """Read the one value in `body` and take the arrays' data out of it.
+
+    The running time is limited by `most` and by the length of the body.
 
     Args:
-        body: from its front.
-        lift: given what stands before an array's data, passes these in the body; None: it did not, and they
-            are kept as they are.
-        most: elements, keys counted; None: any number.
-        most_bytes: of what is not lifted; None: any number.
+        body: the body, at its start.
+        lift: called with the head of each array; it reads the data from the body and returns an object. None:
+            it read nothing, and the data stay in the value.
+        most: most elements, keys included; None: no limit.
+        most_bytes: most bytes of all that stays; None: no limit.
+
+    Returns:
+        The value as MessagePack, with a numbered `PLACE` for the data of each array; and the objects from
+        `lift` by number.
 
     Raises:
-        PacketTooLarge: it holds more, or is deeper than `MAX_DEPTH` where `most` is given.
-        PacketCorrupt: it is cut short, or goes on behind its end.
+        PacketTooLarge: the body has more elements or bytes, or, if `most` is given, more than `MAX_DEPTH`
+            levels.
+        PacketCorrupt: the body ends too early or continues after its value.
     """
     kept, lifted = _Kept(body, most_bytes), list[T]()
-    count, waiting = 0, [1]  # elements that are still to come, level by level
+    count, waiting = 0, [1]  # elements still to come on each level
     while waiting:
         if not waiting[-1]:
             waiting.pop()
@@ -97,22 +105,22 @@ def without_arrays(
 
 @dataclass
 class _Kept:
-    """What stays of `body` as it is: `data`, at most `most` bytes."""
+    """Copies the parts of `body` that stay into `data`, at most `most` bytes."""
 
     body: Body
     most: int | None
     data: bytearray = field(default_factory=bytearray)
 
     def element(self) -> int:
-        """Keep the next element, without those that it holds; how many these are."""
+        """Copy the next element without its children. Returns the number of its children."""
         size, held = _extent(self.body.peek(_LONGEST_START))
         self.pass_on(size)
-        if held > self.body.num_bytes - self.body.at:  # each takes a byte at least
+        if held > self.body.num_bytes - self.body.at:  # each element takes at least one byte
             raise PacketCorrupt(f"packet says that {held} elements follow on fewer bytes")
         return held
 
     def pass_on(self, size: int) -> None:
-        """Keep the next bytes."""
+        """Copy the next `size` bytes."""
         if self.most is not None and len(self.data) + size > self.most:
             raise PacketTooLarge(f"packet of more than {self.most} bytes besides its arrays")
         for start in range(0, size, STEP):
@@ -120,7 +128,7 @@ class _Kept:
 
 
 def _lift(head: Head, lift: Callable[[Head, Body], T | None], kept: _Kept, lifted: list[T]) -> None:
-    """Pass an array in the body."""
+    """Handle an array: store its object and leave a placeholder, or copy it."""
     before = kept.body.read(head.size)
     found = lift(head, kept.body)
     if found is None:
@@ -132,7 +140,9 @@ def _lift(head: Head, lift: Callable[[Head, Body], T | None], kept: _Kept, lifte
 
 
 def _extent(first: bytes) -> tuple[int, int]:
-    """How long the element is that begins with these bytes, without what it holds, and how many this is."""
+    """Length of the element that starts with these bytes, without its children, and the number of its
+    children.
+    """
     if not first:
         raise PacketCorrupt("packet ends in the middle of a value")
     code = first[0]
@@ -155,7 +165,7 @@ def _extent(first: bytes) -> tuple[int, int]:
 
 
 def _head(body: Body) -> Head | None:
-    """What comes next, if that is [text, [whole numbers], bytes]; nothing is passed."""
+    """The head of an array, if [text, [whole numbers], bytes] comes next; otherwise None. Nothing is read."""
     if body.peek(1) != b"\x93":
         return None
     ahead = body.peek(_LONGEST_HEAD)
@@ -179,7 +189,9 @@ def _head(body: Body) -> Head | None:
 
 
 def _whole(ahead: bytes, at: int) -> tuple[int, int]:
-    """The whole number from 0 at this place, and where it ends. Raises ValueError: there is none."""
+    """The non-negative whole number at position `at`, and the position after it. Raises ValueError if there
+    is none.
+    """
     code = ahead[at]
     if code < 0x80:
         return code, at + 1

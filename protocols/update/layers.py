@@ -1,4 +1,4 @@
-"""Which layers of a model are its head, its body, and its normalisation."""
+"""The groups of a model's layers: head, body, and normalisation."""
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
@@ -6,15 +6,16 @@ from fleetune.protocols.update.selection import Layers
 
 
 def norm_layers(spec: ModelSpec) -> frozenset[str]:
-    """The layers that only normalise."""
+    """The names of the layers that only normalise."""
     return frozenset(tensor.layer for tensor in spec.tensors if tensor.kind == "norm")
 
 
 def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
-    """Body and head: the head is the last `count` layers with weights and the norm layers among them.
+    """The layers of the body and of the head. The head is the last `count` layers with weights and their
+    norm layers.
 
     Raises:
-        SettingError: no layer with weights is left for the body.
+        SettingError: the body would have no layer with weights.
     """
     names, norms = tuple(spec.layers), norm_layers(spec)
     weighted = [name for name in names if name not in norms]

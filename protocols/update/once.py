@@ -1,4 +1,4 @@
-"""What many peers are sent alike is encoded once; in one program what was written need not be read."""
+"""Caches for payloads that many peers share: encode a patch once, and decode it once in a process."""
 
 import hashlib
 from collections import OrderedDict
@@ -14,10 +14,10 @@ from fleetune.protocols.update.base import same_bits
 
 @dataclass
 class Written:
-    """What was written of late, for patches that several peers are sent alike and hold alike.
+    """Recently encoded patches, for tasks that several devices with the same reference model receive.
 
     Attributes:
-        most: of the latest are remembered.
+        most: number of encoded patches that are kept.
     """
 
     most: int = 4
@@ -27,13 +27,13 @@ class Written:
     def found(
         self, around: str, mask: MaskArray, values: FlatArray, write: Callable[[], WireArray]
     ) -> WireArray:
-        """What was written of this, or is now.
+        """The encoded form of a patch, from the cache or from `write`.
 
         Args:
-            around: what decides how, beside the following.
+            around: everything else that the bytes depend on: encoding, settings, reference model, key.
             mask: the patch's entries, shape (spec.size,).
-            values: theirs.
-            write: writes it.
+            values: the values of these entries.
+            write: encodes the patch.
         """
         digest = hashlib.blake2b(around.encode() + self._content(mask, values), digest_size=16).digest()
         if digest not in self._latest:
@@ -44,24 +44,23 @@ class Written:
         return self._latest[digest]
 
     def _content(self, mask: MaskArray, values: FlatArray) -> bytes:
-        """A digest of both; of the same once more without digesting them."""
+        """A digest of mask and values. If they equal those of the last call, its digest is used again."""
         last = self._last
         if last is not None and same_bits(last[1], values) and same_bits(last[0], mask):
             return last[2]
         found = hashlib.blake2b(np.packbits(mask).data, digest_size=16)
         found.update(np.ascontiguousarray(values).data)
-        self._last = mask, values.copy(), found.digest()  # a copy: the caller may change its own
+        self._last = mask, values.copy(), found.digest()  # a copy, because the caller may change its array
         return self._last[2]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a payload says, by who wrote it in this process or in one that it began.
+    """The content of a payload, handed from its writer to a reader in the same process or in a worker.
 
     Attributes:
-        values: of its one patch, where its reader gets these very ones; None: it finds out, or there is not
-            one.
-        masks: in it that are coded, by their codes.
+        values: values of the payload's only patch, if the reader decodes exactly these; otherwise None.
+        masks: the payload's compressed masks, by their bytes.
     """
 
     values: FlatArray | None = None
@@ -70,23 +69,23 @@ class Told:
 
 @dataclass
 class ReadBefore:
-    """What was read last of what an encoding wrote, for readers that are sent the same in turn.
+    """The last decoded patch, for readers in one process that receive the same payload one after the other.
 
     Attributes:
-        told: of the payload that is read next; None: nobody tells.
+        told: content of the next payload, if its writer is in this process; otherwise None.
     """
 
     told: Told | None = None
     _last: "tuple[str, bytes, MaskArray, FlatArray] | None" = field(default=None, init=False)
 
     def found(self, about: str, data: bytes, mask: MaskArray, read: Callable[[], FlatArray]) -> FlatArray:
-        """The values, the caller's own to change.
+        """The decoded values of a patch. The caller may change the array.
 
         Args:
-            about: what decides how they are read, beside the following.
-            data: as they came.
-            mask: their entries, shape (spec.size,).
-            read: reads them.
+            about: everything else that the values depend on: encoding and reference model.
+            data: the encoded bytes.
+            mask: the patch's entries, shape (spec.size,).
+            read: decodes the bytes.
         """
         told = None if self.told is None else self.told.values
         if told is not None and told.size == np.count_nonzero(mask):
@@ -97,12 +96,12 @@ class ReadBefore:
         return last[3].copy()
 
     def found_mask(self, data: bytes, size: int, read: Callable[[], MaskArray]) -> MaskArray:
-        """Its flags, shape (size,), not to be changed.
+        """A decoded mask, shape (size,). The caller must not change it.
 
         Args:
-            data: its code.
-            size: how many flags it has.
-            read: reads them.
+            data: the encoded bytes.
+            size: number of booleans.
+            read: decodes the bytes.
         """
         told = None if self.told is None else self.told.masks.get(data)
         return read() if told is None or told.size != size else told.ravel()

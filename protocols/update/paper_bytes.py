@@ -1,4 +1,4 @@
-"""What a message takes as papers count it: every number at its full width, masks at a bit a mark."""
+"""The size of a message as papers count it: numbers at full width, masks at one bit for each entry."""
 
 from dataclasses import fields, is_dataclass
 
@@ -7,7 +7,9 @@ import numpy as np
 
 
 def paper_bytes(message: object) -> float:
-    """Of all arrays in a task or an update: 4 bytes a number, a bit a mark; single numbers are packaging."""
+    """Bytes of all arrays in a task or an update: 4 for a number and 1/8 for a boolean. Single numbers count
+    nothing.
+    """
     if isinstance(message, np.ndarray):
         return message.size / 8 if message.dtype == np.bool_ else 4.0 * message.size
     if isinstance(message, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A patch: some entries of the flat vector with their values; finding and applying it."""
+"""A patch: some entries of the flat vector with their values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,7 +16,7 @@ class Patch:
     """Values for the selected entries, in the order of the flat vector.
 
     Attributes:
-        selection: which entries.
+        selection: the selected entries.
         values: float32, shape (selection.count(spec),).
     """
 
@@ -25,11 +25,11 @@ class Patch:
 
     @classmethod
     def of(cls, weights: FlatArray, selection: Selection, spec: ModelSpec) -> Self:
-        """The selected entries of `weights`, shape (spec.size,)."""
+        """A patch with the selected entries of `weights`, shape (spec.size,)."""
         return cls(selection, weights[selection.mask(spec)])
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises PacketCorrupt when there is not one float32 for each selected entry."""
+        """Raise PacketCorrupt if there is not one float32 for each selected entry."""
         if self.values.dtype != np.float32:
             raise PacketCorrupt(f"patch with values of type {self.values.dtype}; they must be float32")
         if self.values.shape != (self.selection.count(spec),):
@@ -45,7 +45,7 @@ class Patch:
 
 
 def patches_in(value: Any) -> Iterator[Patch]:
-    """Every patch in `value`, however deep in dicts, tuples, lists and dataclasses."""
+    """Yield every patch in `value`, at any depth of dicts, tuples, lists and dataclasses."""
     if isinstance(value, Patch):
         yield value
     elif isinstance(value, dict):
@@ -58,9 +58,9 @@ def patches_in(value: Any) -> Iterator[Patch]:
 
 
 def values_of_one(value: Any) -> FlatArray | None:
-    """Those of the one patch in `value`; None: there is none, or more than one."""
+    """The values of the only patch in `value`; None if there is none or more than one."""
     found = list(patches_in(value))
     return found[0].values if len(found) == 1 else None
 
 
-NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))  # of any model
+NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))  # an empty patch, valid for every model

@@ -1,8 +1,9 @@
-"""The values of patches, written and read by an encoding: [name of the encoding, [how many], data].
+"""Encode and decode the values of patches: [name of the encoding, [number of values], data].
 
-What `raw` wrote is framed as any other float32 array, as it always was. An encoding sees only the entries
-that a patch selects: base and residual are cut to these here. A payload whose values an encoding writes has
-its masks in few bytes too ([CODED_MASK, shape, data], `protocols.update.masks`).
+Values of the encoding `raw` have the form of any other float32 array, so that their bytes stay those of
+earlier versions. An encoding sees only the entries that a patch selects; this file cuts the reference model
+and the residual to these. If an encoding writes the values, the payload's masks are compressed too:
+[CODED_MASK, shape, data], see `protocols.update.masks`.
 """
 
 import math
@@ -39,26 +40,25 @@ from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import ReadBefore, Told, Written
 from fleetune.protocols.update.patch import Patch, patches_in, values_of_one
 
-Where = slice | MaskArray  # entries of the flat vector
+Where = slice | MaskArray  # entries of the flat vector, as a range or a mask
 
 
 @dataclass
 class PatchWriter:
-    """Writes the values of one payload's patches.
+    """Encodes the values of one payload's patches.
 
     Attributes:
-        encoding: the one that writes all of them.
+        encoding: the encoding of all patches.
         spec: the model.
-        key: of random draws; each patch has a child of it.
-        base: what both sides hold; None: nothing. A patch that has an entry beyond it travels whole: the
-            entry's value is no small difference to anything.
-        residual: what earlier payloads left out, shape (spec.size,); None: nothing.
-        written: remembers what was written, of writers without a residual; None: nothing is.
-        measures: `left_over` is to be known.
-        mask_time: that the device takes for a mask's code; None: it is no matter.
-        left_out: the residual for the next payload; None: nothing. Of patches that overlap, the last one's
-            stands.
-        encoded: whether an encoding other than `raw` wrote any of them.
+        key: key of random draws; each patch uses a child of it.
+        base: the reference model; None: none. A patch with an entry outside it is sent in full, because such
+            a value is no small difference.
+        residual: residual of earlier payloads (error feedback), shape (spec.size,); None: none.
+        written: cache of encoded patches, for writers without a residual; None: no cache.
+        measures: compute `left_over`.
+        mask_time: time that the device needs to code a mask; None: time does not matter.
+        left_out: the residual for the next payload; None: none. Where patches overlap, the last one counts.
+        encoded: True if an encoding other than `raw` wrote a patch.
     """
 
     encoding: Encoding
@@ -72,8 +72,10 @@ class PatchWriter:
     left_out: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
     _count: int = field(default=0, init=False)
-    _masks: dict[bytes, MaskArray] = field(default_factory=dict, init=False)  # by their codes
-    _wanted: float = field(default=0.0, init=False)  # sums of squares
+    # masks that were written, by their compressed bytes
+    _masks: dict[bytes, MaskArray] = field(default_factory=dict, init=False)
+    # sum of squares of all changes, and of those that were not sent
+    _wanted: float = field(default=0.0, init=False)
     _left: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -81,28 +83,30 @@ class PatchWriter:
 
     @property
     def sends_all(self) -> bool:
-        """Whether who reads what it writes gets the very values of patches."""
+        """True if the reader decodes exactly the values of the patches."""
         return self.encoding.lossless and self.residual is None
 
     @property
     def left_over(self) -> float | None:
-        """Of what patches were to change, with what waited, the share that waits now, by Euclidean length."""
+        """Norm of the new residual over the norm of all changes, earlier residual included; None if not
+        measured.
+        """
         if not self.measures:
             return None
         return min(1.0, math.sqrt(self._left / self._wanted)) if self._wanted else 0.0
 
     @property
     def base_digest(self) -> str | UnsetType:
-        """Of what it writes with; UNSET: it has no base."""
+        """Digest of the reference model; UNSET if there is none."""
         return UNSET if self.base is None else self.base.digest
 
     def write(self, patch: Patch) -> WireArray:
-        """The values of the payload's next patch, framed."""
+        """Encode the values of the payload's next patch."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._count)
         self._count += 1
         where, written = _where(mask), self.written
         if written is None:
-            del mask  # a byte an entry, which a slice has no need of
+            del mask  # free a byte for each entry: a range does not need the mask
             framed = self._write(patch, where, key)
         else:
             around = f"{self.encoding.name} {vars(self.encoding)} {self.base_digest} {key}"
@@ -111,7 +115,7 @@ class PatchWriter:
         return framed
 
     def write_mask(self, mask: MaskArray) -> WireArray | None:
-        """Any array of booleans, framed; None: it travels as a bitmap."""
+        """Compress an array of booleans; None: it is sent as a bitmap."""
         if self.encoding.name == encodings.RAW:
             return None
         data = write_mask(mask, self.spec, self.base, self.mask_time)
@@ -121,13 +125,14 @@ class PatchWriter:
         return CODED_MASK, list(mask.shape), data
 
     def told(self, message: object) -> Told | None:
-        """What was written, for a reader in this program; of values those that it gets to the bit.
+        """The content that was written, for a reader in the same process.
 
         Args:
-            message: whose patches and masks these were.
+            message: the message with the patches and masks.
 
         Returns:
-            None: nothing that reading would not find as soon.
+            None if the reader would gain nothing. Values are included only if the reader decodes exactly
+            these.
         """
         values = values_of_one(message) if self.sends_all else None
         return None if values is None and not self._masks else Told(values, self._masks)
@@ -147,7 +152,7 @@ class PatchWriter:
         return name, [patch.values.size], encoded.data
 
     def _beyond_base(self, where: Where) -> bool:
-        """Whether any of these entries is not in the base."""
+        """True if the reference model lacks one of these entries."""
         if self.base is None:
             return False
         held = self.base.held
@@ -156,7 +161,7 @@ class PatchWriter:
     def _measure(
         self, values: FlatArray, where: Where, waited: FlatArray | None, waits: FlatArray | None
     ) -> None:
-        """Add to the sums by which `left_over` is known; what leaves nothing counts, too."""
+        """Add a patch to the sums of `left_over`. Patches without a residual count, too."""
         base = None if self.base is None else self.base.values[where]
         for chunk in chunks(values.size):
             wanted = wanted_of(values, waited, chunk)
@@ -164,7 +169,7 @@ class PatchWriter:
             self._left += 0.0 if waits is None else _square(waits[chunk])
 
     def _leave(self, where: Where, residual: FlatArray | None) -> None:
-        """Keep what was left out of these entries; None: nothing."""
+        """Store the new residual of these entries; None: it is zero."""
         before = self.left_out
         if residual is not None and residual.size == self.spec.size:
             self.left_out = residual
@@ -179,8 +184,10 @@ class PatchWriter:
 
 @dataclass(frozen=True)
 class _Unread:
-    """Values that an encoding wrote: `count` of them in `length` bytes, from byte `start` of the body on or,
-    where the body is read without its arrays, in `data`.
+    """Encoded values that are not decoded yet: `count` values in `length` bytes.
+
+    The bytes start at byte `start` of the body. If the body was read without taking arrays out, they are in
+    `data`.
     """
 
     name: str
@@ -192,13 +199,15 @@ class _Unread:
 
 @dataclass
 class PatchReader:
-    """Reads the arrays of one payload; its masks, and its patches' values, once what is around them is known.
+    """Decodes the arrays of one payload. Masks and patch values follow once the rest of the message is
+    known.
 
     Attributes:
-        spec: the model; None: not known, and what an encoding wrote cannot be read.
-        arrays: reads what no encoding wrote, and counts everything.
-        body: the payload's, from its front. It is unpacked twice where an encoding wrote something: to know
-            what is around the values, and to read these as they come.
+        spec: the model; None: not known, and then encoded values cannot be decoded.
+        arrays: reads plain arrays, and counts all arrays against the limits.
+        body: opens the payload's body from its start. It is decompressed twice if there are encoded values:
+            first to read the message around them, then to decode them as a stream.
+        read_before: cache of decoded patches; None: no cache.
     """
 
     spec: ModelSpec | None
@@ -209,7 +218,8 @@ class PatchReader:
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
     _coded: dict[int, tuple[MaskArray, bytes]] = field(default_factory=dict, init=False)
-    _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)  # of those, what is read
+    # those masks that the message refers to
+    _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)
 
     def without_arrays(self, most: int | None, most_bytes: int | None) -> bytes:
         """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
@@ -231,15 +241,18 @@ class PatchReader:
         return self.arrays.read_from(body, head.name, head.shape, head.length)
 
     def read(self, obj: Any) -> Array:
-        """An array, or until `fill` an empty one for encoded values, one without a True for a coded mask.
+        """An array of the message. Until `fill` is called, encoded values are empty and coded masks have no
+        True.
 
         Raises:
             PacketCorrupt, PacketTooLarge, PacketNotFinite.
         """
-        if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):  # none but ours are let through
+        # `without_arrays` lets only our own extensions through
+        if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):
             found = self._lifted[int.from_bytes(obj[-1].data, "big")]
             if id(found) in self._coded:
-                self._masks.append(self._coded.pop(id(found)))  # once, however often it is named
+                # only once, even if the message refers to it several times
+                self._masks.append(self._coded.pop(id(found)))
             if not isinstance(found, _Unread):
                 return self.arrays.checked(found)
         else:
@@ -259,7 +272,9 @@ class PatchReader:
         return stand_in
 
     def _may_be_mask(self, shape: list[int], length: int) -> bool:
-        """Whether a writer codes a mask of this shape in so many bytes: it never takes more than a bitmap."""
+        """True if a mask of this shape can have a code of `length` bytes: a code is never longer than a
+        bitmap.
+        """
         size = math.prod(shape)
         return self.spec is not None and 0 < size <= self.spec.size and 8 * length < size
 
@@ -318,11 +333,12 @@ class PatchReader:
             values = encoding.decode_from(body, written.length, count, known)
         if self.arrays.finite and not all_finite(values):
             raise PacketNotFinite("patch holds NaN or infinite values")
-        object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet
+        # the patch is frozen, but it was just created and nothing else refers to it
+        object.__setattr__(patch, "values", values)
 
 
 class _KnownOfPatch(Known):
-    """What both sides know of a patch's entries; what takes memory is made when an encoding asks for it."""
+    """Side information for a patch's entries. Large arrays are computed when an encoding asks for them."""
 
     _spec: ModelSpec
     _where: Where
@@ -364,7 +380,7 @@ def _square(numbers: FlatArray) -> float:
 
 
 def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
-    """Of each tensor, which entries are selected."""
+    """For each tensor, a mask of its selected entries."""
     start = 0
     for tensor in spec.tensors:
         stop = start + tensor.size
@@ -378,7 +394,7 @@ def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
 
 
 def _where(mask: MaskArray) -> Where:
-    """The selected entries, as a slice where they are neighbours: that takes views instead of copies."""
+    """The selected entries, as a range if they are contiguous: ranges give views instead of copies."""
     first, count = int(np.argmax(mask)), int(np.count_nonzero(mask))
     if mask[first : first + count].all():
         return slice(first, first + count)

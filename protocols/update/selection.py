@@ -1,7 +1,7 @@
-"""Which entries of the flat vector are sent, trained or averaged.
+"""Selections: which entries of the flat vector are sent, trained or averaged.
 
-Six ways to say it, each with its mask over the vector, shape (spec.size,), True = selected, and each
-as small on the wire as it can be. Running statistics are never selected.
+There are six kinds, each with a small form on the wire. `mask(spec)` is the selection as booleans, shape
+(spec.size,), True = selected. Running statistics are never selected.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MAX_LAYERS = 4096
 
 
 class Everything(Struct, frozen=True, tag=True):
-    """All parameters. Nothing is sent to say so."""
+    """All parameters. It takes no bytes on the wire."""
 
     def mask(self, spec: ModelSpec) -> MaskArray:
         return _parameters(spec)
@@ -30,12 +30,12 @@ class Everything(Struct, frozen=True, tag=True):
 
 
 class Layers(Struct, frozen=True, tag=True):
-    """All parameters of some layers, by name."""
+    """All parameters of the named layers."""
 
     names: Annotated[tuple[Label, ...], Meta(max_length=MAX_LAYERS)]
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """Raises PacketCorrupt when a layer is not in the model."""
+        """The selected entries. Raises PacketCorrupt if the model lacks a layer."""
         chosen = np.zeros(spec.size, dtype=bool)
         for name in self.names:
             chosen[_layer(spec, name)] = True
@@ -46,17 +46,19 @@ class Layers(Struct, frozen=True, tag=True):
 
 
 class Neurons(Struct, frozen=True, tag=True):
-    """Everything between randomly drawn neurons; both sides draw them alike from `key`.
+    """All entries between randomly drawn neurons. Both sides draw the same neurons from `key`.
 
-    Of each group of n neurons, `num_active(n, ratio)` are drawn (a sample of `Key(key).child(group)`).
-    An entry is selected if all neurons its axes belong to are.
+    In each group of n neurons, `num_active(n, ratio)` are drawn, as a sample of `Key(key).child(group)`. An
+    entry is selected if all neurons on its axes are.
     """
 
     ratio: Ratio
     key: Bits64
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """Raises PacketCorrupt when the ratio is outside (0, 1] or the key is no 64-bit number."""
+        """The selected entries. Raises PacketCorrupt if the ratio is outside (0, 1] or the key is no 64-bit
+        number.
+        """
         return neuron_mask(spec, draw_neurons(spec.groups, self.ratio, self.key))
 
     def count(self, spec: ModelSpec) -> int:
@@ -64,16 +66,18 @@ class Neurons(Struct, frozen=True, tag=True):
 
 
 class ChosenNeurons(Struct, frozen=True, tag=True):
-    """Everything between neurons that one side chose; they travel as a bitmap, a bit a neuron."""
+    """All entries between neurons that the sender chose. They travel as a bitmap with one bit for each
+    neuron.
+    """
 
-    active: MaskArray  # shape (sum(spec.groups),), group after group
+    active: MaskArray  # shape (sum(spec.groups),), one group after the other
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """Raises PacketCorrupt when there is not one bit for each neuron of the model."""
+        """The selected entries. Raises PacketCorrupt if there is not one bit for each neuron of the model."""
         return neuron_mask(spec, self.by_group(spec))
 
     def by_group(self, spec: ModelSpec) -> list[MaskArray]:
-        """For each group, bool, shape (neurons,). Raises as `mask`."""
+        """The active neurons of each group, bool, shape (neurons,). Raises as `mask`."""
         if self.active.dtype != np.bool_ or self.active.shape != (sum(spec.groups),):
             raise PacketCorrupt(
                 f"bitmap of shape {self.active.shape} for a model of {sum(spec.groups)} neurons"
@@ -85,12 +89,12 @@ class ChosenNeurons(Struct, frozen=True, tag=True):
 
 
 class Entries(Struct, frozen=True, tag=True):
-    """Any entries; the mask travels as a bitmap over the parameters."""
+    """Any set of entries. They travel as a bitmap over the parameters."""
 
     bitmap: MaskArray  # shape (spec.num_parameters,)
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """Raises PacketCorrupt when the bitmap is not of the model's length."""
+        """The selected entries. Raises PacketCorrupt if the bitmap has another length than the model."""
         if self.bitmap.dtype != np.bool_ or self.bitmap.shape != (spec.num_parameters,):
             raise PacketCorrupt(
                 f"bitmap of shape {self.bitmap.shape} for a model of {spec.num_parameters} parameters"
@@ -102,11 +106,11 @@ class Entries(Struct, frozen=True, tag=True):
 
 
 class DrawnEntries(Struct, frozen=True, tag=True):
-    """A share of the parameters, drawn entry by entry; both sides find them alike from `start`.
+    """A random fraction of the parameters. Both sides draw the same entries from `start`.
 
-    Entry i has its place on a circle of 2**64, draw i of the key 0. Selected are those on the arc that begins
-    at `start` and is `share` of the circle long, about that share of every layer. Arcs that follow each other
-    take every entry in turn.
+    Each entry has a random position on a circle of 2**64 points: draw i of key 0 for entry i. The selected
+    entries lie on the arc that begins at `start` and covers the fraction `share` of the circle. Every layer
+    contributes about that fraction. Successive arcs select every entry in turn.
     """
 
     share: Ratio
@@ -114,11 +118,15 @@ class DrawnEntries(Struct, frozen=True, tag=True):
 
     @classmethod
     def of_round(cls, share: float, number: int, key: Key) -> Self:
-        """Those of a round: arcs of rounds that follow each other do, too. `key` says where the first is."""
+        """The entries of round `number`. Arcs of successive rounds are adjacent; `key` gives the first
+        position.
+        """
         return cls(share, (key.value + number * _arc(share)) % 2**64)
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """Raises PacketCorrupt when the share is outside (0, 1] or the start no 64-bit number."""
+        """The selected entries. Raises PacketCorrupt if the share is outside (0, 1] or the start is no
+        64-bit number.
+        """
         if not 0 < self.share <= 1 or not 0 <= self.start < 2**64:
             raise PacketCorrupt(f"entries drawn at share {self.share} from {self.start}: not possible")
         distance = Key(0).bits(spec.num_parameters) - np.uint64(self.start)  # modulo 2**64
@@ -138,15 +146,15 @@ def _arc(share: float) -> int:
 
 
 def num_active(neurons: int, ratio: float) -> int:
-    """How many of `neurons` are active at `ratio`: max(1, floor(ratio * neurons)).
+    """Number of active neurons of a group at `ratio`: max(1, floor(ratio * neurons)).
 
-    FedSPU section 3.1. The 1e-9 keeps 0.6 * 120 at 72 in binary arithmetic.
+    FedSPU section 3.1. Adding 1e-9 keeps 0.6 * 120 at 72 in binary arithmetic.
     """
     return max(1, int(ratio * neurons + 1e-9))
 
 
 def draw_neurons(groups: Sequence[int], ratio: float, key: int) -> list[MaskArray]:
-    """For each group of neurons, which are active: bool, shape (neurons,).
+    """Draw the active neurons of each group: bool, shape (neurons,).
 
     Raises:
         PacketCorrupt: the ratio is outside (0, 1] or the key is no 64-bit number.
@@ -162,15 +170,15 @@ def draw_neurons(groups: Sequence[int], ratio: float, key: int) -> list[MaskArra
 
 
 def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray], *, statistics: bool = False) -> MaskArray:
-    """The entries between active neurons, shape (spec.size,).
+    """The entries between active neurons, bool, shape (spec.size,).
 
-    FedSPU section 3.1 and Lemma 1: an entry is active iff both neurons it connects are. Bias and norm
-    parameters follow their output neuron; inputs and outputs of the network are always active.
+    FedSPU section 3.1 and Lemma 1: an entry is active if both neurons that it connects are. Bias and norm
+    parameters belong to their output neuron. Inputs and outputs of the network are always active.
 
     Args:
         spec: the model.
-        active: for each group, bool, shape (neurons,).
-        statistics: running statistics of active neurons, too, which no selection covers.
+        active: the active neurons of each group, bool, shape (neurons,).
+        statistics: include the running statistics of active neurons, which no selection contains.
     """
     parts = []
     for tensor in spec.tensors:
@@ -182,7 +190,9 @@ def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray], *, statistics: boo
 
 
 def expected_count(spec: ModelSpec, ratio: float) -> int:
-    """How many entries `Neurons(ratio, ...)` selects, without drawing; exact where axes span whole groups.
+    """Number of entries that `Neurons(ratio, ...)` selects, without drawing.
+
+    It is exact if each axis covers whole groups.
 
     Raises:
         SettingError: the ratio is outside (0, 1].
