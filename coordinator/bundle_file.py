@@ -1,4 +1,4 @@
-"""`edge-coordinator export`: a bundle as a file, and what is in it."""
+"""`edge-coordinator export`: writes a bundle to a file and describes it."""
 
 import re
 import time
@@ -19,14 +19,14 @@ from fleetune.protocols.wire.transfer import digest_of
 
 @dataclass(frozen=True)
 class Written:
-    """A bundle on disk.
+    """A bundle that was written.
 
     Attributes:
-        bundle: what was written.
+        bundle: the bundle.
         path: the file.
-        num_bytes: of it.
-        digest: that agents know it by.
-        seconds: to make and check it.
+        num_bytes: the size of the file.
+        digest: the digest by which agents know the bundle.
+        seconds: the time to make and check the bundle.
     """
 
     bundle: Bundle
@@ -39,17 +39,17 @@ class Written:
 def settings_for(
     model: str, input_shape: str | None, classes: int | None, seed: int, changes: list[str]
 ) -> RunSettings:
-    """The settings that say which model is meant.
+    """Settings of a run that name the model to export.
 
     Args:
-        model: a name, or the path of a run's settings.
-        input_shape: e.g. "1x28x28"; None: the settings say it.
-        classes: as above.
-        seed: of the run, if `model` is a name.
-        changes: see `read_run`.
+        model: the name of a model, or the path of a run's settings.
+        input_shape: the shape of one sample, such as "1x28x28"; None if the settings give it.
+        classes: the number of classes; None if the settings give it.
+        seed: the seed of the run, if `model` is a name.
+        changes: changes to settings, see `read_run`.
 
     Raises:
-        SettingError: the shape is missing or no shape.
+        SettingError: the shape is missing or is not a shape.
     """
     if model.endswith(".toml"):
         changes = [*changes, *([f"model.input_shape={list(_sizes(input_shape))}"] if input_shape else [])]
@@ -72,12 +72,12 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> Written:
-    """Make a bundle and write it.
+    """Make a bundle and write it to a file.
 
     Args:
-        settings: say which model.
-        out: the file; None: named for the model, here.
-        onnx: folder for its graphs as ONNX files; None: they are not written.
+        settings: settings that name the model.
+        out: the file; None for a file named after the model in the current folder.
+        onnx: a folder for the graphs as ONNX files; None to write none.
 
     Raises:
         ModelError: the model cannot be built or exported.
@@ -96,7 +96,7 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
 
 
 def bundle_table(written: Written) -> Table:
-    """The graphs in a bundle."""
+    """A table of the graphs in a bundle."""
     table = Table("graph")
     table.add_column("operators", justify="right")
     table.add_column("as ONNX", justify="right")
@@ -106,7 +106,7 @@ def bundle_table(written: Written) -> Table:
 
 
 def bundle_summary(written: Written) -> str:
-    """What else there is to know of it."""
+    """Lines about the model, its first weights and the file."""
     bundle, spec = written.bundle, written.bundle.spec
     shape = "x".join(map(str, spec.input_shape))
     first = "are drawn without torch, for any seed" if bundle.recipe else "are inside"

@@ -30,7 +30,7 @@ def main(
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
 
 
-# The order is that of the list of commands in `--help`.
+# This is the order of the commands in `--help`.
 for command in (
     serve,
     control_commands.pause,

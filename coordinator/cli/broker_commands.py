@@ -41,7 +41,7 @@ def broker_config(
         typer.Option(help="PEM file of the authority of devices' certificates, in place of passwords"),
     ] = None,
 ) -> None:
-    """Write settings and access rules for a mosquitto of your own: one user for each device."""
+    """Write settings and access rules for your own mosquitto broker: one user for each device."""
     from fleetune.coordinator.broker.own_broker import CONFIGURATION, DEBIAN, RULES, OwnBroker
 
     with one_line_errors("edge-coordinator"):

@@ -20,17 +20,17 @@ from fleetune.protocols.one_line import one_line_errors
 
 
 def pause(run: RunOrName, service_folder: ServiceFolder = Path()) -> None:
-    """Let a run open no new round until `resume`; the one that is open is finished."""
+    """Open no new round until `resume`. The open round is finished."""
     _apply("Pause", run, service_folder)
 
 
 def resume(run: RunOrName, service_folder: ServiceFolder = Path()) -> None:
-    """Let a paused run go on."""
+    """Let a paused run open rounds again."""
     _apply("Resume", run, service_folder)
 
 
 def stop(run: RunOrName, service_folder: ServiceFolder = Path()) -> None:
-    """Leave a run as Ctrl-C does, from another terminal; it goes on when it is served again, or `start`ed."""
+    """Stop serving a run, as Ctrl-C does. It continues when it is served again, or after `start`."""
     _apply("Stop", run, service_folder)
 
 
@@ -60,7 +60,7 @@ def service(
     cert: BrokerCertificate = None,
     key: BrokerKey = None,
 ) -> None:
-    """Serve all runs of FOLDER, each in a process of its own that is looked after; files may come and go."""
+    """Serve all runs of FOLDER, each in a supervised process. Files may be added and removed at any time."""
     from fleetune.coordinator.broker.broker_options import origin_of
     from fleetune.coordinator.service.start import serve_folder
 

@@ -21,7 +21,7 @@ BrokerBind = Annotated[
     str,
     typer.Option(
         help="address of the embedded broker; 0.0.0.0 or :: for the network, with a password",
-        callback=lambda bind: bind.removeprefix("[").removesuffix("]"),  # as an IPv6 address stands in a URL
+        callback=lambda bind: bind.removeprefix("[").removesuffix("]"),  # typed as in a URL
     ),
 ]
 BrokerAuthority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
@@ -31,6 +31,6 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
 
 
 def sources(context: typer.Context) -> dict[str, str]:
-    """Of each option of a command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
+    """The source of each option's value: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
     found = {name: context.get_parameter_source(name) for name in context.params}
     return {name: "DEFAULT" if source is None else source.name for name, source in found.items()}

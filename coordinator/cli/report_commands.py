@@ -10,7 +10,7 @@ from fleetune.protocols.one_line import one_line_errors
 
 
 def report(folder: RunFolder) -> None:
-    """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
+    """Write a run's report in its present state and show its tables, also while the run goes on."""
     from fleetune.coordinator.run.stored_run import look_at
     from fleetune.coordinator.serving.console_output import report_run
     from fleetune.coordinator.store.folder_lock import is_claimed
@@ -38,7 +38,7 @@ def devices(
 
 
 def explain(folder: RunFolder) -> None:
-    """Show a run's ratios with their costs, and why devices work at them."""
+    """Show the ratios of a run with their costs, and why each device works at its ratio."""
     from rich.console import Console
 
     from fleetune.coordinator.reports.proposals.explanation import explanation
@@ -54,9 +54,9 @@ def status(
     follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="of a run, for scripts")] = False,
 ) -> None:
-    """Show how a run stands, also while it is going on: round, who replied, who is missing and why.
+    """Show the state of a run, also while it goes on: round, replies, missing devices and reasons.
 
-    Of the folder of a service, how all its runs stand.
+    For the folder of a service, show the state of all its runs.
     """
     import msgspec
 

@@ -46,7 +46,7 @@ def serve(
 ) -> None:
     """Run a fleet: wait for its devices, train RUN_FILE's rounds with them, report.
 
-    Stopped at any moment, the same command goes on where it was.
+    It can be stopped at any moment. The same command then continues the run.
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
     from fleetune.coordinator.commands.commands import withdraw_stop
@@ -68,7 +68,9 @@ def serve(
             if given is not None:
                 detector.ask(partial(_detector_transport, given, detector))
             from fleetune.coordinator.run.child_process import find_model_in_child
-            from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
+
+            # this import takes a while, during which the answer arrives
+            from fleetune.coordinator.run.open_or_resume import open_run
 
             detector.wait()
             run = open_run(settings, folder, fresh=fresh, find=find_model_in_child)
@@ -77,7 +79,7 @@ def serve(
             with (
                 closing(run.store),
                 broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
-                closing(detector),  # before its broker
+                closing(detector),  # closed before the broker that it is connected to
             ):
                 if given is None:
                     detector.take(partial(_detector_transport, where, detector))
@@ -114,11 +116,11 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> 
     )
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))
-    print_start(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
+    print_start(run, fleet, str(broker), console)  # a reader of this line may send a signal from now on
     detector.on_rival(lambda: server.events.put(Stop()))
     reason = server.serve()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, signal.default_int_handler)  # nobody reads the server's events any more
+        signal.signal(signal_number, signal.default_int_handler)  # no loop reads the server's events any more
     finish(run, reason, console, following)
     if reason is None:
         detector.check()

@@ -1,1 +1,1 @@
-"""Several fleets and runs at once, from a folder of run.toml files: each run a process, looked after."""
+"""Serves several fleets and runs from a folder of run.toml files, each run in a supervised process."""

@@ -1,4 +1,4 @@
-"""The run.toml files of a service, read when they change; a wrong one is one line, and harms only itself."""
+"""The run.toml files of a service. A file with an error affects only its own run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ Mark = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class RunFile:
-    """One file as it was read last.
+    """One file, as it was last read.
 
     Attributes:
-        path: of it.
-        mark: what changes when it is written.
-        settings: None: it is wrong.
-        problem: what is wrong with it, in one line; "" for nothing.
+        path: the path of the file.
+        mark: inode, time and size, which change when the file is written.
+        settings: the settings of the run; None if the file has an error.
+        problem: the error in one line; "" if there is none.
     """
 
     path: Path
@@ -29,26 +29,28 @@ class RunFile:
 
     @property
     def name(self) -> str:
-        """Of its run; of a file that is wrong, its own."""
+        """The name of the run; of a file with an error, the name of the file."""
         return self.path.stem if self.settings is None else self.settings.run.name
 
     @property
     def fleet(self) -> str:
-        """That its run is for."""
+        """The name of the fleet that the run is for."""
         return self.name if self.settings is None else self.settings.run.fleet or self.name
 
 
 class RunFiles:
-    """Those in one folder, without the folders in it."""
+    """The run.toml files in a folder, without those in its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, RunFile] = {}
-        self._holders: dict[str, Path] = {}  # of each run.name, the file that has it
+        self._holders: dict[str, Path] = {}  # the file that owns each run.name
 
     def look(self) -> list[RunFile]:
-        """The files that are there, by path. Of several with one run.name, all are wrong but the one that had
-        the name at the last look, else the first.
+        """The files that exist, by ascending path.
+
+        If several files have one run.name, the file that had it at the last look is valid, else the first
+        one.
         """
         found = {path: mark for path in sorted(self._folder.glob("*.toml")) if (mark := _mark(path))}
         self._known = {path: self._read(path, mark) for path, mark in found.items()}

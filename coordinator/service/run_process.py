@@ -1,4 +1,4 @@
-"""A run of a service: a process, `edge-coordinator serve`, whose words are in a file that stays small."""
+"""Starts the process of one run (`edge-coordinator serve`) and limits the size of its log file."""
 
 import os
 import shutil
@@ -27,10 +27,10 @@ _HIGHEST_PORT = 65_535
 
 @dataclass
 class RunProcess:
-    """A running `serve`.
+    """A running `edge-coordinator serve`.
 
     Attributes:
-        log: its output.
+        log: the file with its output.
     """
 
     log: Path
@@ -41,18 +41,19 @@ class RunProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None: it is there. Its log is turned over when it has grown."""
+        """The exit code of the process; None while it runs. A log that has grown too long is rotated."""
         code = self._process.poll()
         if code is None and self.log.stat().st_size > MOST_LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
-            os.truncate(self.log, 0)  # it goes on at the new end: the file is opened to append
+            # the process goes on at the new end, because it opened the file to append
+            os.truncate(self.log, 0)
         return code
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """The last line of its output; "": there is none."""
+        """The last line of the output; "" if there is none."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").split("\n")
@@ -61,15 +62,15 @@ class RunProcess:
 
 @dataclass
 class Launcher:
-    """Begins the runs of one service.
+    """Starts the runs of one service.
 
     Attributes:
-        runs: the folder of their folders.
+        runs: the folder that holds the folders of runs.
         own: the service's own folder, for logs and ports.
-        bind: address of the embedded brokers, one for each fleet.
-        port: of the first of these; 0: free ones.
-        options: more of `serve`.
-        environment: more of its environment; with a broker in it no embedded ones are begun.
+        bind: the address of the embedded brokers, one for each fleet.
+        port: the port of the first embedded broker; 0 for free ports.
+        options: more options of `serve`.
+        environment: more environment variables; with a broker among them, no embedded broker is started.
     """
 
     runs: Path
@@ -80,10 +81,11 @@ class Launcher:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, file: RunFile) -> RunProcess:
-        """Begin a run.
+        """Start a run.
 
         Raises:
-            SettingError: there is no port left; StoreError, OSError: the disk is full.
+            SettingError: no port is free.
+            StoreError, OSError: the disk is full.
         """
         command = [sys.executable, "-m", "fleetune.coordinator.cli", "serve", str(file.path.absolute())]
         command += ["--runs", str(self.runs.absolute()), *self._where(file)]
@@ -102,10 +104,12 @@ class Launcher:
         return RunProcess(log, process)
 
     def port_of(self, fleet: str) -> int:
-        """The port of a fleet's embedded broker: once given, its own for good, as its agents know it.
+        """The port of a fleet's embedded broker. It stays the same for good, because the fleet's agents know
+        it.
 
         Raises:
-            SettingError: there is none left; StoreError: the file of ports is damaged or cannot be written.
+            SettingError: no port is free.
+            StoreError: the file of ports is damaged or cannot be written.
         """
         path = self.own / PORTS
         try:

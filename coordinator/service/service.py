@@ -1,12 +1,12 @@
-"""`edge-coordinator service`: the loop around a supervisor, and what is kept for `edge-coordinator status`.
+"""`edge-coordinator service`: the loop around the supervisor, and the files that `status` reads.
 
-What stands in the folder:
-    *.toml              the runs; they may be added, changed and removed while the service is at work
-    runs/NAME           each run's folder, with its control file
-    .service/lock       held by the service that is at work
-    .service/ports.json which port each fleet's embedded broker has
-    .service/runs.json  how the service sees its runs
-    .service/NAME.log   what a run said
+The folder of a service holds:
+    *.toml              the runs; they may be added, changed and removed at any time
+    runs/NAME           the folder of each run, with its control file
+    .service/lock       locked by the running service
+    .service/ports.json the port of each fleet's embedded broker
+    .service/runs.json  the state of each run
+    .service/NAME.log   the output of a run
 """
 
 import contextlib
@@ -33,12 +33,12 @@ LOOK_EVERY_S = 0.25
 
 
 class ServiceRunStatus(Struct, frozen=True):
-    """How a service sees a run.
+    """The state of a run, as the service stores it.
 
     Attributes:
-        name, fleet, file: of it.
+        name, fleet, file: the names of the run, its fleet and its settings file.
         state, words: see `supervisor.SupervisedRun`.
-        pid: of its process; None: there is none.
+        pid: the id of the run's process; None if there is none.
     """
 
     name: str
@@ -51,12 +51,12 @@ class ServiceRunStatus(Struct, frozen=True):
 
 @dataclass
 class Service:
-    """One folder of runs at work.
+    """Serves the runs of one folder.
 
     Attributes:
-        folder: of it.
-        supervisor: of its runs.
-        stopping: set when it shall end.
+        folder: the folder of the service.
+        supervisor: starts and ends the runs.
+        stopping: set when the service should end.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Service:
     _noted: bytes = b""
 
     def run(self) -> None:
-        """Look after the runs until told to stop, then end them all."""
+        """Supervise the runs until the service should stop, then end them all."""
         files = RunFiles(self.folder)
         while not self.stopping.wait(LOOK_EVERY_S):
             self.supervisor.look(files.look(), time.monotonic())
@@ -75,7 +75,7 @@ class Service:
         self._note()
 
     def stop_at_signals(self) -> None:
-        """Stop when this process is told to end."""
+        """Stop at SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stopping.set())
 
@@ -94,18 +94,18 @@ class Service:
         ]
         data = msgspec.json.encode(notes)
         if data != self._noted:
-            with contextlib.suppress(StoreError):  # a full disk: whoever asks sees how it was
+            with contextlib.suppress(StoreError):  # the disk is full, so `status` shows the state before
                 write_atomically(self.folder / OWN / NOTES, data)
                 self._noted = data
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """Hold a folder for one service, as long as this context; the service's own folder in it.
+    """Lock a folder for one service during this context. Yields the service's own folder.
 
     Raises:
-        SettingError: there is no such folder, or another service is at work in it.
-        StoreError: it cannot be written.
+        SettingError: there is no such folder, or another service uses it.
+        StoreError: the folder cannot be written.
     """
     if not folder.is_dir():
         raise SettingError(f"{folder} is no folder: name one that holds run.toml files")
@@ -119,10 +119,10 @@ def held(folder: Path) -> Iterator[Path]:
 
 
 def read_statuses(folder: Path) -> list[ServiceRunStatus]:
-    """How a service sees, or saw, the runs in its folder; () where none ever was.
+    """The state of each run as the service in this folder last stored it; [] if there never was a service.
 
     Raises:
-        StoreError: what it left is damaged.
+        StoreError: the file is damaged.
     """
     path = folder / OWN / NOTES
     try:
@@ -134,7 +134,7 @@ def read_statuses(folder: Path) -> list[ServiceRunStatus]:
 
 
 def is_service(folder: Path) -> bool:
-    """Whether a service is, or was, at work in this folder."""
+    """True if a service runs, or ran, in this folder."""
     return (folder / OWN).is_dir()
 
 

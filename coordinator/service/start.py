@@ -1,4 +1,4 @@
-"""Beginning a service: its folder held, its broker known, its runs looked after until a signal comes."""
+"""Starts a service: locks its folder, and supervises its runs until a signal arrives."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,18 +19,18 @@ def serve_folder(
     tls: Mapping[str, str | None],
     origin: str = "",
 ) -> None:
-    """Serve all runs of a folder until this process is told to end.
+    """Serve all runs of a folder until this process gets a signal to end.
 
     Args:
-        folder: with their run.toml files.
-        broker: url of the broker of all of them; None: each fleet has an embedded one.
-        bind: address of these.
-        port: of the first of these; 0: free ones.
-        tls: `ca`, `cert` and `key` of `serve`.
-        origin: where the url comes from, see `broker_options.origin_of`.
+        folder: the folder with run.toml files.
+        broker: the URL of one broker for all runs; None starts an embedded broker for each fleet.
+        bind: the address of the embedded brokers.
+        port: the port of the first embedded broker; 0 for free ports.
+        tls: the options `ca`, `cert` and `key` of `serve`.
+        origin: the source of the URL, see `broker_options.origin_of`.
 
     Raises:
-        SettingError: there is no such folder, another service is at work in it, or the url is none.
+        SettingError: there is no such folder, another service uses it, or the URL is wrong.
         StoreError: the folder cannot be written.
     """
     options: list[str] = []
@@ -40,7 +40,8 @@ def serve_folder(
     if broker is not None:
         where = f"{parse_broker(broker)}, {origin}"
     with held(folder) as own:
-        environment = {} if broker is None else {BROKER_VARIABLE: broker}  # in a command line it would show
+        # in the command line, other users would see its password
+        environment = {} if broker is None else {BROKER_VARIABLE: broker}
         launcher = Launcher(folder / RUNS, own, bind, port, tuple(options), environment)
         service = Service(folder, Supervisor(folder / RUNS, launcher))
         service.stop_at_signals()

@@ -1,4 +1,4 @@
-"""`edge-coordinator status` of a service: a line a run, from what the service and each run's store say."""
+"""`edge-coordinator status` of a service: one line for each run."""
 
 from pathlib import Path
 
@@ -15,16 +15,16 @@ from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import FleetuneError
 
-_PLAIN_WIDTH = 160  # of a file or pipe
+_PLAIN_WIDTH = 160  # columns in a file or pipe
 _COLUMNS = ("run", "fleet", "state", "round", "devices", "adopted", "version", "")
-_OF_ADOPTION = ("adopted", "version")  # left out where no run has anything there
+_OF_ADOPTION = ("adopted", "version")  # these columns are left out if no run has a value there
 
 
 def print_service_status(folder: Path, console: Console | None = None) -> None:
-    """Print how the service and its runs stand.
+    """Print the state of the service and of its runs.
 
     Raises:
-        StoreError: what the service left is damaged.
+        StoreError: a file of the service is damaged.
     """
     console = console or Console()
     if not console.is_terminal:

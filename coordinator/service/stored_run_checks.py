@@ -1,4 +1,4 @@
-"""What a run's folder says of it, as far as a service must know: is it finished, what settings it takes."""
+"""Checks of a stored run before a service starts it or changes its settings."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 
 def is_finished(folder: Path, settings: RunSettings) -> bool:
-    """Whether the run there is finished, and these settings do not let it go on.
+    """True if the stored run is finished and these settings do not extend it.
 
     Raises:
         FleetuneError: the folder holds something else, or it is damaged.
@@ -22,10 +22,10 @@ def is_finished(folder: Path, settings: RunSettings) -> bool:
 
 
 def check_fits(folder: Path, settings: RunSettings) -> None:
-    """Check that the run there could go on with these settings.
+    """Check that the stored run could continue with these settings.
 
     Raises:
-        SettingError: it could not, and why.
+        SettingError: it could not; the message gives the reason.
         FleetuneError: the folder holds something else, or it is damaged.
     """
     if not (folder / STATE).exists():
@@ -33,6 +33,6 @@ def check_fits(folder: Path, settings: RunSettings) -> None:
     with stored_run(folder) as kept:
         engine = read_engine(kept.store)
         if engine is None:
-            return  # nobody has joined it: it begins anew
+            return  # no device has joined yet, so the run starts anew with any settings
         found = differences(kept.settings, going_on(kept.settings, settings), kept.enrolment.spec)
         check_changes(found, engine.rounds_done, folder)

@@ -1,7 +1,7 @@
-"""What a service does about each of its runs: begin it, leave it alone, end it, begin it again later.
+"""Decides what a service does with each of its runs: start it, leave it alone, end it, or restart it later.
 
-No processes, no clock: a `Launch` begins them, and time is told. What a run does of its own accord (its
-rounds, a pause) is none of a service's business: the run itself reads its control file.
+There are no processes and no clock here: a `Launch` starts processes, and times are arguments. A service
+does not pause a run or open its rounds. The run itself does, and reads its own control file.
 """
 
 import logging
@@ -19,26 +19,26 @@ from fleetune.protocols.errors import FleetuneError
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
-STEADY_S = 600.0  # a run that was up for so long has not crashed in a row
-END_S = 30.0  # to end by itself
+STEADY_S = 600.0  # a run that was up for longer starts a new series of failures
+END_S = 30.0  # the time that a process has to end by itself before it is killed
 
 State = Literal["running", "ending", "stopped", "finished", "waiting", "failed", "wrong"]
 
 
 class Process(Protocol):
-    """A run's process."""
+    """The process of a run."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Its exit code; None: it is there."""
+        """The exit code; None while the process runs."""
         ...
 
     def send_signal(self, number: int) -> None: ...
 
     def last_words(self) -> str:
-        """The last line that it said; "": none."""
+        """The last line of the output; "" if there is none."""
         ...
 
 
@@ -47,19 +47,21 @@ Launch = Callable[[RunFile], Process]
 
 @dataclass
 class SupervisedRun:
-    """One run.
+    """One run and its process.
 
     Attributes:
-        file: its settings as they were read last.
-        state: `waiting` for the fleet to be free; `failed`: it ended by itself and is begun again.
-        words: why.
-        process: that is at it; None: none is.
-        begun: the file that a process was begun with last.
-        began_at: when; failures: how often in a row it ended by itself.
-        again_at: it is not begun before.
-        end_by: it was asked to end, and has until then; None: it was not.
-        control: the requests that were read last.
-        refused: a change of the file that the run cannot go on with.
+        file: the settings as they were last read.
+        state: `waiting` while another run uses the fleet; `failed` if it ended by itself and will be
+            restarted.
+        words: the reason for the state.
+        process: the process of the run; None if there is none.
+        begun: the file with which the last process was started.
+        began_at: the time of that start.
+        failures: the number of failures in a row.
+        again_at: the earliest time of the next start.
+        end_by: the time until which the process has to end; None if it was not asked to end.
+        control: the requests of the control file, as they were last read.
+        refused: a changed file with which the run cannot continue.
     """
 
     file: RunFile
@@ -75,7 +77,7 @@ class SupervisedRun:
     refused: RunFile | None = None
 
     def note(self, state: State, words: str = "") -> None:
-        """How it stands now; what is new is logged."""
+        """Set the state, and log it if it is new."""
         if (state, words) != (self.state, self.words):
             level = logging.WARNING if state in ("failed", "wrong") else logging.INFO
             log.log(level, "%s: %s%s", self.file.name, state, f": {words}" if words else "")
@@ -84,12 +86,12 @@ class SupervisedRun:
 
 @dataclass
 class Supervisor:
-    """All runs of one service.
+    """Supervises all runs of one service.
 
     Attributes:
-        runs: the folder of their folders.
-        launch: begins a run's process.
-        watched: by file.
+        runs: the folder that holds the folders of runs.
+        launch: starts the process of a run.
+        watched: the runs by the path of their file.
     """
 
     runs: Path
@@ -97,7 +99,7 @@ class Supervisor:
     watched: dict[Path, SupervisedRun] = field(default_factory=dict)
 
     def look(self, files: Iterable[RunFile], now: float) -> None:
-        """Do what is to be done at `now` (seconds that never jump) with the files as they are."""
+        """Start, end or restart runs as their files require; `now` is in seconds of a monotonic clock."""
         there = {one.path: one for one in files}
         for path, file in there.items():
             self.watched.setdefault(path, SupervisedRun(file)).file = file
@@ -107,7 +109,7 @@ class Supervisor:
                 del self.watched[path]
 
     def end(self, now: float) -> bool:
-        """End all; whether none is left. To be asked again until then."""
+        """Ask all processes to end. True when none is left; call it again until then."""
         for one in self.watched.values():
             if one.process is not None and not self._is_over(one, now):
                 self._ask_to_end(one, now, "the service ends")
@@ -126,7 +128,7 @@ class Supervisor:
             self._begin_if_due(one, now)
 
     def _may_change(self, one: SupervisedRun) -> bool:
-        """Whether the run could go on with its file as it is; if not, it goes on with the one from before."""
+        """True if the run can continue with its changed file. Otherwise it keeps the settings from before."""
         if one.refused == one.file:
             return False
         assert one.file.settings is not None, "a wrong file is no change"
@@ -139,7 +141,7 @@ class Supervisor:
         return True
 
     def _is_over(self, one: SupervisedRun, now: float) -> bool:
-        """Whether its process has ended; then it is noted how."""
+        """True if the process has ended; then the run's state is set."""
         assert one.process is not None, "asked of a process"
         code = one.process.poll()
         if code is None:
@@ -200,7 +202,7 @@ class Supervisor:
         one.note("running")
 
     def _holder(self, one: SupervisedRun) -> SupervisedRun | None:
-        """The other run of its fleet that a process is at."""
+        """The other run of the same fleet that has a process, if there is one."""
         others = (other for other in self.watched.values() if other is not one and other.process is not None)
         return next((other for other in others if (other.begun or other.file).fleet == one.file.fleet), None)
 

@@ -1,1 +1,1 @@
-"""The coordinator's loop over MQTT: who is heard, what waits, what each device is sent, when the run ends."""
+"""Serves a run over MQTT: the event loop, device sessions, admission, transfers and the end of the run."""

@@ -1,4 +1,4 @@
-"""The run's bundle for devices without torch, made in a process of its own when the first one asks."""
+"""The run's bundle for devices without torch. A child process makes it when the first device asks."""
 
 import logging
 import threading
@@ -17,19 +17,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BundleMade:
-    """Making the bundle has come to an end: its bytes, or why there is none."""
+    """The result of making the bundle: its bytes, or the reason why there is none."""
 
     payload: bytes | None
     problem: str = ""
 
 
 class BundleServer:
-    """Answers those who ask for the bundle.
+    """Makes the bundle once, and returns it for each device that asks.
 
     Args:
-        run: whose bundle.
-        put: takes `BundleMade`, from the maker's thread.
-        say: what people should know.
+        run: the run whose bundle is made.
+        put: takes `BundleMade` from the thread that waits for the child process.
+        say: prints a line for people.
     """
 
     def __init__(self, run: Run, put: Callable[[Any], None], say: Callable[[str], None]) -> None:
@@ -40,13 +40,13 @@ class BundleServer:
 
     @property
     def problem_line(self) -> str | None:
-        """Why devices without torch cannot take part; None: they can, as far as is known."""
+        """The reason why devices without torch cannot take part; None if no problem is known."""
         if self._problem is None:
             return None
         return f"devices without torch cannot take part, no bundle can be made: {self._problem}"
 
     def ask(self, device: str) -> BundleMade | None:
-        """What to tell the device; None: it is told when the bundle is made. Raises StoreError."""
+        """The bundle for a device, or None if it is still being made. Raises StoreError."""
         payload = self._run.store.get(BUNDLE)
         if payload is not None:
             return BundleMade(payload)
@@ -60,7 +60,7 @@ class BundleServer:
         return None
 
     def made(self, event: BundleMade) -> set[str]:
-        """Keep what was made; who waits to be told. Raises StoreError."""
+        """Store the bundle that was made. Returns the devices that wait for it. Raises StoreError."""
         self._making, self._problem = False, None if event.payload else event.problem
         if event.payload is None:
             log.warning("%s", self.problem_line)

@@ -1,4 +1,4 @@
-"""What `edge-coordinator serve` shows and leaves: a live view or a line a round, then the report."""
+"""Console output of `edge-coordinator serve`: a live view or one line a round, then the report."""
 
 import time
 from collections.abc import Iterable
@@ -40,11 +40,13 @@ from fleetune.protocols.settings.run_settings import simulated_keys
 
 
 class LogLines:
-    """Observes one run in lines, for what is no terminal: one a round, and whom a round waits for.
+    """Prints a run in lines: one for each round, and one when a round waits for devices for long.
+
+    It is used where the output is no terminal.
 
     Args:
         run: the run.
-        console: to print on.
+        console: the console to print on.
     """
 
     def __init__(self, run: Run, console: Console) -> None:
@@ -54,7 +56,7 @@ class LogLines:
         self._schedule = schedule_of(run.settings.schedule)
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Handle one event."""
         match event:
             case Notice(line):
                 say(line, self._console)
@@ -76,7 +78,7 @@ class LogLines:
 
 
 class LiveScreen:
-    """Observes one run on a terminal: the live view, and lines for people above it.
+    """Shows a run on a terminal: the live view, and lines for people above it.
 
     Args:
         run: the run.
@@ -90,7 +92,7 @@ class LiveScreen:
         self._reader = StatusReader(run.settings, run.enrolment.spec.num_parameters)
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Handle one event."""
         match event:
             case RunBegan():
                 for record in event.closed:
@@ -128,7 +130,7 @@ def say(line: str, console: Console) -> None:
 
 
 def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
-    """Say which run is served, where, and what of its settings means nothing here."""
+    """Print which run is served and where, and which of its settings have an effect only in simulations."""
     again = "goes on" if run.resumed else "begins"
     say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
     if unheeded := simulated_keys(run.settings):
@@ -136,11 +138,17 @@ def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
 
 
 def finish(run: Run, reason: str | None, console: Console, following: Following | None = None) -> None:
-    """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on.
-    Trackers that follow it are told what it came to.
+    """Write the report of a finished run, or say how a stopped run continues.
 
-    Of a stopped run that need not end summary.json is written: else there would never be one. A finished one
-    that is interrupted in its report, which takes its time, has what scripts read; served again it writes it.
+    Trackers that follow the run receive its summary. A stopped run that is open-ended also gets its
+    summary.json, because it would otherwise never have one. Writing the report takes time. If it is
+    interrupted, serving the run again writes the report.
+
+    Args:
+        run: the run.
+        reason: why the run is finished; None if it was stopped.
+        console: the console to print on.
+        following: the trackers that follow the run.
     """
     run.processor.note()
     if reason is None:
@@ -160,12 +168,13 @@ def finish(run: Run, reason: str | None, console: Console, following: Following 
 
 
 def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> tuple[Summary, list[Path]]:
-    """Write the report of a run as it stands, and show its tables; its summary, and its files.
+    """Write the report of a run in its present state and print its tables. Returns the summary and the
+    files.
 
     Args:
         run: the run.
-        console: to show them on.
-        live: another process is at the run, and writes rounds.jsonl itself.
+        console: the console to print on.
+        live: True if another process serves the run and writes rounds.jsonl itself.
     """
     console = console or Console()
     summary, records = summary_of(run, simulated=False), run.controller.records()
@@ -187,7 +196,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 
 
 def print_devices(devices: Iterable[DeviceStatus]) -> None:
-    """Show the devices of a run, and those whose updates were cut."""
+    """Print the devices of a run, and those whose claimed number of samples was cut."""
     shown = list(devices)
     Console().print(fleet_table(shown))
     for one in shown:

@@ -1,4 +1,4 @@
-"""Watches what does not come over the network: the control file of a run, and the clock of the machine."""
+"""Watches two things that do not come over the network: the run's control file and the machine's clock."""
 
 import logging
 from collections.abc import Callable
@@ -15,28 +15,28 @@ log = logging.getLogger(__name__)
 
 SUPERVISED = "FLEETUNE_SUPERVISED"  # set in the environment of a service's runs
 LOOK_EVERY_S = 0.5
-SET_S = 1.0  # a clock that is off by less was not set, or it does not matter
+SET_S = 1.0  # seconds; a smaller change of the clock is drift
 _Mark = tuple[int, int, int] | None
 
 
 class ControlWatch:
-    """Looks now and then for requests in the control file, and for clocks that were set.
+    """Checks from time to time for requests in the control file, and for changes of the machine's clock.
 
     Args:
         run: the run.
-        ahead_s: by how much the time of day is ahead of the run's clock.
+        ahead_s: returns by how much the time of day is ahead of the run's clock.
     """
 
     def __init__(self, run: Run, ahead_s: Callable[[], float]) -> None:
         self._run = run
         self._ahead_s = ahead_s
         self._path = run.folder / CONTROL
-        self._mark: _Mark = (0, 0, 0)  # of no file
+        self._mark: _Mark = (0, 0, 0)  # differs from every file, so that the first look reads it
         self._control = Control()
         self._look_at = float("-inf")
 
     def look(self, now: float) -> list[ClockSet | Paused | Stop]:
-        """The events for the run at `now`, by a clock that never jumps."""
+        """The events that the run must handle at `now`, in seconds of a monotonic clock."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_EVERY_S
@@ -67,7 +67,7 @@ class ControlWatch:
 
 
 def _mark(path: Path) -> _Mark:
-    """What changes when the file is replaced."""
+    """Inode, time and size of a file, which change when it is replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,9 @@
-"""A fleet has one coordinator: whoever would be a second one hears of the first, and leaves.
+"""Detects a second coordinator of the same fleet, and decides which of the two leaves.
 
-Each says on a topic of theirs that it is there: when it connects, and to whoever says so and has to leave.
-Both know by the same rule which of two has to: who only asks before who serves, the younger before the
-older. Nothing is retained, so a dead one is in nobody's way. One that was cut off settles it when it is back.
+Each coordinator announces itself on a topic of its fleet: when it connects, and in answer to another one
+that has to leave. Both apply the same rule. One that only asks leaves before one that serves, and the
+younger leaves before the older. Nothing is retained, so a dead coordinator blocks nobody. A coordinator
+that lost its connection applies the rule when it connects again.
 """
 
 import logging
@@ -26,7 +27,7 @@ from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 0.5  # from when we hear ourselves; an answer that comes later still ends the younger
+SILENCE_S = 0.5  # from the echo of our own announcement; a later answer still makes the younger one leave
 PATIENCE_S = 3.0
 REPEAT_S = 0.25
 
@@ -34,14 +35,14 @@ MakeTransport = Callable[[EventSink], Transport]
 
 
 class CoordinatorPresence(Message, frozen=True, tag="Here"):
-    """Coordinator to coordinators: I am there.
+    """Announces a coordinator to other coordinators of the fleet.
 
     Attributes:
-        nonce: new at every start.
-        run: name of its run.
-        host, pid: where it is.
-        since: seconds of the epoch.
-        serves: it does not only ask.
+        nonce: an id that is new at every start.
+        run: the name of its run.
+        host, pid: its machine and process.
+        since: the time of its start, in seconds of the epoch.
+        serves: True if it serves devices; False if it only asks for others so far.
     """
 
     nonce: Nonce
@@ -52,23 +53,23 @@ class CoordinatorPresence(Message, frozen=True, tag="Here"):
     serves: bool
 
     def has_priority_over(self, other: "CoordinatorPresence") -> bool:
-        """Whether the other has to leave."""
+        """True if the other coordinator has to leave."""
         return (not self.serves, self.since, self.nonce) < (not other.serves, other.since, other.nonce)
 
 
 @dataclass
 class ConflictDetector:
-    """Looks out for another coordinator of a fleet until it is closed.
+    """Watches for another coordinator of a fleet until it is closed.
 
-    It has a connection of its own, whose thread does the work: so it also answers while the coordinator is
-    busy, or only starting.
+    It has its own connection, and the thread of that connection does the work. So it also answers while the
+    coordinator is busy or still starting.
 
     Attributes:
-        fleet: its name.
-        run: name of our run.
-        since: when we started, seconds of the epoch.
-        silence_s: without an answer for so long there is no other.
-        timer: seconds that never jump.
+        fleet: the name of the fleet.
+        run: the name of our run.
+        since: the time of our start, in seconds of the epoch.
+        silence_s: the time without an answer after which there is no other coordinator.
+        timer: a monotonic clock, in seconds.
     """
 
     fleet: str
@@ -88,20 +89,20 @@ class ConflictDetector:
         self._news = threading.Event()
 
     def ask(self, make_transport: MakeTransport) -> None:
-        """Ask who is there; `wait` has the answer."""
+        """Ask for other coordinators. `wait` returns when the answer is known."""
         self._transport = make_transport(self)
         self._transport.connect()
 
     def take(self, make_transport: MakeTransport) -> None:
-        """Serve the fleet without asking first: the broker is ours, and new."""
+        """Serve the fleet without asking first, because the broker is ours and new."""
         self._serves = True
         self.ask(make_transport)
 
     def wait(self) -> None:
-        """Until it is known whether there is another, or the broker is out of reach.
+        """Wait until the answer is known, or until the broker turns out to be out of reach.
 
         Raises:
-            SettingError: there is.
+            SettingError: the fleet has another coordinator.
         """
         give_up_at = self.timer() + PATIENCE_S
         while self._transport and not (self._serving or self._rival or self._out_of_reach):
@@ -114,13 +115,13 @@ class ConflictDetector:
         self.check()
 
     def on_rival(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, in whatever thread, when another is found that we have to make room for."""
+        """Call `tell`, possibly in another thread, when a coordinator is found that has priority over us."""
         self._tell = tell
         if self._rival:
             tell()
 
     def check(self) -> None:
-        """Raises SettingError when another was found that we have to make room for."""
+        """Raise SettingError if a coordinator was found that has priority over us."""
         if self._rival is None:
             return
         other, since = self._rival, time.strftime("%Y-%m-%d %H:%M", time.localtime(self._rival.since))
@@ -130,13 +131,13 @@ class ConflictDetector:
         )
 
     def close(self) -> None:
-        """Look out no longer; harmless when it does not."""
+        """Stop watching. Calling it twice is harmless."""
         if self._transport:
             self._transport.close()
             self._transport = None
 
     def put(self, event: Any) -> None:
-        """What the transport hears."""
+        """Handle an event of the transport."""
         match event:
             case Connected():
                 self._out_of_reach = False

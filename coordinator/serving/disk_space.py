@@ -1,7 +1,7 @@
-"""Room on the coordinator's disk for what arrives: announced before it is taken, given back when it is left.
+"""Disk space for payloads that arrive: checked before an offer is accepted.
 
-A payload needs its part and its row in the run's store. Parts that an earlier process left are of use only to
-devices that come back soon.
+A payload needs its size twice: in its part file, and in its row of the run's store. Part files of an
+earlier process are useful only if their devices come back soon.
 """
 
 import shutil
@@ -16,18 +16,18 @@ from fleetune.protocols.wire.messages import Offer
 
 RESERVE_BYTES = 256 * 2**20
 KEEP_PARTS_S = 86_400.0
-_LEAST_SHARE = 50  # of a small disk only this part is kept free
+_LEAST_SHARE = 50  # of a small disk, one part in this many is kept free instead of RESERVE_BYTES
 
 
 def no_space_reason(offer: Offer, sessions: DeviceSessions, folder: Path) -> str | None:
-    """Why an offered payload cannot be taken; None if it can.
+    """The reason why there is no space for an offered payload; None if there is.
 
-    Parts that nobody goes on with make room first.
+    Part files that no open transfer uses are removed first if space is short.
 
     Args:
-        offer: of a payload that is wanted, and of which nothing was taken yet.
+        offer: an offer of a wanted payload, of which nothing has arrived yet.
         sessions: the sessions of all devices; space for their open transfers is reserved.
-        folder: of the run.
+        folder: the folder of the run.
     """
     wanted_bytes = 2 * (offer.num_bytes + sessions.incoming_bytes)
     if offer.num_bytes <= SMALL_BYTES or _fits(wanted_bytes, folder):
@@ -42,7 +42,7 @@ def no_space_reason(offer: Offer, sessions: DeviceSessions, folder: Path) -> str
 
 
 def remove_old_parts(folder: Path, *, but: set[str], older_than_s: float = 0.0) -> None:
-    """Remove parts of payloads, but for these transfers and those written in the last `older_than_s`."""
+    """Remove part files, except those of the transfers `but` and those written in the last `older_than_s`."""
     for path in (folder / INCOMING).glob("*/*.part"):
         if path.stem not in but and time.time() - path.stat().st_mtime >= older_than_s:
             files.remove(path, durable=False)

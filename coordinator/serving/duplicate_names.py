@@ -1,10 +1,10 @@
-"""Which agent may use a device's name when several agents use it.
+"""Decides which agent may use a device's name when several agents use it.
 
-A broker lets one client at a time connect by a name, and disconnects the one before. An agent that starts
-after another has ended is a restart. An agent that comes back after another has taken its name shows that
-both run: two devices have one name. The one that held the name first keeps it; the others are told to wait.
+A broker lets one client connect by a name at a time, and disconnects the one before. An agent that starts
+after another has ended is a restart. An agent that comes back after another took its name proves that both
+run, so two devices share one name. The agent that held the name first keeps it. The others are told to wait.
 
-No clock and no network: times in (seconds that never jump), decisions out.
+There is no clock and no network here: times in seconds of a monotonic clock go in, decisions come out.
 """
 
 from dataclasses import dataclass, field
@@ -21,10 +21,11 @@ class _Claim:
     """One agent's claim to a name.
 
     Attributes:
-        seen_at: when it connected last.
-        replaced_at: when the next one took the name from it; None: it holds the name, or was told to wait.
-        wait_s: how long it was told to wait last; 0: it was not.
-        holder_seen_at: when the holder had connected last, as it was told so.
+        seen_at: the time when it last connected.
+        replaced_at: the time when another agent took the name; None while it holds the name or waits.
+        wait_s: the seconds that it was last told to wait; 0 if it never was.
+        holder_seen_at: the time when the holder had last connected, at the moment this agent was told to
+            wait.
     """
 
     seen_at: float
@@ -35,15 +36,15 @@ class _Claim:
 
 @dataclass
 class _Name:
-    """The claims to one name, by the agents' instances, the first one first."""
+    """All claims to one name, by agent instance, the first one first."""
 
     holder: str
     claims: dict[str, _Claim]
-    second: set[str] = field(default_factory=set)  # run beside the holder
+    second: set[str] = field(default_factory=set)  # instances that run at the same time as the holder
 
 
 class DuplicateNames:
-    """The names of one coordinator's devices."""
+    """Tracks which agent holds each device name."""
 
     def __init__(self) -> None:
         self._names: dict[str, _Name] = {}
@@ -53,11 +54,11 @@ class DuplicateNames:
 
         Args:
             device: the name.
-            instance: of the agent, new at each of its starts.
-            now: seconds.
+            instance: id of the agent's process, new at each of its starts.
+            now: seconds of a monotonic clock.
 
         Returns:
-            0: the agent holds the name; else how many seconds it must stay away.
+            0 if the agent holds the name, else the seconds for which it must stay away.
         """
         name = self._names.get(device)
         if name is None:
@@ -77,12 +78,12 @@ class DuplicateNames:
         return 0.0
 
     def shared(self, device: str) -> bool:
-        """Whether several agents that run use this name."""
+        """True if several running agents use this name."""
         name = self._names.get(device)
         return name is not None and bool(name.second)
 
     def look(self, now: float) -> list[str]:
-        """Names that only one agent uses from now on."""
+        """The names that only one agent uses from now on."""
         again = []
         for device, name in self._names.items():
             if name.second:
@@ -96,7 +97,7 @@ class DuplicateNames:
 
     def _wait(self, name: _Name, instance: str) -> float:
         claim, holder = name.claims[instance], name.claims[name.holder]
-        if claim.holder_seen_at == holder.seen_at:  # it did not connect again: it has ended
+        if claim.holder_seen_at == holder.seen_at:  # the holder did not connect again, so it has ended
             name.second.discard(instance)
             self._take_over(name, instance, claim.seen_at)
             return 0.0

@@ -1,4 +1,4 @@
-"""What waits to be handled: what came over the network, and timers that are due."""
+"""The queue of events from the network, and the timers of device sessions."""
 
 import heapq
 import queue
@@ -7,33 +7,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-MAX_EVENTS = 256  # handled together
+MAX_EVENTS = 256  # the most events in one transaction
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Leave; the run goes on at the next start."""
+    """Stop serving. The run continues at the next start."""
 
 
 @dataclass(frozen=True)
 class TimerDue:
-    """A timer is due; what stands before this in the queue may be the answer it waits for."""
+    """A timer is due. Events before this one in the queue may be the answers that it waits for."""
 
 
 class Timers:
-    """Who wants to be woken next, out of thousands, without asking everybody: one time a name, on any clock.
+    """Finds the next of thousands of timers. Each name has one timer.
 
-    Moving a time costs nothing when it becomes later: what is on the heap is looked at again when its time
-    comes.
+    Moving a timer to a later time costs nothing: its old entry in the heap is corrected when that comes up.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
         self._wanted: dict[str, float] = {}
-        self._listed: dict[str, float] = {}  # the earliest of a name on the heap; later ones are dead
+        self._listed: dict[str, float] = {}  # the earliest heap entry of each name; later entries are ignored
 
     def set(self, name: str, at: float | None) -> None:
-        """Wake `name` then instead of when it wanted before; None: never."""
+        """Set the timer of `name`, in place of an earlier one; None removes it."""
         if at is None:
             self._wanted.pop(name, None)
             return
@@ -43,11 +42,11 @@ class Timers:
 
     @property
     def next_at(self) -> float | None:
-        """Nobody is due before; None: nobody ever is."""
+        """A time before which no timer is due; None if there is no timer."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[str]:
-        """Each name whose time has come, once; it sleeps until it is set again."""
+        """Yield each name whose timer is due. The timer is then removed."""
         while self._heap and self._heap[0][0] <= now:
             at, name = heapq.heappop(self._heap)
             if self._listed.get(name) != at:
@@ -66,18 +65,18 @@ class Timers:
 
 
 class EventQueue:
-    """Events in the order they came, and the timers of whoever waits for an answer.
+    """Events in the order of arrival, and the timers of sessions that wait for an answer.
 
-    A timer that is due takes its place in the line: under load answers that are here already are read before
-    anything is repeated for want of them.
+    A due timer is put at the end of the queue. So under load, answers that have already arrived are read
+    before a message is repeated because its answer seems to be missing.
 
     Args:
-        events: the line; others put events there.
-        timer: seconds that never jump.
+        events: the queue into which transport and other threads put events.
+        timer: a monotonic clock, in seconds.
 
     Attributes:
-        timers: of peers, on `timer`.
-        stopped: `Stop` was there.
+        timers: one timer for each device session.
+        stopped: True once `Stop` was taken from the queue.
     """
 
     def __init__(self, events: "queue.SimpleQueue[Any]", timer: Callable[[], float]) -> None:
@@ -88,8 +87,9 @@ class EventQueue:
         self._ringing = False
 
     def take(self, wait_s: float) -> list[Any]:
-        """Up to `MAX_EVENTS`, none after `Stop`; waits for the first, at most `wait_s` and until a timer is
-        due.
+        """Up to `MAX_EVENTS` events, none after `Stop`.
+
+        It waits for the first event, at most `wait_s` and until a timer is due.
         """
         next_at = self.timers.next_at
         if next_at is not None and not self._ringing:
@@ -106,6 +106,6 @@ class EventQueue:
         return taken
 
     def due(self) -> Iterator[str]:
-        """Whose time has come, once `TimerDue` is handled."""
+        """The names whose timers are due, when `TimerDue` is handled."""
         self._ringing = False
         return self.timers.due(self._timer())

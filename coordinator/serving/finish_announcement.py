@@ -1,4 +1,4 @@
-"""Telling the devices that a run is over."""
+"""Announces the end of a run to its devices."""
 
 import queue
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ from fleetune.protocols.wire.transport import Connected, Received, Transport
 
 @dataclass
 class FinishAnnouncement:
-    """The last message to every device of a run.
+    """Sends the last message of a run to every device.
 
     Attributes:
-        transport: connected, or trying.
-        fleet: its devices listen there.
-        finish: what they are told.
-        waiting: devices that may be connected, and have not answered that they know.
-        absent: devices of the run that are not connected.
+        transport: the connection to the broker, or one that tries to connect.
+        fleet: the name of the fleet.
+        finish: the message.
+        waiting: devices that may be connected and have not confirmed the message.
+        absent: members of the run that are not connected.
     """
 
     transport: Transport
@@ -30,13 +30,13 @@ class FinishAnnouncement:
     absent: Iterable[str] = ()
 
     def __post_init__(self) -> None:
-        self._uncertain = {*self.waiting, *self.absent}  # have not answered, connected or not
+        self._uncertain = {*self.waiting, *self.absent}  # all that have not confirmed, connected or not
 
     def say(self, events: "queue.SimpleQueue[Any]", until: float, timer: Callable[[], float]) -> None:
-        """Tell connected devices, and those that connect meanwhile; return when all have answered, at the
-        latest at `until`.
+        """Send the message to connected devices and to those that connect meanwhile.
 
-        The others find the message when they come back, if the broker stays.
+        It returns when all have confirmed, at the latest at `until`. For all others the broker keeps the
+        message.
         """
         self._tell_all()
         while self.waiting and timer() < until:
@@ -45,7 +45,7 @@ class FinishAnnouncement:
             except queue.Empty:
                 break
             if isinstance(event, Connected):
-                self._tell_all()  # the broker was away
+                self._tell_all()  # the broker was out of reach before
             elif isinstance(event, Received):
                 self._hear(event)
         for device in self._uncertain:
@@ -64,7 +64,7 @@ class FinishAnnouncement:
             device = topics.parse(event.topic).device
             message = messages.read_from_device(event.data)
         except PacketError:
-            return  # chunks and the like are no part of the run any more
+            return  # chunks and the like no longer matter
         match message:
             case Left(run) if run == self.finish.run:
                 self.waiting.discard(device)

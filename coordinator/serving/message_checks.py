@@ -1,4 +1,4 @@
-"""Whether a device may be counted on for a run, and whether what it offers is refused."""
+"""Checks of what devices report and offer, before the run controller hears of it."""
 
 from functools import partial
 
@@ -25,13 +25,13 @@ def open_session(run: Run, device: str, sessions: DeviceSessions) -> DeviceSessi
 
 
 def check_ready(ready: Ready, session: DeviceSession, run: Run) -> None:
-    """Look at what it says of itself.
+    """Check a device's report.
 
-    A name alone is easily made up: it counts once its presence stands at the broker and it has answered the
-    offer of the enrolment, which is sent to its own topic.
+    Anybody can make up a name. So a report counts only if the device's presence is at the broker, and if the
+    device confirmed the enrolment that was sent to its own topic.
 
     Raises:
-        PacketForeign: it speaks for another device, has another model, or was not enrolled.
+        PacketForeign: the report names another device or model, or the device was not enrolled.
         PacketError: an extension of the run does not admit the report (`coordinator.extensions`).
     """
     report, model = ready.report, run.enrolment.spec.hash
@@ -45,10 +45,10 @@ def check_ready(ready: Ready, session: DeviceSession, run: Run) -> None:
 
 
 def check_decline(number: int, session: DeviceSession, run: Run) -> None:
-    """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
+    """Check that a device which declines the whole run (round 0) was enrolled, because the answer is stored.
 
     Raises:
-        PacketForeign: it was not.
+        PacketForeign: the device was not enrolled.
     """
     known = session.device in run.controller.members
     if number == 0 and not known and not (session.online and session.enrolled):
@@ -56,7 +56,7 @@ def check_decline(number: int, session: DeviceSession, run: Run) -> None:
 
 
 def offer_rejection(run: Run, device: str, key: TransferKey) -> str | None:
-    """Why an offer is refused: asked before any of it is sent."""
+    """The reason why an offer is rejected before any byte of it is sent; None if it is accepted."""
     if key.kind != "update":
         return f"a coordinator takes no {key.kind}"
     if key.run != run.enrolment.run:

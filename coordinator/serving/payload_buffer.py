@@ -1,8 +1,7 @@
-"""Small payloads wait in memory until they are whole; longer ones grow on disk from their first byte.
+"""Buffers for payloads that arrive: in memory for small ones, in a file for long ones.
 
-A coordinator keeps each whole reply in the run's store before it acknowledges it, so that a file which is
-made, synced and removed for every update would keep nothing that has to outlive it. What a crash takes is
-sent again.
+Each complete reply is stored in the run's store before it is acknowledged. A file that is made, synced and
+removed for each small update would be wasted. After a crash the device sends its payload again.
 """
 
 from collections.abc import Callable
@@ -15,14 +14,14 @@ BUDGET_BYTES = 64 * 1024 * 1024
 
 
 class MemoryBudget:
-    """Memory for all small parts of a fleet together."""
+    """The memory that all small payloads of a fleet may use together."""
 
     def __init__(self, num_bytes: int = BUDGET_BYTES) -> None:
         self.left_bytes = num_bytes
 
 
 class PayloadBuffer:
-    """A `Part` in memory, and in `file` from when there is no room any more."""
+    """A `Part` that is in memory, and moves to `file` when the memory budget is used up."""
 
     def __init__(self, file: PartFile, room: MemoryBudget) -> None:
         self._file = file
@@ -68,7 +67,8 @@ class PayloadBuffer:
 
 
 def buffered_parts(files: Callable[[Offer], PartFile], room: MemoryBudget) -> Callable[[Offer], Part]:
-    """Parts like those of `files`, in memory where the payload is small: over a thin uplink a long one takes
-    minutes, of which a restart shall take nothing.
+    """Make parts like `files` does, but in memory for small payloads.
+
+    A long payload takes minutes over a slow uplink. It is in a file, so that a restart loses nothing of it.
     """
     return lambda offer: PayloadBuffer(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)

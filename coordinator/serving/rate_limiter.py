@@ -1,4 +1,4 @@
-"""How much one device may ask of the coordinator: token buckets on the loop's own clock."""
+"""Token buckets, which limit how much one device may ask of the coordinator."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Holds at most `size` tokens and gains `rate` a second; full at first.
+    """A bucket that holds at most `size` tokens and gains `rate` tokens a second. It starts full.
 
     Attributes:
-        size: how many may be taken at once.
+        size: the tokens that may be taken at once.
         rate: tokens a second.
-        refused: how many were asked for in vain since the last that was given.
+        refused: the number of failed attempts since the last success.
     """
 
     size: float
@@ -21,7 +21,7 @@ class TokenBucket:
     _seen_at: float = 0.0
 
     def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Whether there was enough; `now` is in seconds of a clock that never jumps."""
+        """Take tokens. True if there were enough; `now` is in seconds of a monotonic clock."""
         level = self.size if self._level is None else self._level + (now - self._seen_at) * self.rate
         self._level, self._seen_at = min(self.size, level), now
         if self._level < tokens:
@@ -32,13 +32,13 @@ class TokenBucket:
         return True
 
     def give(self) -> None:
-        """One more may be taken, but never more than `size`."""
+        """Add one token, up to `size`."""
         if self._level is not None:
             self._level = min(self.size, self._level + 1)
 
 
 class TokenBuckets:
-    """One bucket a name; of `most` names, those heard of last."""
+    """One bucket for each name. At most `most` are kept, those used last."""
 
     def __init__(self, size: float, rate: float, most: int = 10_000) -> None:
         self._size, self._rate, self._most = size, rate, most

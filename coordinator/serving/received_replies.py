@@ -1,4 +1,4 @@
-"""A reply that is here in whole: given to the run controller, and what the device is told of it."""
+"""Hands a complete reply to the run controller."""
 
 import logging
 from collections.abc import Callable
@@ -24,21 +24,21 @@ def receive_reply(
     timer: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[str | None, list[Outcome]]:
-    """Give a reply to the run controller; why it is refused (None: it is not), and what became of it.
+    """Hand a reply to the run controller. Returns the reason for a refusal (or None) and the outcomes.
 
-    A reply that does not count is acknowledged too, so that it is not offered again; refused is only what is
-    damaged or implausible.
+    A reply that does not count is acknowledged all the same, so that the device does not offer it again. Only
+    damaged or implausible replies are refused.
 
     Args:
         session: the session of the device that sent it.
         arrived: the reply.
-        controller: of the run.
+        controller: the run controller.
         rejected: logs a reply that is refused.
-        timer: seconds that never jump.
-        clock: of the run.
+        timer: a monotonic clock, in seconds.
+        clock: the run's clock, in seconds.
 
     Raises:
-        StoreError: it cannot be kept.
+        StoreError: the reply cannot be stored.
     """
     actual, turn = session.actual(timer()), RoundAttempt.of(arrived.offer.transfer_key)
     try:
@@ -48,7 +48,7 @@ def receive_reply(
     except StoreError:
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
-        reason = rejected.blame(session.device, fault)  # nothing was kept
+        reason = rejected.blame(session.device, fault)  # the run controller stored nothing of it
         outcomes = controller.handle(Declined(session.device, *turn, reason, replied=True), clock())
         return reason, outcomes
     for outcome in outcomes:

@@ -1,8 +1,8 @@
-"""What devices sent that is refused: counted always, logged within bounds.
+"""Counts every message that is rejected, and logs a limited number of them.
 
-A device has `LINES` lines at once and one more every ten seconds, all devices together ten times as many; a
-line that follows others which were left out says how many. So a flood of junk costs its sender's name in the
-log and not the disk.
+A device may cause `LINES` log lines at once and one more every ten seconds; all devices together may cause
+ten times as many. A line says how many lines before it were left out. So a flood of junk shows its sender
+in the log without filling the disk.
 """
 
 import logging
@@ -22,11 +22,11 @@ LINES_A_SECOND = 0.1
 
 @dataclass
 class RejectedMessages:
-    """Of one coordinator's life.
+    """Counts and logs rejected messages.
 
     Attributes:
-        count: told the kind of each.
-        timer: seconds that never jump.
+        count: is called with the kind of each rejected message.
+        timer: a monotonic clock, in seconds.
     """
 
     count: Callable[[str], None]
@@ -35,19 +35,19 @@ class RejectedMessages:
     _all: TokenBucket = field(default_factory=lambda: TokenBucket(10 * LINES, 10 * LINES_A_SECOND))
 
     def note(self, problem: PacketError, device: str = "") -> None:
-        """A message; `device` is "" where not even that is known."""
+        """Count and log a rejected message; `device` is "" if the sender is not known."""
         self.count(type(problem).__name__)
         self.say(logging.WARNING, device, "refused: " + (f"{device}: " if device else "") + str(problem))
 
     def blame(self, device: str, fault: Exception) -> str:
-        """What a device sent led to a fault that nobody foresaw, and is refused. What to tell it."""
+        """Log an unexpected error that a message caused. Returns the reason to send to the device."""
         self.count(type(fault).__name__)
         self.say(logging.ERROR, device, f"{device}: {unexpected(fault)}; what it sent is refused")
         log.debug("%s", device, exc_info=fault)
         return f"unexpected {type(fault).__name__}; the coordinator's log has more"
 
     def say(self, level: int, device: str, line: str) -> None:
-        """One line about a device, if it has any left."""
+        """Log a line about a device, unless the device or all together used up their lines."""
         own, now = self._devices.of(device), self.timer()
         before = own.refused
         if not own.take(now) or not self._all.take(now):

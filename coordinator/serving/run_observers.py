@@ -1,7 +1,7 @@
-"""Who watches a run that is served, a line each: rounds.jsonl, what is shown, the log.
+"""The observers of a run that is served: rounds.jsonl, the console and the log.
 
-A new one (an exporter of metrics) is a file with a `coordinator.run.observers.Observer`, and a line here.
-Experiment trackers have a room of their own (`coordinator.trackers`).
+To add an observer (such as an exporter of metrics), write a `coordinator.run.observers.Observer` in a file
+and add a line here. Trackers of experiments are in `coordinator.trackers`.
 """
 
 import logging
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Writes what is of interest to an engineer alone to the log; what goes wrong is logged where it does."""
+    """Logs details for developers. Problems are logged where they happen."""
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Handle one event."""
         if isinstance(event, ReplyDropped):
             log.info("%s: reply does not count: %s", event.device, event.rejection)
 
 
 def journal_of(run: Run) -> RoundJournal:
-    """Writes rounds.jsonl of a run."""
+    """The observer that writes rounds.jsonl of a run."""
     return RoundJournal(run.folder, run.controller.records, MOST_WHOLE if run.settings.run.is_open else None)
 
 
@@ -41,5 +41,5 @@ OBSERVERS: tuple[Callable[[Run, Console], Observer], ...] = (
 
 
 def observers_of(run: Run, console: Console, *more: Observer) -> Observers:
-    """All who watch `run`, `more` that were asked for among them; people see it on `console`."""
+    """All observers of a run, with those in `more`; people see the output on `console`."""
     return Observers([*(make(run, console) for make in OBSERVERS), *more])
