@@ -80,7 +80,7 @@ def _run_all(
     from benchmarks.simulators.report import write_results
     from benchmarks.simulators.runs import RunFailed, run, save, saved
     from benchmarks.simulators.workloads import lay_out
-    from fleetune.edge_agent.training.cards.torch_device import name_of, torch_device
+    from fleetune.edge_agent.training.gpu.torch_device import name_of, torch_device
 
     where, kept = machine(), out / _RUNS
     if device != "cpu":

@@ -5,7 +5,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.model.torch_backbone import is_counter, is_frozen, is_statistic

@@ -26,16 +26,16 @@ from fleetune.edge_agent.training.backend import (
     Upper,
     check_labels,
 )
-from fleetune.edge_agent.training.cards.near_descent import NearDescent
-from fleetune.edge_agent.training.cards.recorded import Recorded, what_moves
-from fleetune.edge_agent.training.cards.torch_device import (
+from fleetune.edge_agent.training.gpu.near_descent import NearDescent
+from fleetune.edge_agent.training.gpu.recorded import Recorded, what_moves
+from fleetune.edge_agent.training.gpu.torch_device import (
     PROCESSOR,
     computing_in,
     for_numpy,
     fork_seeded,
     generator_states,
 )
-from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
 from fleetune.edge_agent.training.torch_adoption import FirstBuffers, adopt, channels_last, check_same

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fleetune.edge_agent.training.cards.torch_device import for_numpy
+from fleetune.edge_agent.training.gpu.torch_device import for_numpy
 
 _SIZES = (3, 5)
 _BELOW, _OTHER = "below", "other"

@@ -114,7 +114,7 @@ def _why_not_on(kind: Kind, device: str) -> str:
         return "ort-training trains on the processor"
     try:
         if kind == "torch":
-            from fleetune.edge_agent.training.cards.torch_device import torch_device
+            from fleetune.edge_agent.training.gpu.torch_device import torch_device
 
             torch_device(device)
         else:
@@ -173,7 +173,7 @@ def make_backend(
             raise ModelError(f"torch is not installed here: pip install {PIP['torch']}")
         import torch
 
-        from fleetune.edge_agent.training.cards.torch_device import torch_device
+        from fleetune.edge_agent.training.gpu.torch_device import torch_device
         from fleetune.edge_agent.training.torch_backend import TorchBackend
 
         torch.set_num_threads(threads)

@@ -11,9 +11,9 @@ from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.coordinator.spec.spec_from_torch import draw
-from fleetune.edge_agent.training.cards.near_descent import NearDescent
-from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.descent import Descent
+from fleetune.edge_agent.training.gpu.near_descent import NearDescent
+from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key

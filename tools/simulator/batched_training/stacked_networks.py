@@ -14,10 +14,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, check_labels
-from fleetune.edge_agent.training.cards.near_descent import NearDescent, step_all
-from fleetune.edge_agent.training.cards.recorded import Compute, Recorded, what_moves
-from fleetune.edge_agent.training.cards.torch_device import computing_in, for_numpy
-from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.gpu.near_descent import NearDescent, step_all
+from fleetune.edge_agent.training.gpu.recorded import Compute, Recorded, what_moves
+from fleetune.edge_agent.training.gpu.torch_device import computing_in, for_numpy
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise

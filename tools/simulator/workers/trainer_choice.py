@@ -104,7 +104,7 @@ def _on_cards(settings: RunSettings) -> str:
     fleet = settings.fleet
     if not fleet.cards:
         return ""
-    from fleetune.edge_agent.training.cards.torch_device import name_of, torch_device
+    from fleetune.edge_agent.training.gpu.torch_device import name_of, torch_device
 
     if fleet.trainer == "onnx":
         raise SettingError(f'fleet.trainer: "onnx" trains on the processor, not on {fleet.train_on}')
@@ -129,7 +129,7 @@ def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None
         raise SettingError(f'{asked}: trainer = "onnx" trains one device after the other')
     if settings.data.arrivals is not None:
         raise SettingError(f"{asked}: devices whose data grow train one after the other")
-    from fleetune.edge_agent.training.cards.torch_device import torch_device
+    from fleetune.edge_agent.training.gpu.torch_device import torch_device
     from fleetune.edge_agent.training.torch_backend import TorchBackend
     from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
 

@@ -7,10 +7,10 @@ from tests.edge_agent.training.test_descent import ALL
 from tests.helpers import card
 
 from fleetune.coordinator.spec.spec_from_torch import draw
-from fleetune.edge_agent.training.cards.near_descent import NearDescent, step_all
-from fleetune.edge_agent.training.cards.torch_device import torch_device
-from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.descent import Descent
+from fleetune.edge_agent.training.gpu.near_descent import NearDescent, step_all
+from fleetune.edge_agent.training.gpu.torch_device import torch_device
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull

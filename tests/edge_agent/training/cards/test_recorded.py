@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
-from fleetune.edge_agent.training.cards.recorded import Recorded, what_moves
-from fleetune.edge_agent.training.cards.torch_device import PROCESSOR
+from fleetune.edge_agent.training.gpu.recorded import Recorded, what_moves
+from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.randomness import Key
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
 from fleetune.edge_agent.training.backend import ExtraLoss
-from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, fork_seeded, torch_device
+from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR, fork_seeded, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Contrast, Distillation

@@ -8,8 +8,8 @@ import torch
 from tests.helpers import card
 
 from fleetune.coordinator.spec.spec_from_torch import draw
-from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
-from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR, torch_device
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.protocols.randomness import Key
 
 SPEC, START = draw("resnet8", (3, 16, 16), 7, Key(3))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleetune.edge_agent.training.cards.torch_device import generator_states
+from fleetune.edge_agent.training.gpu.torch_device import generator_states
 
 _SEEN_BEFORE = 2  # times that a step is done operator by operator, so that all of it is made ready
 _MOST = 64  # of one network: each has memory on the card

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fleetune.edge_agent.training.cards.torch_device import PROCESSOR
+from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 
 _ALIGNED = 64  # entries: kernels of cards read 16 bytes at a time, and end where a tensor begins between them

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetune.edge_agent.training.cards.together import CountsTogether, Together
-from fleetune.edge_agent.training.cards.torch_device import for_numpy
-from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.descent import CLIP_EPS
+from fleetune.edge_agent.training.gpu.together import CountsTogether, Together
+from fleetune.edge_agent.training.gpu.torch_device import for_numpy
+from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import Optimiser, OptimiserState
 from fleetune.protocols.method.trainer import FitPlan, Pull
