@@ -27,7 +27,7 @@ test: $(VENV)/dev
 	$(BIN)/python -m pytest -m 'fleet and not nightly' -n 2 --dist loadfile
 
 card: $(VENV)/dev
-	$(BIN)/python -m pytest tests/tools/simulator/test_real_card.py tests/edge_agent/training/cards/test_onnx_on_a_real_card.py
+	$(BIN)/python -m pytest tests/tools/simulator/test_real_gpu.py tests/edge_agent/training/gpu/test_onnx_on_a_real_gpu.py
 
 nightly: $(VENV)/dev
 	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile

@@ -82,7 +82,7 @@ class Agent:
             settings.device,
             device.store,
             joined=lambda: self._participation.run,
-            objection=device.guard.objection,
+            reason_not_to_train=device.guard.reason_not_to_train,
             clock=clock,
             memory=lambda: device.meter.conditions().memory_bytes,
         )

@@ -108,7 +108,7 @@ def profile(
             store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
         if broker is not None and fleet is not None:
             link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, device)
-        workload = partial(workloads.chosen, model, store, threads, trainer)
+        workload = partial(workloads.choose_workload, model, store, threads, trainer)
         if model is not None:
             workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
         found = measure_board(root, workload=workload, link=link)

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction
-from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
+from fleetune.edge_agent.training.descent import OptimiserFootprint, optimiser_footprint
 from fleetune.edge_agent.training.local_training import batch_slices
 from fleetune.edge_agent.training.trainers import Kind, trains_smaller
 from fleetune.firmware_profiles import UNKNOWN, Board
@@ -102,7 +102,7 @@ class Capability:
     transmit_w: float | None = None
     trainer: Kind = "torch"
     momentum: float = 0.0
-    optimiser: OptimiserMemory | None = None
+    optimiser: OptimiserFootprint | None = None
     frozen_bytes: int = 0
     adoption_samples: float = 0.0
     adoption_copies: float = 0.0
@@ -110,9 +110,9 @@ class Capability:
     train_on: str = PROCESSOR
 
     @property
-    def remembered(self) -> OptimiserMemory:
+    def remembered(self) -> OptimiserFootprint:
         """By the run's optimiser."""
-        return self.optimiser or OptimiserMemory(per_trained=int(bool(self.momentum)))
+        return self.optimiser or OptimiserFootprint(per_trained=int(bool(self.momentum)))
 
 
 def capability_of(
@@ -148,7 +148,7 @@ def capability_of(
         train_w=board.train_w if known else None,
         transmit_w=board.transmit_w if known else None,
         trainer=trainer,
-        optimiser=optimiser_memory(enrolment.training),
+        optimiser=optimiser_footprint(enrolment.training),
         frozen_bytes=frozen_bytes,
         adoption_samples=_adoption_samples(enrolment, report.num_samples, num_validation),
         adoption_copies=_adoption_copies(enrolment),

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
-from fleetune.edge_agent.budget.owner_policy import objection
+from fleetune.edge_agent.budget.owner_policy import reason_not_to_train
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.budget.safety_margin import ForecastError
 from fleetune.protocols.conditions import Conditions
@@ -120,6 +120,6 @@ def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterato
         yield _margin(ratio_controller.late, ratio_controller.cost_history.errors)
     if ratio_controller.proposed:
         yield "the coordinator proposes a ratio for each task; p is the largest that fits"
-    against = objection(ratio_controller.policy, conditions, ratio_controller.board)
+    against = reason_not_to_train(ratio_controller.policy, conditions, ratio_controller.board)
     if against:
         yield f"[bold]it does not train now[/]: {against}"

@@ -72,16 +72,18 @@ def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
         raise SettingError(f"{'' if path is None else f'{path}: '}{problem}") from None
 
 
-def objection(policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False) -> str | None:
+def reason_not_to_train(
+    policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False
+) -> str | None:
     """Say why not to train now, in one line; None: nothing is against it.
 
-    What the policy asks for and the board cannot tell is an objection too: the owner's wish comes first.
+    A condition of the policy that the board cannot measure counts as not met.
 
     Args:
         policy: of the owner.
         conditions: of the board.
         board: gives the battery's capacity.
-        waiting: an objection has stopped training already, so heat must fall by COOL_BY below its limit.
+        waiting: training has already stopped, so the temperature must fall COOL_BY below its limit.
     """
     return (
         _power_objection(policy, conditions, board)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
-from fleetune.edge_agent.budget.owner_policy import Policy, objection
+from fleetune.edge_agent.budget.owner_policy import Policy, reason_not_to_train
 from fleetune.firmware_profiles import Board
 
 FRESH_S = 5.0  # how long a reading of the sensors holds
@@ -25,7 +25,7 @@ class PolicyGuard:
     ) -> None:
         self._policy, self._board, self._meter, self._clock = policy, board, meter, clock
         self._asked_at = float("-inf")
-        self._objection: str | None = None
+        self._reason_not_to_train: str | None = None
 
     @property
     def is_on(self) -> bool:
@@ -34,12 +34,15 @@ class PolicyGuard:
         asked = (policy.max_celsius, policy.min_battery, policy.max_battery_percent_per_hour)
         return policy.charging_only or policy.unmetered_only or any(key is not None for key in asked)
 
-    def objection(self) -> str | None:
+    def reason_not_to_train(self) -> str | None:
         """Say why not to train now, in one line; None: nothing is against it. Any thread may ask."""
         now = self._clock()
         if self.is_on and now - self._asked_at >= FRESH_S:
             self._asked_at = now
-            self._objection = objection(
-                self._policy, self._meter.conditions(), self._board, waiting=self._objection is not None
+            self._reason_not_to_train = reason_not_to_train(
+                self._policy,
+                self._meter.conditions(),
+                self._board,
+                waiting=self._reason_not_to_train is not None,
             )
-        return self._objection
+        return self._reason_not_to_train

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetune.edge_agent.budget.owner_policy import Policy, objection
+from fleetune.edge_agent.budget.owner_policy import Policy, reason_not_to_train
 from fleetune.edge_agent.doctor.check_result import CheckResult
 from fleetune.edge_agent.probes.board_measurement import Figure, condition_figures
 from fleetune.edge_agent.probes.conditions import read_conditions
@@ -33,7 +33,7 @@ def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) ->
     """
     figures, now, failed = condition_figures(root, run), read_conditions(root, run), False
     for name, (label, keys) in _SENSORS.items():
-        needed = [key for key in keys if objection(_policy_of(policy, key), now, board) is not None]
+        needed = [key for key in keys if reason_not_to_train(_policy_of(policy, key), now, board) is not None]
         key = needed[0] if needed and figures[name].value is None else None
         failed |= key is not None
         yield _sensor(label, name, figures[name], key)
@@ -43,10 +43,10 @@ def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) ->
         and now.power == "battery"
     ):
         failed = True
-        found, remedy = said_and_remedy(objection(policy, now, board) or "")
+        found, remedy = said_and_remedy(reason_not_to_train(policy, now, board) or "")
         yield CheckResult("fail", "battery capacity", found, remedy)
     if not failed:
-        yield _allowed(objection(policy, now, board))
+        yield _allowed(reason_not_to_train(policy, now, board))
 
 
 def _policy_of(policy: Policy, key: str) -> Policy:

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
 from fleetune.protocols.method.trainer import Part, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
@@ -35,7 +35,7 @@ class EvaluatingTrainer(Trainer, Protocol):
     def in_round(
         self,
         number: int,
-        optimiser_states: OptimiserMemory | None,
+        optimiser_states: RoundOptimiserStates | None,
         *,
         local_work: float = 1.0,
         enough: Callable[[], bool] = lambda: False,
@@ -128,7 +128,7 @@ class TrainingRound:
     key: Key
     slots: dict[str, Any]
     release: Release | UnsetType = UNSET
-    optimiser_memory: OptimiserMemory | None = None
+    optimiser_memory: RoundOptimiserStates | None = None
     measures: dict[str, Any] = field(default_factory=dict)
 
 

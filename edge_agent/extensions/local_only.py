@@ -23,7 +23,7 @@ from fleetune.edge_agent.extensions.extension import (
     TrainingResult,
     TrainingRound,
 )
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory, States
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates, States
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.spec import FlatArray
@@ -95,7 +95,7 @@ class LocalOnly(Extension[LocalOnlyModel]):
         model = state or self.first_state(self._initial)
         memory = None
         if self._keeps_optimiser:
-            memory = OptimiserMemory(() if model.optimiser is UNSET else model.optimiser)
+            memory = RoundOptimiserStates(() if model.optimiser is UNSET else model.optimiser)
         trainer = round_.trainer.in_round(round_.attempt.round, memory)
         return trained(model, round_.attempt, self._section.compare_alone, trainer, round_.key, memory)
 
@@ -106,7 +106,7 @@ def trained(
     every: int,
     trainer: EvaluatingTrainer,
     key: Key,
-    memory: OptimiserMemory | None = None,
+    memory: RoundOptimiserStates | None = None,
 ) -> LocalOnlyModel:
     """The model after a round: trained in the first round and in every `every`-th from there.
 

@@ -3,7 +3,7 @@
 from typing import Self
 
 from fleetune.edge_agent.extensions.extension import Extension, RunStart, TrainingResult, TrainingRound
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory, States
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates, States
 
 
 class OptimiserStates(Extension[States]):
@@ -17,7 +17,7 @@ class OptimiserStates(Extension[States]):
         return None if start.enrolment.training.optimiser_state == "round" else cls()
 
     def before_training(self, round_: TrainingRound, state: States | None) -> None:
-        round_.optimiser_memory = OptimiserMemory(state or ())
+        round_.optimiser_memory = RoundOptimiserStates(state or ())
 
     def after_training(
         self,

@@ -50,24 +50,26 @@ class Workload:
     where_from: str
 
 
-def chosen(name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO) -> Workload:
+def choose_workload(
+    name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO
+) -> Workload:
     """The model called `name`; without a name that of the latest run in `store`; without either, LeNet-5.
 
     Args:
-        name: see `by_name`.
+        name: see `workload_by_name`.
         store: of the device.
         threads: processor threads.
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
 
     Raises:
-        ModelError: as `by_name` does.
+        ModelError: as `workload_by_name` does.
     """
     trainers = Trainers(trainer)
-    joined = last_joined(store, threads, trainers) if name is None and store is not None else None
-    return joined or by_name(name or REFERENCE, threads, trainers)
+    joined = workload_of_last_run(store, threads, trainers) if name is None and store is not None else None
+    return joined or workload_by_name(name or REFERENCE, threads, trainers)
 
 
-def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
+def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
     """The model of the latest run whose enrolment is kept; None: none can be read and built."""
     for run in store.runs():
         try:
@@ -88,14 +90,14 @@ def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload
             backend=backend,
             weights=enrolment.weights,
             settings=enrolment.training,
-            data=made_up_data(enrolment.spec, task=enrolment.learns),
+            data=synthetic_data(enrolment.spec, task=enrolment.learns),
             flops_per_sample=enrolment.flops_per_sample,
             where_from=f"{enrolment.spec.name}, as in run {run}, with {kind}",
         )
     return None
 
 
-def by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
+def workload_by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
     """A built-in model or the user's own, with batches of 16.
 
     Its samples are colour images of 32 x 32, unless it is a built-in model that takes no images.
@@ -122,7 +124,7 @@ def by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Wo
         backend=backend,
         weights=weights,
         settings=TrainingSection(batch_size=BATCH_SIZE),
-        data=made_up_data(backend.spec),
+        data=synthetic_data(backend.spec),
         flops_per_sample=flops,
         where_from=f"{name} on samples of {size}, batches of {BATCH_SIZE}, with {kind}",
     )
@@ -141,7 +143,9 @@ def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend,
     return TorchBackend(_spec_of(name, module, shape), module), flops
 
 
-def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES, task: Task = CLASSIFICATION) -> DeviceData:
+def synthetic_data(
+    spec: ModelSpec, num_samples: int = NUM_SAMPLES, task: Task = CLASSIFICATION
+) -> DeviceData:
     """Samples to train on, in the model's shape, of zeros and ones, which an embedding can look up too."""
     draw = Key.of("fleetune", "made-up data").generator()
     x = draw.integers(0, 2, (num_samples, *spec.input_shape)).astype(np.float32)

@@ -92,7 +92,10 @@ class Enrolling:
         if problem is None:
             self._said = None
             return event.joined.result()
-        if isinstance(problem, TrainingStopped) and (reason := self._device.guard.objection()) is not None:
+        if (
+            isinstance(problem, TrainingStopped)
+            and (reason := self._device.guard.reason_not_to_train()) is not None
+        ):
             return self._postpone(event.run, reason, now)
         if isinstance(problem, TooFewSamples):
             return self._postpone(event.run, str(problem), now, SAMPLES_AGAIN_S)
@@ -111,7 +114,7 @@ class Enrolling:
         self._assigned.pop(run, None)
 
     def _begin(self, run: str, now: float) -> wire.Message | None:
-        if (reason := self._device.guard.objection()) is not None:
+        if (reason := self._device.guard.reason_not_to_train()) is not None:
             return self._postpone(run, reason, now)
         return None if self._joining == run else self._prepare(run)
 
@@ -149,7 +152,7 @@ class Enrolling:
         """Why training has to stop; None: it goes on. Called before every batch, in the jobs' thread."""
         if self._jobs.closing:
             return "the agent stops"
-        return "the run is finished" if self.finished == run else self._device.guard.objection()
+        return "the run is finished" if self.finished == run else self._device.guard.reason_not_to_train()
 
     def _postpone(self, run: str, reason: str, now: float, again_s: float = AGAIN_S) -> wire.Message | None:
         """Join later: joining measures how fast this board trains, which the owner's policy has to allow."""

@@ -29,7 +29,7 @@ class Intake(Inbox):
         device: its name.
         store: where payloads are kept.
         joined: the run that this device takes part in; None: none.
-        objection: why it would not work at present; None: it would.
+        reason_not_to_train: why it would not work at present; None: it would.
         clock: seconds that never jump.
         memory: bytes that this process may take; None: not known.
 
@@ -43,7 +43,7 @@ class Intake(Inbox):
         store: AgentStore,
         *,
         joined: Callable[[], str | None],
-        objection: Callable[[], str | None],
+        reason_not_to_train: Callable[[], str | None],
         clock: Callable[[], float],
         memory: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -54,7 +54,7 @@ class Intake(Inbox):
             have=self._holds,
             objects=self._why_unwanted,
         )
-        self._store, self._joined, self._objection = store, joined, objection
+        self._store, self._joined, self._reason_not_to_train = store, joined, reason_not_to_train
         self._clock, self._memory = clock, memory
         self._transfer, self._offered_at = "", 0.0
         self._arrived: tuple[str, float] | None = None  # the last transfer that came in whole, and when
@@ -172,4 +172,4 @@ class Intake(Inbox):
             return f"this device knows no run {key.run!r}"
         if key.kind == "task" and self._joined() != key.run:
             return f"this device is not enrolled in run {key.run!r}"
-        return self._objection() if key.kind == "task" else None
+        return self._reason_not_to_train() if key.kind == "task" else None

@@ -75,7 +75,7 @@ class Participation:
         """Tell the coordinator that this device is ready, or why it is not for the time being."""
         joined = self._joined()
         self._link.compact = joined.compact
-        self._resting = self._device.guard.objection() or joined.refusal
+        self._resting = self._device.guard.reason_not_to_train() or joined.refusal
         if self._resting is None:
             joined.note_samples(replied=bool(self._link.outbox))
             self._notifier.note(resting=None)
@@ -99,7 +99,7 @@ class Participation:
             self.joined.try_again()
         if self._working is not None or self._link.outbox:
             return
-        reason = self._device.guard.objection() or self.joined.refusal
+        reason = self._device.guard.reason_not_to_train() or self.joined.refusal
         if reason != self._resting or self.joined.note_samples():
             self.report_ready()
         if self.joined.loss_is_due():

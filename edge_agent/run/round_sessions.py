@@ -14,8 +14,8 @@ from fleetune.edge_agent.run.samples import Samples
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.starting_model import starting_model
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
+from fleetune.edge_agent.training.cached_features import cache_features, fits, upper_layers_of
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.feature_data import features_of, fits, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import PacketError, PacketVersion, StoreError, StoreVersion
 from fleetune.protocols.method.method import Method
@@ -48,7 +48,7 @@ class RoundSessions:
     ) -> None:
         self._device, self._enrolment, self._method = device, enrolment, method
         self._samples, self._trainer = samples, trainer
-        self._upper = upper_of(trainer.backend, enrolment.training)
+        self._upper = upper_layers_of(trainer.backend, enrolment.training)
 
     def of_round(self, key: TransferKey) -> Session:
         """A session with the samples of a round. Raises as `Samples.of_round` and `of_trainer`."""
@@ -62,7 +62,7 @@ class RoundSessions:
         trainer, upper = self._trainer, self._upper
         if upper is None or not fits(upper, data, room(self._device.meter.conditions())):
             return replace(trainer, data=data)
-        return replace(trainer, backend=upper.backend, data=features_of(upper, data, trainer.stop))
+        return replace(trainer, backend=upper.backend, data=cache_features(upper, data, trainer.stop))
 
     def of_trainer(self, trainer: LocalTrainer) -> Session:
         """A session that goes on from the stored state, or starts.

@@ -8,7 +8,11 @@ from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.memory_room import check_holds, check_unpacks, room
 from fleetune.edge_agent.state.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.training.backend import Backend
-from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
+from fleetune.edge_agent.training.single_sample_batches import (
+    describe_single_batches,
+    has_single_batches,
+    norms_with_fixed_statistics,
+)
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend
 from fleetune.protocols.bundle.bundle import read_bundle
@@ -25,7 +29,7 @@ def warn_of_single_samples(device: str, backend: Backend, num_samples: int, batc
     """Raises ModelError: the backend cannot train on the single samples that this device's batches have."""
     if has_single_batches(backend.spec, num_samples, batch_size):
         who = f"{device} has {num_samples} training sample{'s' * (num_samples > 1)}"
-        if line := resting_words(who, resting_norms(backend), batch_size):
+        if line := describe_single_batches(who, norms_with_fixed_statistics(backend), batch_size):
             log.warning("%s", line)
 
 

@@ -33,7 +33,7 @@ class ExtraLoss:
 
 
 @dataclass(frozen=True)
-class Upper:
+class UpperLayers:
     """A model from its lowest trained layer on, where all below is frozen.
 
     Attributes:
@@ -48,7 +48,7 @@ class Upper:
 
 
 @dataclass(frozen=True)
-class Smaller:
+class SmallerNetwork:
     """A network with fewer neurons.
 
     Attributes:
@@ -92,13 +92,13 @@ class Backend(Protocol):
         """What the last `step` found, shape (spec.size,), 0 at statistics. The caller may overwrite it."""
         ...
 
-    def upper(self) -> Upper | None:
+    def upper_layers(self) -> UpperLayers | None:
         """The part of the model that features can be computed for once; None: there is none, or it cannot be
         parted.
         """
         ...
 
-    def smaller(self, counts: tuple[int, ...]) -> "Smaller | None":
+    def smaller_network(self, counts: tuple[int, ...]) -> "SmallerNetwork | None":
         """The network with so many neurons in each group, or a few more; its backend counts them.
 
         It gives what the whole model gives whose other neurons' parameters are 0, whichever they are.
@@ -108,9 +108,9 @@ class Backend(Protocol):
         """
         ...
 
-    def near_descent(
+    def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
-    ) -> "Descends | None":
+    ) -> "DescentSteps | None":
         """The optimiser at work where this computes, from what was loaded on: until the next `load` nobody
         writes to `weights` or `gradient`, and each asking for one copies it from there.
 
@@ -176,10 +176,10 @@ class Backend(Protocol):
         ...
 
 
-class Descends(Protocol):
+class DescentSteps(Protocol):
     """See `edge_agent.training.descent.Descent`."""
 
-    def step(self, *, deep: bool = True) -> float | None:
+    def step(self, *, move_lower: bool = True) -> float | None:
         """Move the trainable weights by the gradient."""
         ...
 

@@ -44,7 +44,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class OptimiserMemory:
+class OptimiserFootprint:
     """How much an optimiser remembers, in numbers.
 
     Attributes:
@@ -65,12 +65,12 @@ class OptimiserMemory:
         return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_kept
 
 
-def optimiser_memory(settings: TrainingSection) -> OptimiserMemory:
+def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
     """In a run with this [training] section."""
     optimiser = optimiser_of(settings)
     number = optimiser.num_vectors
     kept = number + optimiser.counts_steps if settings.optimiser_state == "device" else 0
-    return OptimiserMemory(number, kept)
+    return OptimiserFootprint(number, kept)
 
 
 class Descent:
@@ -109,37 +109,39 @@ class Descent:
         self._length = _LONG if passes_twice and plan.trainable is None and not self._clip_norm else BLOCK
         self._blocks = list(self._all_blocks(size, plan.trainable))
         self._upper_blocks = [block for block in self._blocks if not block.lower]
-        self._num_steps = self._num_deep_steps = 0
+        self._num_steps = self._num_lower_steps = 0
 
-    def step(self, *, deep: bool = True) -> float | None:
+    def step(self, *, move_lower: bool = True) -> float | None:
         """Move the trainable weights. Uses the gradient up.
 
-        deep: whether those of lower layers move too, see `LowerLayers`.
+        move_lower: whether those of lower layers move too, see `LowerLayers`.
 
         Returns:
             The norm of the gradient of what moves, the pull's included, before it is clipped; where it
             is not finite nothing has moved. None: it is not clipped.
         """
-        norm, scale, moving = None, 1.0, self._blocks if deep else self._upper_blocks
+        norm, scale, moving = None, 1.0, self._blocks if move_lower else self._upper_blocks
         if self._clip_norm is not None:
-            norm = math.sqrt(sum(self._times(block) ** 2 * self._square_sum(block) for block in moving))
+            norm = math.sqrt(
+                sum(self._gradient_scale(block) ** 2 * self._square_sum(block) for block in moving)
+            )
             if not math.isfinite(norm):
                 return norm
             scale = min(1.0, self._clip_norm / (norm + CLIP_EPS))
         self._num_steps += 1
-        self._num_deep_steps += deep
+        self._num_lower_steps += move_lower
         for block in moving:
             if norm is None and self._pull is not None:
                 self._add_pull(block.place, self._pull)
-            self._move(block, scale * self._times(block))
+            self._move(block, scale * self._gradient_scale(block))
         return norm
 
-    def _times(self, block: _Block) -> float:
+    def _gradient_scale(self, block: _Block) -> float:
         """How many times its gradient counts."""
         return self._lower_times if block.lower else 1.0
 
     def _num_steps_of(self, block: _Block) -> int:
-        return self._num_deep_steps if block.lower else self._num_steps
+        return self._num_lower_steps if block.lower else self._num_steps
 
     def state(self) -> OptimiserState:
         """What the optimiser remembers now, and of frozen entries from before. Asked once, at the end."""

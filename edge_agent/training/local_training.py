@@ -13,8 +13,8 @@ from fleetune.edge_agent.training.augmentation import augmentation_of
 from fleetune.edge_agent.training.backend import Backend, ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
-from fleetune.edge_agent.training.smaller_network import part_of
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
+from fleetune.edge_agent.training.smaller_network import sub_model_of
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
 from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows, num_local_steps
 from fleetune.protocols.model.compute_cost import trained_tensors
@@ -70,14 +70,14 @@ class LocalTrainer:
     settings: TrainingSection
     stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
     progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
-    optimiser_states: OptimiserMemory | None = field(default=None, repr=False)
+    optimiser_states: RoundOptimiserStates | None = field(default=None, repr=False)
     local_work: float = 1.0
     enough: Callable[[], bool] = field(default=never, repr=False)
 
     def in_round(
         self,
         number: int,
-        optimiser_states: OptimiserMemory | None,
+        optimiser_states: RoundOptimiserStates | None,
         *,
         local_work: float = 1.0,
         enough: Callable[[], bool] = never,
@@ -136,7 +136,7 @@ class LocalTrainer:
             SettingError: the run's augmentation failed; nothing was changed.
             ModelError: the backend cannot compute the loss term; nothing was changed.
         """
-        if part := part_of(self.backend, weights, plan):
+        if part := sub_model_of(self.backend, weights, plan):
             alone = replace(
                 self, backend=part.network.backend, optimiser_states=part.states(self.optimiser_states)
             )
@@ -161,7 +161,7 @@ class LocalTrainer:
         weights, gradient = self.backend.weights, self.backend.gradient
         states, augment = self.optimiser_states, augmentation_of(self.settings.augmentations, self.spec)
         before = None if states is None else states.next()
-        descent = self.backend.near_descent(self.settings, plan, before) or Descent(
+        descent = self.backend.gpu_descent(self.settings, plan, before) or Descent(
             weights, gradient, self.spec.num_parameters, self.settings, plan, before
         )
         epochs, share = (self.settings.epochs, self.local_work) if plan.epochs is None else (plan.epochs, 1.0)
@@ -184,8 +184,8 @@ class LocalTrainer:
                 x, y = augment(*self.data.batch("train", rows), key.child("augment", step))
                 y = self.task.targets(x, y)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
-                deep = plan.lower is None or plan.lower.train_in(step, key)
-                wanted = trained if deep else upper
+                move_lower = plan.lower is None or plan.lower.train_in(step, key)
+                wanted = trained if move_lower else upper
                 mean = self.backend.step(
                     x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else wanted
                 )
@@ -195,7 +195,7 @@ class LocalTrainer:
                 step += 1
                 if whole:
                     last_gradient = self.backend.gradient.copy()
-                norm = descent.step(deep=deep)
+                norm = descent.step(move_lower=move_lower)
                 if norm is not None:
                     what = f"the gradient's norm is {norm:g} in step {step} of {num_steps}"
                     self._check_finite(math.isfinite(norm), what)

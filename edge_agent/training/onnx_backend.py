@@ -14,8 +14,8 @@ from fleetune.edge_agent.training.backend import (
     ExtraLoss,
     InputArray,
     LabelArray,
-    Smaller,
-    Upper,
+    SmallerNetwork,
+    UpperLayers,
     check_labels,
 )
 from fleetune.edge_agent.training.onnx_sessions import Sessions
@@ -122,7 +122,7 @@ class OnnxBackend:
     def gradient(self) -> FlatArray:
         return self._gradient
 
-    def near_descent(
+    def gpu_descent(
         self,
         settings: TrainingSection,
         plan: FitPlan,
@@ -160,8 +160,8 @@ class OnnxBackend:
         self._take(found, wanted, training=training)
         return float(self._loss)
 
-    def upper(self) -> Upper | None:
-        """See `Backend.upper`: the graphs, cut in two."""
+    def upper_layers(self) -> UpperLayers | None:
+        """See `Backend.upper_layers`: the graphs, cut in two."""
         whole = self._cut is None and not self._task.targets_are_samples
         found = cut(self._bundle) if whole else None
         if found is None:
@@ -176,10 +176,10 @@ class OnnxBackend:
             rows = [made[name].reshape(len(x), -1) for name in found.lower.output_names]
             return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
-        return Upper(upper, found.size, features)
+        return UpperLayers(upper, found.size, features)
 
-    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:
-        """See `Backend.smaller`: the bundle's training graph with other sizes."""
+    def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:
+        """See `Backend.smaller_network`: the bundle's training graph with other sizes."""
         return self._smaller.of(counts)
 
     def _make_smaller(self, counts: tuple[int, ...]) -> "OnnxBackend | None":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, UpperLayers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.ort_training_package import training_api
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -62,11 +62,11 @@ class OrtTrainingBackend(OnnxBackend):
         self._threads = threads
         self._modules: OrderedDict[frozenset[str], _TrainingModule] = OrderedDict()
 
-    def upper(self) -> Upper | None:
+    def upper_layers(self) -> UpperLayers | None:
         """None: the package's training model is one piece."""
         return None
 
-    def smaller(self, counts: tuple[int, ...]) -> None:  # noqa: ARG002 - of none
+    def smaller_network(self, counts: tuple[int, ...]) -> None:  # noqa: ARG002 - of none
         """None: the package's training model has its sizes."""
         return
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Smaller
+from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, SmallerNetwork
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
 from fleetune.protocols.errors import ModelError, PacketError
 from fleetune.protocols.method.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.model.compute_cost import step_products
@@ -33,7 +33,7 @@ _MOST = 1e-3  # relative difference: rounding makes 1e-6 of it, another function
 Counts = tuple[int, ...]  # neurons of each group
 
 
-def torch_gains(spec: ModelSpec) -> bool:
+def is_worth_shrinking(spec: ModelSpec) -> bool:
     """Whether torch's calls do not set the time already: on LeNet-5 (0.8 million multiplications a sample) a
     smaller network gained less than 1.3 times at p = 0.4, on har-cnn (2.5 million) more (docs/ratios.md).
     """
@@ -41,7 +41,7 @@ def torch_gains(spec: ModelSpec) -> bool:
 
 
 class SmallerNetworks:
-    """Smaller networks of a backend's, by how many neurons they have.
+    """SmallerNetwork networks of a backend's, by how many neurons they have.
 
     Args:
         whole: the backend.
@@ -50,10 +50,10 @@ class SmallerNetworks:
 
     def __init__(self, whole: Backend, build: Callable[[Counts], Backend | None]) -> None:
         self._whole, self._build = whole, build
-        self._found: OrderedDict[Counts, Smaller | None] = OrderedDict()
+        self._found: OrderedDict[Counts, SmallerNetwork | None] = OrderedDict()
 
-    def of(self, counts: Counts) -> Smaller | None:
-        """See `Backend.smaller`."""
+    def of(self, counts: Counts) -> SmallerNetwork | None:
+        """See `Backend.smaller_network`."""
         if not has_smaller(self._whole.spec) or not all(counts) or counts == self._whole.spec.groups:
             return None
         if counts not in self._found:
@@ -63,13 +63,13 @@ class SmallerNetworks:
         self._found.move_to_end(counts)
         return self._found[counts]
 
-    def _made(self, counts: Counts) -> Smaller | None:
+    def _made(self, counts: Counts) -> SmallerNetwork | None:
         try:
             backend = self._build(counts)
             fading = None if backend is None else _fading_if_same(self._whole, backend)
         except (ModelError, PacketError):
             return None
-        return None if backend is None or fading is None else Smaller(backend, fading)
+        return None if backend is None or fading is None else SmallerNetwork(backend, fading)
 
 
 def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None:
@@ -81,7 +81,7 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
     spec = whole.spec
     groups = zip(spec.groups, smaller.spec.groups, strict=True)
     present = neuron_mask(spec, [np.arange(size) < few for size, few in groups], statistics=True)
-    weights, size = made_up_weights(spec), spec.num_parameters
+    weights, size = synthetic_weights(spec), spec.num_parameters
     weights[:size] *= present[:size]
     losses, *statistics = _two_steps(whole, weights)
     gradient = whole.gradient[present]
@@ -133,7 +133,7 @@ def _fading(
     return found
 
 
-def made_up_weights(spec: ModelSpec) -> FlatArray:
+def synthetic_weights(spec: ModelSpec) -> FlatArray:
     """Of usual sizes, none of them 0; variances positive."""
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
@@ -160,7 +160,7 @@ def made_up_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
 
 
 @dataclass(frozen=True)
-class Part:
+class SubModel:
     """A device's sub-model as a network by itself.
 
     Attributes:
@@ -169,7 +169,7 @@ class Part:
         whole: the model.
     """
 
-    network: Smaller
+    network: SmallerNetwork
     present: MaskArray
     whole: ModelSpec
 
@@ -188,9 +188,9 @@ class Part:
         whole = bool(trainable[: spec.num_parameters].all())
         return replace(plan, trainable=None if whole else trainable, pull=pull, neurons=None)
 
-    def states(self, states: OptimiserMemory | None) -> OptimiserMemory | None:
+    def states(self, states: RoundOptimiserStates | None) -> RoundOptimiserStates | None:
         """Of the optimiser, as the network's."""
-        return None if states is None else _StatesOfPart(states, self)
+        return None if states is None else _SubModelStates(states, self)
 
     def put_back(self, fit: Fit, weights: FlatArray) -> Fit:
         """What masked training from `weights` would have made."""
@@ -201,7 +201,7 @@ class Part:
         return replace(fit, weights=after)
 
 
-def part_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> Part | None:
+def sub_model_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> SubModel | None:
     """The network that trains the same as this plan; None: that has to be masked."""
     if plan.neurons is None or plan.trainable is None or plan.lower:
         return None
@@ -209,7 +209,7 @@ def part_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> Part | None:
         return None
     spec, size = backend.spec, backend.spec.num_parameters
     active = plan.neurons.by_group(spec)
-    network = backend.smaller(tuple(int(np.count_nonzero(group)) for group in active))
+    network = backend.smaller_network(tuple(int(np.count_nonzero(group)) for group in active))
     if network is None:
         return None
     wanted = network.backend.spec.groups
@@ -218,7 +218,7 @@ def part_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> Part | None:
     outside = ~present[:size]
     if (outside & (weights[:size] != 0)).any() or (outside & plan.trainable[:size]).any():
         return None
-    return Part(network, present, spec)
+    return SubModel(network, present, spec)
 
 
 def _padded(active: MaskArray, count: int) -> MaskArray:
@@ -228,10 +228,10 @@ def _padded(active: MaskArray, count: int) -> MaskArray:
     return padded
 
 
-class _StatesOfPart(OptimiserMemory):
+class _SubModelStates(RoundOptimiserStates):
     """What an optimiser keeps of the whole model's parameters, as that of a part."""
 
-    def __init__(self, whole: OptimiserMemory, part: Part) -> None:
+    def __init__(self, whole: RoundOptimiserStates, part: SubModel) -> None:
         super().__init__(())
         self._whole, self._size = whole, part.whole.num_parameters
         self._present = part.present[: self._size]

@@ -17,28 +17,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleetune.edge_agent.training import torch_replay
+from fleetune.edge_agent.training import frozen_layers
 from fleetune.edge_agent.training.backend import (
     ExtraLoss,
     InputArray,
     LabelArray,
-    Smaller,
-    Upper,
+    SmallerNetwork,
+    UpperLayers,
     check_labels,
 )
-from fleetune.edge_agent.training.gpu.near_descent import NearDescent
-from fleetune.edge_agent.training.gpu.recorded import Recorded, what_moves
+from fleetune.edge_agent.training.flat_module import (
+    InitialBuffers,
+    channels_last,
+    check_same,
+    move_into_vectors,
+)
+from fleetune.edge_agent.training.gpu.cuda_graphs import CudaGraphs, mutable_state
+from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.gpu.torch_device import (
     PROCESSOR,
-    computing_in,
+    autocast_to,
     for_numpy,
     fork_seeded,
     generator_states,
 )
-from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
-from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
-from fleetune.edge_agent.training.torch_adoption import FirstBuffers, adopt, channels_last, check_same
+from fleetune.edge_agent.training.smaller_network import SmallerNetworks, is_worth_shrinking
 from fleetune.edge_agent.training.torch_loss_terms import LastLayer, loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -86,17 +91,17 @@ class TorchBackend:
         self.precision = precision
         self._samples = samples_of(module, spec.input_shape)
         try:
-            self._vectors = Vectors(spec, device)
+            self._vectors = FlatVectors(spec, device)
             module.to(device)
         except RuntimeError as problem:  # no memory, or what the module has is not for it
             raise ModelError(f"device {device} cannot take model {spec.name}: {problem}") from problem
-        self._parameters = adopt(spec, module, self._vectors)
-        self._first_buffers = FirstBuffers(module, device)
+        self._parameters = move_into_vectors(spec, module, self._vectors)
+        self._initial_buffers = InitialBuffers(module, device)
         self._last_layer = LastLayer(spec, module)
-        self._replay: torch_replay.Replay | None = None
+        self._replay: frozen_layers.Replay | None = None
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._dropouts: dict[int, Noise] | None = None  # until a step in training shows them
-        self._recorded = Recorded(device)
+        self._cuda_graphs = CudaGraphs(device)
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
@@ -157,7 +162,7 @@ class TorchBackend:
         if weights.shape != (self._spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
         self._vectors.load(weights)
-        self._first_buffers.restart()
+        self._initial_buffers.restart()
 
     def step(
         self,
@@ -172,10 +177,10 @@ class TorchBackend:
         """Forward and backward over one batch, see `Backend.step`."""
         if self._module.training is not training:
             self._module.train(training)
-        self._vectors.bring()
+        self._vectors.upload()
         try:
             with SingleValueNorms() if len(y) == 1 else nullcontext():
-                if extra_loss is None and self._recorded.can and self._dropouts is not None:
+                if extra_loss is None and self._cuda_graphs.enabled and self._dropouts is not None:
                     loss = self._step_again(x, y, key, training, tensors)
                 else:
                     loss = self._step_anew(x, y, key, training, extra_loss, tensors)
@@ -183,7 +188,7 @@ class TorchBackend:
             raise ModelError(
                 f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"
             ) from problem
-        self._vectors.fetch(statistics=training)
+        self._vectors.download(statistics=training)
         return loss.item()
 
     def _step_anew(
@@ -195,13 +200,13 @@ class TorchBackend:
         extra_loss: ExtraLoss | None,
         tensors: Collection[str] | None,
     ) -> Tensor:
-        self._vectors.near_gradients.zero_()
+        self._vectors.torch_gradients.zero_()
         with fork_seeded(key, self._device), self._wanting(tensors), self._last_layer.watched() as calls:
-            before = what_moves(self._module, self._device) if self._recorded.can else []
-            with computing_in(self.precision if training else "float32", self._device):
+            before = mutable_state(self._module, self._device) if self._cuda_graphs.enabled else []
+            with autocast_to(self.precision if training else "float32", self._device):
                 logits = (self._trained_on(x, key) if training else self._logits(x)).float()
-            if self._recorded.can and before != what_moves(self._module, self._device):
-                self._recorded.give_up()
+            if self._cuda_graphs.enabled and before != mutable_state(self._module, self._device):
+                self._cuda_graphs.disable()
             loss = mean_loss(self._task.loss, self._task.section, logits, self._targets(y))
             total = loss
             if extra_loss is not None:
@@ -227,9 +232,9 @@ class TorchBackend:
         wanted = [name for name in self._parameters if tensors is None or name in tensors]
 
         def compute(x: Tensor, y: Tensor, *drawn: Tensor) -> tuple[Tensor]:
-            self._vectors.near_gradients.zero_()
+            self._vectors.torch_gradients.zero_()
             dropping = Dropouts(lambda index, *_: drawn[index]) if drawn else nullcontext()
-            with dropping, computing_in(self.precision if training else "float32", self._device):
+            with dropping, autocast_to(self.precision if training else "float32", self._device):
                 logits = self._module(self._shaped(x)).float()
             loss = mean_loss(self._task.loss, self._task.section, logits, y)
             parameters = [self._parameters[name] for name in wanted]
@@ -241,16 +246,16 @@ class TorchBackend:
 
         given = [torch.from_numpy(one) for one in (x, y, *drawn)]
         alike = training, tuple(wanted), *((one.shape, one.dtype) for one in given)
-        (loss,) = self._recorded.run(alike, compute, given)
+        (loss,) = self._cuda_graphs.run(alike, compute, given)
         return loss
 
-    def near_descent(
+    def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
-    ) -> NearDescent | None:
-        """See `Backend.near_descent`; on a card."""
-        if not self._vectors.apart:
+    ) -> GpuDescent | None:
+        """See `Backend.gpu_descent`; on a card."""
+        if not self._vectors.on_gpu:
             return None
-        return NearDescent(self._vectors, 0, self._spec.num_parameters, settings, plan, before)
+        return GpuDescent(self._vectors, 0, self._spec.num_parameters, settings, plan, before)
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
@@ -283,7 +288,7 @@ class TorchBackend:
     def _answering(self, x: InputArray) -> Iterator[None]:
         """The model evaluates inside; what torch raises becomes a ModelError that names the module."""
         self._module.eval()
-        self._vectors.bring()
+        self._vectors.upload()
         try:
             with torch.inference_mode():
                 yield
@@ -335,24 +340,28 @@ class TorchBackend:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def upper(self) -> Upper | None:
-        """See `Backend.upper`; the module's calls are watched for it."""
+    def upper_layers(self) -> UpperLayers | None:
+        """See `Backend.upper_layers`; the module's calls are watched for it."""
         if not self._spec.frozen or self._replay is not None or self._task.targets_are_samples:
             return None
-        replay = torch_replay.watch(self._module, self._made_up)
+        replay = frozen_layers.record_boundary(self._module, self._made_up)
         if replay is None:
             return None
         upper = copy.copy(self)
-        upper._recorded, upper._replay = Recorded(PROCESSOR), replay  # noqa: SLF001 - of this class
-        return Upper(upper, replay.size, lambda x: replay.taken(self._module, self._input(x)))
+        upper._cuda_graphs, upper._replay = CudaGraphs(PROCESSOR), replay  # noqa: SLF001 - of this class
+        return UpperLayers(
+            upper, replay.size, lambda x: replay.compute_features(self._module, self._input(x))
+        )
 
-    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:
-        """See `Backend.smaller`: a copy of the module with smaller tensors, whose functions go by them."""
+    def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:
+        """See `Backend.smaller_network`: a copy of the module with smaller tensors."""
         return self._smaller.of(counts)
 
     def _make_smaller(self, counts: tuple[int, ...]) -> "TorchBackend | None":
         spec = smaller_spec(self._spec, counts)
-        if spec is None or not torch_gains(self._spec) or self._draws():  # what is drawn goes by shapes
+        if (
+            spec is None or not is_worth_shrinking(self._spec) or self._draws()
+        ):  # what is drawn goes by shapes
             return None
         shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
         copies: dict[int, Any] = {}
@@ -390,7 +399,7 @@ class TorchBackend:
             return self._checked(self._module(self._input(x)), len(x))
         try:
             return self._checked(self._replay.forward(self._module, np.asarray(x, np.float32)), len(x))
-        except torch_replay.ReplayDiffers:
+        except frozen_layers.ReplayDiffers:
             raise ModelError(
                 f"model {self._spec.name}: what it calls depends on its samples, so its frozen part cannot be"
                 " left out of a step; let it call the same functions for all"

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.onnx_providers import providers
 from fleetune.edge_agent.training.ort_training_package import MISSING
-from fleetune.edge_agent.training.smaller_network import torch_gains
+from fleetune.edge_agent.training.smaller_network import is_worth_shrinking
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.errors import ModelError, SettingError
@@ -133,7 +133,7 @@ def needs_bundle(kind: Kind) -> bool:
 
 def trains_smaller(kind: Kind, spec: ModelSpec) -> bool:
     """Whether it trains a sub-model as the smaller network that it is, in a model that has such networks."""
-    return kind == "onnx" or (kind == "torch" and torch_gains(spec))
+    return kind == "onnx" or (kind == "torch" and is_worth_shrinking(spec))
 
 
 def make_backend(

@@ -7,7 +7,7 @@ from typing import Self
 
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.edge_agent.budget.cost_forecast import demand
-from fleetune.edge_agent.budget.owner_policy import Policy, objection
+from fleetune.edge_agent.budget.owner_policy import Policy, reason_not_to_train
 from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.firmware_profiles import UNKNOWN, Board
@@ -157,7 +157,7 @@ class SimulatedDevice:
     @property
     def refusal(self) -> str | None:
         """Why it does not take part now; None: it does."""
-        return objection(self.policy, self.conditions, self.spec.board) or self.planner.refusal
+        return reason_not_to_train(self.policy, self.conditions, self.spec.board) or self.planner.refusal
 
     def is_idle(self, now: float) -> bool:
         """Whether it neither works on a task nor sends a reply."""

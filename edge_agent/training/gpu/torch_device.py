@@ -39,7 +39,7 @@ def torch_device(name: str) -> torch.device:
     found = torch.device(device.type, device.index or 0)
     if hasattr(module, "set_device"):  # else memory is taken of the first card, too
         module.set_device(found)
-    _compute_alike()
+    _make_deterministic()
     return found
 
 
@@ -49,7 +49,7 @@ def name_of(device: torch.device) -> str:
     return str(tell(device)) if tell else device.type
 
 
-def _compute_alike() -> None:
+def _make_deterministic() -> None:
     """Kernels that give the same bits each time, where torch has them, and no word where it has not; no TF32,
     which rounds at ten bits.
     """
@@ -60,7 +60,7 @@ def _compute_alike() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast_to(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Forward passes compute in it wherever torch holds that it does no harm; their backward passes do as
     they did.
     """

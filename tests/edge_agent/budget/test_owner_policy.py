@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from fleetune import firmware_profiles
-from fleetune.edge_agent.budget.owner_policy import COOL_BY, Policy, limits_of, objection, read_policy
+from fleetune.edge_agent.budget.owner_policy import (
+    COOL_BY,
+    Policy,
+    limits_of,
+    read_policy,
+    reason_not_to_train,
+)
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 
@@ -18,8 +24,8 @@ ON_BATTERY = Conditions(power="battery", battery=0.62, celsius=35.0, metered=Fal
 
 def test_without_a_policy_nothing_is_against_training():
     for conditions in (UNKNOWN, ON_BATTERY, Conditions(celsius=95.0, throttled=True, metered=True)):
-        assert objection(Policy(), conditions, GENERIC) is None
-        assert objection(Policy(), conditions, GENERIC, waiting=True) is None
+        assert reason_not_to_train(Policy(), conditions, GENERIC) is None
+        assert reason_not_to_train(Policy(), conditions, GENERIC, waiting=True) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_without_a_policy_nothing_is_against_training():
     ],
 )
 def test_the_policy_is_held_against_the_conditions(policy, conditions, reason):
-    found = objection(Policy(**policy), Conditions(**conditions), PHONE)
+    found = reason_not_to_train(Policy(**policy), Conditions(**conditions), PHONE)
     assert found == reason or (reason in ("min_battery", "max_celsius") and found.startswith(reason))
 
 
@@ -72,7 +78,7 @@ def test_the_policy_is_held_against_the_conditions(policy, conditions, reason):
 )
 def test_what_the_policy_asks_for_and_cannot_be_read_is_an_objection(policy, conditions, what):
     (key,) = policy
-    found = objection(Policy(**policy), Conditions(**conditions), PHONE)
+    found = reason_not_to_train(Policy(**policy), Conditions(**conditions), PHONE)
     assert found == (
         f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave {key} out"
     )
@@ -81,10 +87,10 @@ def test_what_the_policy_asks_for_and_cannot_be_read_is_an_objection(policy, con
 def test_a_share_of_a_battery_of_unknown_size_cannot_be_kept():
     board = replace(PHONE, battery_wh=None)
     policy = Policy(max_battery_percent_per_hour=2)
-    found = objection(policy, ON_BATTERY, board)
+    found = reason_not_to_train(policy, ON_BATTERY, board)
     assert "the battery's capacity is not known; give battery_wh" in found
     assert "\n" not in found
-    assert objection(policy, replace_power(ON_BATTERY, "charging"), board) is None
+    assert reason_not_to_train(policy, replace_power(ON_BATTERY, "charging"), board) is None
 
 
 def replace_power(conditions, power):
@@ -94,8 +100,8 @@ def replace_power(conditions, power):
 def test_after_heat_the_board_must_cool_before_it_trains_again():
     policy = Policy(max_celsius=40)
     now = [Conditions(celsius=celsius) for celsius in (40.5, 38.0, 40 - COOL_BY + 0.1, 40 - COOL_BY)]
-    assert [objection(policy, one, PI) is None for one in now] == [False, True, True, True]
-    found = [objection(policy, one, PI, waiting=True) for one in now]
+    assert [reason_not_to_train(policy, one, PI) is None for one in now] == [False, True, True, True]
+    found = [reason_not_to_train(policy, one, PI, waiting=True) for one in now]
     assert [one is None for one in found] == [False, False, False, True]
     assert found[1] == "max_celsius: 38.0 °C, waiting for 35 °C"
 

@@ -325,11 +325,11 @@ def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():
     guard = PolicyGuard(Policy(charging_only=True), load("phone-mid"), meter, clock=lambda: now[0])
     assert guard.is_on
     meter.now = Conditions(power="charging")
-    assert guard.objection() is None
+    assert guard.reason_not_to_train() is None
     meter.now = Conditions(power="battery", battery=0.4)
-    assert guard.objection() is None  # asked a moment ago
+    assert guard.reason_not_to_train() is None  # asked a moment ago
     now[0] += FRESH_S
-    assert guard.objection().startswith("charging_only: it runs from its battery")
+    assert guard.reason_not_to_train().startswith("charging_only: it runs from its battery")
 
 
 def test_heat_must_fall_well_below_its_limit_before_it_goes_on():
@@ -338,7 +338,7 @@ def test_heat_must_fall_well_below_its_limit_before_it_goes_on():
     seen = []
     for celsius in (59, 61, 58, 54):
         meter.now, now[0] = Conditions(celsius=celsius), now[0] + FRESH_S
-        seen.append(guard.objection() is None)
+        seen.append(guard.reason_not_to_train() is None)
     assert seen == [True, False, False, True]
 
 
@@ -347,7 +347,7 @@ def test_without_conditions_that_come_and_go_no_sensor_is_asked():
     meter.conditions = pytest.fail
     guard = PolicyGuard(Policy(ratio=0.5, max_memory_mb=300, nice=5), load("phone-mid"), meter)
     assert not guard.is_on
-    assert guard.objection() is None
+    assert guard.reason_not_to_train() is None
 
 
 def proposed_to(**fields):

@@ -100,7 +100,7 @@ def test_the_peak_is_of_the_steps(tmp_path):
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet8", "har-cnn"])
 def test_a_model_by_name_freezes_shares_of_every_inner_layer(name):
-    work = workload.by_name(name, trainers=Trainers("torch"))
+    work = workload.workload_by_name(name, trainers=Trainers("torch"))
     spec = work.backend.spec
     assert work.flops_per_sample > 2 * spec.num_parameters
     whole = Neurons(1.0, 1).mask(spec)
@@ -266,7 +266,9 @@ def test_every_figure_is_known_or_says_why_not(tmp_path):
 
 def test_a_jetson_with_training_and_a_link(tmp_path):
     link = LinkSpeed(uplink_bps=11.33e6, downlink_bps=52.87e6, round_trip_s=0.04)
-    found = look(boards.jetson_nano, tmp_path, workload=lambda: workload.by_name("mlp"), link=lambda: link)
+    found = look(
+        boards.jetson_nano, tmp_path, workload=lambda: workload.workload_by_name("mlp"), link=lambda: link
+    )
     assert (found.board, found.sensors) == ("jetson-nano", ("ina3221", "thermal", "throttled"))
     assert [speed.ratio for speed in found.training] == [0.2, 0.6, 1.0]
     for name in ("idle_w", "train_w", "watts"):

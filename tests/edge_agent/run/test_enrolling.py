@@ -51,23 +51,23 @@ def install(monkeypatch, *names):
 def device(tmp_path, monkeypatch):
     """A device with ONNX Runtime, which knows the run."""
     install(monkeypatch, "onnxruntime")
-    found = SimpleNamespace(store=AgentStore(tmp_path), jobs=[], now=0.0, objection=None)
+    found = SimpleNamespace(store=AgentStore(tmp_path), jobs=[], now=0.0, reason_not_to_train=None)
     found.store.enrolment(RUN).write(codec.encode(ENROLMENT, ENROLMENT.spec))
     found.agent_jobs = jobs = SimpleNamespace(
         join=lambda run, do: found.jobs.append((run, do)), progress=None, closing=False
     )
-    guard = SimpleNamespace(objection=lambda: found.objection)
+    guard = SimpleNamespace(reason_not_to_train=lambda: found.reason_not_to_train)
     settings = DeviceSettings("f", "d", "digits", tmp_path, policy=Policy(ratio=0.6))
     found.enrolling = Enrolling(Device(settings, found.store, None, guard), jobs)
     found.intake = Intake(
-        "d", found.store, joined=lambda: None, objection=lambda: None, clock=lambda: found.now
+        "d", found.store, joined=lambda: None, reason_not_to_train=lambda: None, clock=lambda: found.now
     )
     return found
 
 
 def again_on(device):
     """The intake of the agent's next start."""
-    return Intake("d", device.store, joined=lambda: None, objection=lambda: None, clock=lambda: 0.0)
+    return Intake("d", device.store, joined=lambda: None, reason_not_to_train=lambda: None, clock=lambda: 0.0)
 
 
 def offer_of(payload, run=RUN, transfer_key=None):
@@ -165,7 +165,9 @@ def test_what_was_taken_and_is_gone_from_the_disk_is_taken_again(device):
         offer_of(b"older", transfer_key=task),
         offer_of(b"new", transfer_key=TransferKey("enrolment", RUN)),
     )
-    intake = Intake("d", device.store, joined=lambda: RUN, objection=lambda: None, clock=lambda: 0.0)
+    intake = Intake(
+        "d", device.store, joined=lambda: RUN, reason_not_to_train=lambda: None, clock=lambda: 0.0
+    )
     for offer, payload in [(older, b"older"), (newer, b"newer"), (enrolment, b"new")]:
         receive(intake, payload, offer)
         assert intake.handle_offer(offer) == Ack(offer.transfer, len(payload))
@@ -210,11 +212,11 @@ def test_a_run_without_a_bundle_is_declined_with_the_reason(device, caplog):
 
 
 def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
-    device.objection = "on battery power"
+    device.reason_not_to_train = "on battery power"
     assert device.enrolling.enrol(RUN, 0.0) == Decline(RUN, 0, 0, "on battery power")
     assert device.enrolling.enrol(RUN, 1.0) is None  # said already
     assert device.enrolling.wake_at == 1.0 + AGAIN_S
-    device.objection = None
+    device.reason_not_to_train = None
     assert device.enrolling.tick(AGAIN_S) is None
     assert device.enrolling.tick(1.0 + AGAIN_S) == Fetch(RUN)
     assert device.enrolling.wake_at is None
@@ -249,11 +251,11 @@ def test_training_of_a_run_stops_when_it_is_over_or_the_owner_objects_or_the_age
     device.jobs[0][1]()
     (why,) = asked
     assert why() is None
-    device.objection = "too hot"
+    device.reason_not_to_train = "too hot"
     assert why() == "too hot"
     device.enrolling.finish(RUN)
     assert why() == "the run is finished"
-    device.objection = None
+    device.reason_not_to_train = None
     device.enrolling.finish("another")
     assert why() is None
     device.enrolling.finish(RUN)

@@ -218,7 +218,7 @@ def test_from_now_on_what_does_not_fit_the_model_is_refused(playing):
 def test_a_run_is_joined_as_soon_as_there_are_samples(playing, monkeypatch):
     jobs, playing.now = [], 0.0
     agent_jobs = SimpleNamespace(join=lambda run, do: jobs.append((run, do)), progress=None, closing=False)
-    object.__setattr__(playing.device, "guard", SimpleNamespace(objection=lambda: None))
+    object.__setattr__(playing.device, "guard", SimpleNamespace(reason_not_to_train=lambda: None))
     playing.device.store.enrolment(ENROLLED.run).write(codec.encode(ENROLLED, ENROLLED.spec))
     monkeypatch.setattr("fleetune.edge_agent.run.enrolling.needs_bundle", lambda _: False)
     enrolling = Enrolling(playing.device, agent_jobs)

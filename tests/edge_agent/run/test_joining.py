@@ -190,7 +190,11 @@ def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
 
     def intake():
         return Intake(
-            "d", store, joined=lambda: None, objection=lambda: None, clock=lambda: float(next(clock))
+            "d",
+            store,
+            joined=lambda: None,
+            reason_not_to_train=lambda: None,
+            clock=lambda: float(next(clock)),
         )
 
     first = intake()

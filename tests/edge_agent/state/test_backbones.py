@@ -42,7 +42,7 @@ def test_a_damaged_one_is_as_none(tmp_path):
 
 def test_no_backbone_is_taken_but_the_one_that_was_asked_for(tmp_path):
     store = AgentStore(tmp_path)
-    intake = Intake("d", store, joined=lambda: None, objection=lambda: None, clock=lambda: 0.0)
+    intake = Intake("d", store, joined=lambda: None, reason_not_to_train=lambda: None, clock=lambda: 0.0)
 
     def offered(content):
         key = TransferKey("backbone", "r-1")

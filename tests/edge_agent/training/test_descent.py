@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from fleetune.edge_agent.training.descent import BLOCK, FEW, Descent, optimiser_memory
+from fleetune.edge_agent.training.descent import BLOCK, FEW, Descent, optimiser_footprint
 from fleetune.edge_agent.training.optimisers import REGISTRY
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
@@ -188,7 +188,7 @@ def test_lower_layers_move_in_deep_steps_alone_and_that_many_times_as_far(name, 
             gradient[:] = one
             if not all_move:
                 gradient[:stop] = np.nan  # it is not looked at
-            descent.step(deep=all_move)
+            descent.step(move_lower=all_move)
         state = descent.state()
 
     trained = np.ones(SIZE, bool) if mask is None else mask[:SIZE]
@@ -231,7 +231,7 @@ def test_it_holds_no_more_than_it_says(name, share, kept):
     mask = Key.of("held").uniform(size) < share if share < 1 else np.ones(size, np.bool_)
     weights, gradient = np.ones(size, np.float32), np.ones(size, np.float32)
     settings = replace(ALL[name], optimiser_state=kept)
-    memory = optimiser_memory(settings)
+    memory = optimiser_footprint(settings)
     np.unique(mask, return_inverse=True)  # what numpy imports when it is first asked is not held by a descent
     tracemalloc.start()
     try:

@@ -40,7 +40,7 @@ class SoftmaxBackend:
         self.gradient = np.zeros(self.spec.size, np.float32)
         self.batches, self.wanted = [], []
 
-    def near_descent(self, settings, plan, before):
+    def gpu_descent(self, settings, plan, before):
         return None
 
     def load(self, weights):

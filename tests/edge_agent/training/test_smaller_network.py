@@ -17,8 +17,8 @@ from fleetune.edge_agent.training import smaller_network
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.edge_agent.training.optimisers.optimiser_memory import OptimiserMemory
-from fleetune.edge_agent.training.smaller_network import part_of
+from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
+from fleetune.edge_agent.training.smaller_network import sub_model_of
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.trainers import trains_smaller
 from fleetune.protocols.method.averaging import PersonalModel
@@ -91,7 +91,7 @@ def both(backend, weights, part, training, states=(None, None)):
 def test_it_trains_what_masking_trains(name, trainer, ratio, training, backends):
     backend, weights = backends[name, trainer]
     part = drawn(backend.spec, ratio)
-    assert part_of(backend, *plans(backend.spec, weights, part)[::2])
+    assert sub_model_of(backend, *plans(backend.spec, weights, part)[::2])
     masked, alone = both(backend, weights, part, training)
     size = backend.spec.num_parameters
     assert np.abs(masked.weights - cut(weights, part.mask(backend.spec), backend.spec))[:size].max() > 1e-4
@@ -117,7 +117,7 @@ def test_what_the_optimiser_keeps_is_the_same(trainer, training, backends):
     backend, weights = backends["har-cnn", trainer]
     kept = [(), ()]
     for round_ in range(3):
-        states = [OptimiserMemory(one) for one in kept]
+        states = [RoundOptimiserStates(one) for one in kept]
         both(backend, weights, drawn(backend.spec, 0.5, round_), training, states)
         kept = [state.after for state in states]
     (masked,), (alone,) = kept
@@ -133,7 +133,7 @@ def test_the_methods_train_a_smaller_network(backends, monkeypatch):
     trainer = LocalTrainer(backend, samples(backend.spec.input_shape), ALL)
     steps = []
     whole = backend.step
-    backend.smaller((12, 25, 25))
+    backend.smaller_network((12, 25, 25))
     monkeypatch.setattr(backend, "step", lambda *given, **more: steps.append(1) or whole(*given, **more))
     _, update = method.work(PersonalModel(weights), task, trainer, Budget(), Key(5))
     assert not steps
@@ -143,20 +143,20 @@ def test_the_methods_train_a_smaller_network(backends, monkeypatch):
 @pytest.mark.parametrize("trainer", ["torch", "onnx"])
 def test_a_network_is_built_once_for_all_parts_of_a_size(trainer, backends):
     backend, _ = backends["lenet5", trainer]
-    assert backend.smaller((2, 6, 48, 33)) is backend.smaller((2, 6, 48, 33))
-    assert backend.smaller(backend.spec.groups) is None
-    assert backend.smaller((0, 6, 48, 33)) is None
+    assert backend.smaller_network((2, 6, 48, 33)) is backend.smaller_network((2, 6, 48, 33))
+    assert backend.smaller_network(backend.spec.groups) is None
+    assert backend.smaller_network((0, 6, 48, 33)) is None
 
 
 def test_a_broken_promise_is_noticed_and_masked(backends):
     backend, weights = backends["lenet5", "onnx"]
     start, _, alone = plans(backend.spec, weights, drawn(backend.spec, 0.5))
-    assert part_of(backend, start, alone)
-    assert part_of(backend, weights, alone) is None
-    assert part_of(backend, start, replace(alone, trainable=None)) is None
+    assert sub_model_of(backend, start, alone)
+    assert sub_model_of(backend, weights, alone) is None
+    assert sub_model_of(backend, start, replace(alone, trainable=None)) is None
     everything = np.arange(backend.spec.size) < backend.spec.num_parameters
-    assert part_of(backend, start, replace(alone, trainable=everything)) is None
-    assert part_of(backend, start, replace(alone, keep_last_gradient=True)) is None
+    assert sub_model_of(backend, start, replace(alone, trainable=everything)) is None
+    assert sub_model_of(backend, start, replace(alone, keep_last_gradient=True)) is None
 
 
 class Net(nn.Module):
@@ -220,14 +220,14 @@ def user_backend(between):
 def test_what_would_be_another_function_is_masked(which):
     backend = user_backend(DIFFERENT[which])
     if backend.spec.groups:
-        assert backend.smaller((5,)) is None
+        assert backend.smaller_network((5,)) is None
 
 
 @pytest.mark.parametrize("which", SAME)
 def test_what_is_the_same_function_trains_the_same(which):
     backend = user_backend(SAME[which])
     assert has_smaller(backend.spec)
-    assert backend.smaller((5,)) is not None
+    assert backend.smaller_network((5,)) is not None
     weights, part = backend.weights.copy(), drawn(backend.spec, 0.5)
     start, masked, alone = plans(backend.spec, weights, part)
     trainer = LocalTrainer(backend, samples((12,), classes=3), ALL)
@@ -242,4 +242,4 @@ def test_torch_leaves_small_networks_whole(backends, monkeypatch):
     assert [name for name, spec in specs.items() if not trains_smaller("torch", spec)] == ["lenet5"]
     assert trains_smaller("onnx", specs["lenet5"])
     assert not trains_smaller("ort-training", specs["resnet8"])
-    assert TorchBackend.from_spec(specs["lenet5"]).smaller((2, 6, 48, 33)) is None
+    assert TorchBackend.from_spec(specs["lenet5"]).smaller_network((2, 6, 48, 33)) is None

@@ -10,7 +10,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
-from fleetune.edge_agent.training.descent import OptimiserMemory
+from fleetune.edge_agent.training.descent import OptimiserFootprint
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, Choice, Cost, DeviceReport
@@ -58,7 +58,9 @@ def rising(figures: list[float]) -> bool:
     return all(one <= after for one, after in pairwise(figures))
 
 
-@pytest.mark.parametrize("optimiser", [OptimiserMemory(1), OptimiserMemory(2), OptimiserMemory(2, 3)])
+@pytest.mark.parametrize(
+    "optimiser", [OptimiserFootprint(1), OptimiserFootprint(2), OptimiserFootprint(2, 3)]
+)
 @each_spec
 @each_method
 def test_a_lower_ratio_never_asks_for_more(name, spec, optimiser):

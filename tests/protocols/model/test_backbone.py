@@ -14,8 +14,8 @@ from torch import nn
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.coordinator.spec.partial_training import described
+from fleetune.edge_agent.training.cached_features import cache_features, fits
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.feature_data import features_of, fits
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.errors import (
@@ -163,11 +163,11 @@ def test_from_its_features_on_a_model_trains_as_in_whole(part, size):
     x, y = batch(3, n=7)
     data = DeviceData(x, y, x[:2], y[:2], x[2:5], y[2:5])
     for whole in all_ways(spec, section(**part), frozen_of(module)):
-        upper = whole.upper()
+        upper = whole.upper_layers()
         assert upper.size == size
         weights = np.random.default_rng(0).uniform(0.1, 0.5, spec.size).astype(np.float32)
         found = []
-        for backend, samples in ((whole, data), (upper.backend, features_of(upper, data))):
+        for backend, samples in ((whole, data), (upper.backend, cache_features(upper, data))):
             trainer = LocalTrainer(
                 backend, samples, TrainingSection(epochs=2, batch_size=3, learning_rate=0.1)
             )
@@ -187,7 +187,7 @@ def test_from_its_features_on_a_model_trains_as_in_whole(part, size):
 def test_a_model_that_trains_from_its_first_layer_has_no_features(part):
     spec, module = described(section(**part), Key(1))
     frozen = frozen_of(module) if part else {}
-    assert {backend.upper() for backend in all_ways(spec, section(**part), frozen)} == {None}
+    assert {backend.upper_layers() for backend in all_ways(spec, section(**part), frozen)} == {None}
 
 
 def test_features_end_below_dropout(monkeypatch):
@@ -201,7 +201,7 @@ def test_features_end_below_dropout(monkeypatch):
     spec, module = described(section(**HEAD), Key(1))
     x, y = batch(3)
     for whole in all_ways(spec, section(**HEAD), frozen_of(module)):
-        upper = whole.upper()
+        upper = whole.upper_layers()
         assert upper.size == 6 * 9
         weights = np.full(spec.size, 0.1, np.float32)
         found = []
@@ -213,7 +213,7 @@ def test_features_end_below_dropout(monkeypatch):
 
 def test_features_that_take_too_much_memory_are_not_kept():
     spec, module = described(section(**HEAD), Key(1))
-    upper = make_backend("torch", spec, None, 1, frozen=frozen_of(module)).upper()
+    upper = make_backend("torch", spec, None, 1, frozen=frozen_of(module)).upper_layers()
     x, y = batch(3, n=10)
     data = DeviceData(x, y, x[:0], y[:0], x[:0], y[:0])
     assert fits(upper, data, None)

@@ -100,7 +100,7 @@ def test_both_trainers_train_alike_on_an_int8_backbone_and_onnx_keeps_it_so(part
     assert onnx_one._tensors["body.conv1.weight:int8"] is frozen.weights["body.conv1.weight"].numbers
     assert "body.conv1.weight" not in onnx_one._tensors
     weights = np.random.default_rng(3).normal(size=spec.size).astype(np.float32) / 4
-    uppers = [one.upper() for one in (torch_one, onnx_one)]
+    uppers = [one.upper_layers() for one in (torch_one, onnx_one)]
     x, y = batch(1)
     answers, gradients = [], []
     for backend in (torch_one, onnx_one):

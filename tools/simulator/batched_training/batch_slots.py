@@ -8,8 +8,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
-from fleetune.edge_agent.training.gpu.near_descent import NearDescent
+from fleetune.edge_agent.training.backend import (
+    ExtraLoss,
+    InputArray,
+    LabelArray,
+    SmallerNetwork,
+    UpperLayers,
+)
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
@@ -103,23 +109,23 @@ class BatchSlot:
     def gradient(self) -> FlatArray:
         return self.networks.vectors.gradient_of(self.number)
 
-    def upper(self) -> Upper | None:
+    def upper_layers(self) -> UpperLayers | None:
         """None: frozen parts compute along."""
         return None
 
-    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:  # noqa: ARG002 - the protocol's
+    def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:  # noqa: ARG002 - the protocol's
         """None: networks of other shapes do not go into a stack."""
         return None
 
-    def near_descent(
+    def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
     ) -> "SlotDescent | None":
-        """See `Backend.near_descent`; on a card, for all of them at once."""
+        """See `Backend.gpu_descent`; on a card, for all of them at once."""
         vectors = self.networks.vectors
-        if not vectors.apart:
+        if not vectors.on_gpu:
             return None
         return SlotDescent(
-            NearDescent(vectors, self.number, self.spec.num_parameters, settings, plan, before), self
+            GpuDescent(vectors, self.number, self.spec.num_parameters, settings, plan, before), self
         )
 
     def load(self, weights: FlatArray) -> None:
@@ -165,14 +171,14 @@ class BatchSlot:
 
 @dataclass(frozen=True)
 class SlotDescent:
-    """A device's optimiser among others, see `NearDescent`."""
+    """A device's optimiser among others, see `GpuDescent`."""
 
-    descent: NearDescent
+    descent: GpuDescent
     seat: BatchSlot
 
-    def step(self, *, deep: bool = True) -> float | None:
+    def step(self, *, move_lower: bool = True) -> float | None:
         """See `Descent.step`."""
-        norm: float | None = self.seat.table.ask(self.seat.number, Descend(self.descent, deep))
+        norm: float | None = self.seat.table.ask(self.seat.number, Descend(self.descent, move_lower))
         return norm
 
     def state(self) -> OptimiserState:

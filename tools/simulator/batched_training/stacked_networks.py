@@ -14,10 +14,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, check_labels
-from fleetune.edge_agent.training.gpu.near_descent import NearDescent, step_all
-from fleetune.edge_agent.training.gpu.recorded import Compute, Recorded, what_moves
-from fleetune.edge_agent.training.gpu.torch_device import computing_in, for_numpy
-from fleetune.edge_agent.training.gpu.vectors import Vectors
+from fleetune.edge_agent.training.gpu.cuda_graphs import Compute, CudaGraphs, mutable_state
+from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent, step_all
+from fleetune.edge_agent.training.gpu.torch_device import autocast_to, for_numpy
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
@@ -75,13 +75,13 @@ class Evaluation:
 class Descend:
     """A step of an optimiser where torch computes."""
 
-    descent: NearDescent
-    deep: bool
+    descent: GpuDescent
+    move_lower: bool
 
     @property
     def alike(self) -> object:
         """Those where this is the same can be one."""
-        return "descend", self.descent.alike(deep=self.deep)
+        return "descend", self.descent.alike(move_lower=self.move_lower)
 
     stacks = True
 
@@ -118,13 +118,13 @@ class StackedNetworks:
         self._backend, self._spec, self._task = backend, backend.spec, backend.task
         self._module, self._device = backend.module, backend.device
         self._dtype = torch.float32 if backend.vocabulary is None else torch.int64
-        self.vectors = Vectors(self._spec, self._device, rows)
+        self.vectors = FlatVectors(self._spec, self._device, rows)
         self.weights, self.gradients = self.vectors.weights.numpy(), self.vectors.gradients.numpy()
-        self._recorded = Recorded(self._device)
+        self._cuda_graphs = CudaGraphs(self._device)
         self._places = {
             tensor.name: (self.vectors.places[tensor.name], tensor) for tensor in self._spec.tensors
         }
-        self._statistics = slice(self.vectors.near_stop(self._spec.num_parameters), None)
+        self._statistics = slice(self.vectors.torch_stop(self._spec.num_parameters), None)
         if any(getattr(part, "momentum", 0) is None for part in self._module.modules()):
             raise ModelError("a norm without momentum counts the steps of one network")
         self._dropouts, self._is_watched = self._dropouts_found(), False
@@ -141,9 +141,11 @@ class StackedNetworks:
 
     def _together(self, rows: list[int], asked: list[Request]) -> dict[int, Any]:
         if isinstance(asked[0], Descend):
-            norms = step_all([one.descent for one in asked if isinstance(one, Descend)], deep=asked[0].deep)
+            norms = step_all(
+                [one.descent for one in asked if isinstance(one, Descend)], move_lower=asked[0].move_lower
+            )
             return dict(zip(rows, norms, strict=True))
-        if not asked[0].stacks or (len(rows) == 1 and not self.vectors.is_held(rows[0])):
+        if not asked[0].stacks or (len(rows) == 1 and not self.vectors.is_on_gpu(rows[0])):
             return {row: self._tried(row, one) for row, one in zip(rows, asked, strict=True)}
         try:
             if isinstance(asked[0], Step):
@@ -179,13 +181,13 @@ class StackedNetworks:
             extra_loss=asked.extra_loss,
             tensors=asked.tensors,
         )
-        self.vectors.put(row, backend.weights, backend.gradient)
+        self.vectors.store(row, backend.weights, backend.gradient)
         return mean
 
     def _step(self, rows: list[int], steps: list[Step]) -> list[float]:
         first = steps[0]
         self._module.train(first.training)
-        self.vectors.bring(rows)
+        self.vectors.upload(rows)
         drawn = self._drawn(steps) if first.training else []
         wanted = [name for name in self._parameters if first.tensors is None or name in first.tensors]
         extra = None if all(one.extra_loss is None for one in steps) else [one.extra_loss for one in steps]
@@ -197,21 +199,21 @@ class StackedNetworks:
         else:
             losses, gradients, statistics = compute(*(one.to(self._device) for one in given))
         if not self._all(rows):
-            torch._foreach_copy_([self.vectors.near_gradients[row] for row in rows], list(gradients))
+            torch._foreach_copy_([self.vectors.torch_gradients[row] for row in rows], list(gradients))
         if first.training and statistics.shape[1]:
-            places = [self.vectors.near_weights[row, self._statistics] for row in rows]
+            places = [self.vectors.torch_weights[row, self._statistics] for row in rows]
             torch._foreach_copy_(places, list(statistics))
-        self.vectors.fetch(rows, statistics=first.training)
+        self.vectors.download(rows, statistics=first.training)
         return for_numpy(losses).tolist()  # type: ignore[no-any-return]
 
     def _watched(self, alike: Hashable, compute: Compute, given: list[Tensor]) -> tuple[Tensor, ...]:
         """What is computed; the first time it is seen whether that is the same each time."""
-        if self._is_watched or not self._recorded.can:
-            return self._recorded.run(alike, compute, given)
-        before, self._is_watched = what_moves(self._module, self._device), True
+        if self._is_watched or not self._cuda_graphs.enabled:
+            return self._cuda_graphs.run(alike, compute, given)
+        before, self._is_watched = mutable_state(self._module, self._device), True
         found = compute(*(one.to(self._device) for one in given))
-        if before != what_moves(self._module, self._device):
-            self._recorded.give_up()
+        if before != mutable_state(self._module, self._device):
+            self._cuda_graphs.disable()
         return found
 
     def _computed(
@@ -226,7 +228,7 @@ class StackedNetworks:
         *draws: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of rows: losses, gradients and statistics; gradients where they belong, if it is of every row."""
-        weights = self.vectors.near_weights if every else self.vectors.near_weights.index_select(0, rows)
+        weights = self.vectors.torch_weights if every else self.vectors.torch_weights.index_select(0, rows)
         near = self._tensors(weights.detach())
         own = {name: near[name].requires_grad_(name in wanted) for name in self._parameters}
         statistics = {name: near[name].clone() for name in self._places if name not in own}
@@ -239,7 +241,7 @@ class StackedNetworks:
                 logits: Tensor = functional_call(self._module, (own, statistics), (x,))
                 return logits
 
-        with computing_in(self._backend.precision if training else "float32", self._device):
+        with autocast_to(self._backend.precision if training else "float32", self._device):
             logits = vmap(logits_of)(own, statistics, x, list(draws)).float()
         losses = self._mean_losses(logits, y)
         total = losses.sum()
@@ -249,7 +251,7 @@ class StackedNetworks:
         found = (
             torch.autograd.grad(total, [own[name] for name in wanted], allow_unused=True) if wanted else ()
         )
-        gradients = self.vectors.near_gradients if every else torch.empty_like(weights)
+        gradients = self.vectors.torch_gradients if every else torch.empty_like(weights)
         gradients.zero_()
         for name, gradient in zip(wanted, found, strict=True):
             if gradient is not None:
@@ -262,9 +264,9 @@ class StackedNetworks:
 
     def _evaluate(self, rows: list[int], asked: list[Evaluation]) -> list[tuple[float, NDArray[np.float32]]]:
         self._module.eval()
-        self.vectors.bring(rows)
+        self.vectors.upload(rows)
         with torch.no_grad():
-            near = self.vectors.rows(self.vectors.near_weights, rows)
+            near = self.vectors.rows(self.vectors.torch_weights, rows)
             found = vmap(lambda own, x: functional_call(self._module, own, (x,)))(
                 self._tensors(near), self._inputs(asked).to(self._device)
             )

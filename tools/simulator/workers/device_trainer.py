@@ -10,9 +10,9 @@ from fleetune.edge_agent.extensions.extension import RunStart
 from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
-from fleetune.edge_agent.training.backend import Backend, Upper
+from fleetune.edge_agent.training.backend import Backend, UpperLayers
+from fleetune.edge_agent.training.cached_features import CachedFeatures, cache_features
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
-from fleetune.edge_agent.training.feature_data import FeatureData, features_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import BaseUnknown, TrainingStopped
 from fleetune.protocols.method.method import Method
@@ -48,9 +48,9 @@ class DeviceTrainer:
     data: PartitionedData
     folder: Path
     cache: SharedSessionCache
-    upper: Upper | None = None
+    upper: UpperLayers | None = None
     streams: StreamDevices | None = None
-    features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
+    features: OrderedDict[str, CachedFeatures] = field(default_factory=OrderedDict)
 
     def train(self, job: TrainingJob) -> TrainingResult:
         """Do one device's work on one task."""
@@ -73,7 +73,9 @@ class DeviceTrainer:
             except TrainingStopped as problem:
                 return TrainingResult(None, growing.figures(), declined=str(problem))
             growing.note_round(LocalTrainer(self.backend, data, self.enrolment.training))
-            session = self._session(job.name, data if self.upper is None else features_of(self.upper, data))
+            session = self._session(
+                job.name, data if self.upper is None else cache_features(self.upper, data)
+            )
             reply = _reply(session, job)
             if reply is not None:
                 growing.trained(job.key)
@@ -103,7 +105,7 @@ class DeviceTrainer:
         if self.upper is None:
             return data
         if name not in self.features:
-            self.features[name] = features_of(self.upper, data)
+            self.features[name] = cache_features(self.upper, data)
         self.features.move_to_end(name)
         while len(self.features) > 1 and sum(map(_num_bytes, self.features.values())) > _MOST_FEATURE_BYTES:
             self.features.popitem(last=False)
@@ -118,5 +120,5 @@ def _reply(session: Session, job: TrainingJob) -> bytes | None:
         return None
 
 
-def _num_bytes(data: FeatureData) -> int:
+def _num_bytes(data: CachedFeatures) -> int:
     return sum(array.nbytes for array in data.features.values())

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fleetune.coordinator.run.enrolment import Beginning
 from fleetune.coordinator.run.models import Model, find_model, is_at_hand
-from fleetune.edge_agent.training.single_sample import has_single_batches, resting_words
+from fleetune.edge_agent.training.single_sample_batches import describe_single_batches, has_single_batches
 from fleetune.edge_agent.training.trainers import installed
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.device_specs import device_specs
@@ -62,4 +62,6 @@ def single_sample_notice(
     norms = _ask(norms_on_single_samples, enrolment, beginning.backbone, trains, workers=workers)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     verb = "has" if len(names) == 1 else "have"
-    return resting_words(f"{', '.join(names[:_NAMED])}{more} {verb} 1 training sample", norms, batch_size)
+    return describe_single_batches(
+        f"{', '.join(names[:_NAMED])}{more} {verb} 1 training sample", norms, batch_size
+    )

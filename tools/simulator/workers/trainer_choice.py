@@ -13,10 +13,10 @@ import numpy as np
 
 from fleetune.coordinator.run.models import find_model, is_at_hand, make_run_bundle
 from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.cached_features import cache_features, upper_layers_of
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
-from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.edge_agent.training.single_sample import resting_norms
+from fleetune.edge_agent.training.single_sample_batches import norms_with_fixed_statistics
 from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError, TrainingDiverged
@@ -266,14 +266,14 @@ def _times(
 
 
 def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: TrainerChoice) -> list[str]:
-    """See `resting_norms`, of what trains.
+    """See `norms_with_fixed_statistics`, of what trains.
 
     Raises:
         ModelError: it cannot train on one sample.
     """
     bundle = None if trains.bundle is None else read_bundle(trains.bundle)
     frozen = _frozen(enrolment, backbone)
-    return resting_norms(
+    return norms_with_fixed_statistics(
         make_backend(trains.kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
     )
 
@@ -287,7 +287,7 @@ def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
 
 
 def _trainer(backend: Backend, enrolment: Enrolment, data: DeviceData) -> LocalTrainer:
-    data, upper = for_vocabulary(data, backend.vocabulary), upper_of(backend, enrolment.training)
+    data, upper = for_vocabulary(data, backend.vocabulary), upper_layers_of(backend, enrolment.training)
     if upper is None:
         return LocalTrainer(backend, data, enrolment.training)
-    return LocalTrainer(upper.backend, features_of(upper, data), enrolment.training)
+    return LocalTrainer(upper.backend, cache_features(upper, data), enrolment.training)

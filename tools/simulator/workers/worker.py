@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.stream.sample_stream import DataStatistics
-from fleetune.edge_agent.training.feature_data import upper_of
+from fleetune.edge_agent.training.cached_features import upper_layers_of
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.methods import from_section
@@ -77,7 +77,7 @@ def set_up(
         data,
         folder,
         SharedSessionCache.of(decoded.spec),
-        upper_of(backend, decoded.training),
+        upper_layers_of(backend, decoded.training),
         stream_devices(settings, decoded, data, folder, backend),
     )
     _batch = None if settings.fleet.at_once == 1 else _batch_of(_trainer, settings.fleet.at_once)

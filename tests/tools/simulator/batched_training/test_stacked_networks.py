@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.edge_agent.training.cards.test_recorded import Repeating
+from tests.edge_agent.training.gpu.test_cuda_graphs import Repeating
 from tests.helpers import card
 from torch import nn
 
@@ -113,7 +113,7 @@ def test_a_step_of_all_is_that_of_each(name, monkeypatch):
 def test_steps_that_a_card_repeats_are_the_same(name, rows, monkeypatch):
     make, weights = shipped(name)
     (networks, _), (others, _) = (stacked(make, weights, rows) for _ in range(2))
-    networks._recorded = Repeating()
+    networks._cuda_graphs = Repeating()
     for all_of_them in (networks, others):
         assert_at_once(all_of_them, monkeypatch)
     names = [tensor.name for tensor in make().spec.tensors if tensor.kind != "stat"]
@@ -125,7 +125,7 @@ def test_steps_that_a_card_repeats_are_the_same(name, rows, monkeypatch):
         for row in asked:
             assert np.array_equal(networks.gradients[row], others.gradients[row])
             assert np.array_equal(networks.weights[row], others.weights[row])
-    assert networks._recorded.num_shown >= 2
+    assert networks._cuda_graphs.num_shown >= 2
     if rows > ROWS:
         assert not networks.gradients[ROWS].any()
 

@@ -1,9 +1,9 @@
 """Activations below what trains, computed once a sample instead of in every step.
 
 Where the lower part of a model is frozen and nothing random happens there, what it makes of a sample never
-changes. A backend then offers its upper part, whose samples are these features (`Backend.upper`), and a
-device's data hands them out instead of its samples. They take memory, 4 bytes a number: too many are not
-kept, and the whole model computes in every step, which comes to the same up to rounding.
+changes. A backend then offers its upper part, whose samples are these features (`Backend.upper_layers`),
+and a device's data hands them out instead of its samples. They take memory, 4 bytes a number: too many are
+not kept, and the whole model computes in every step, which comes to the same up to rounding.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Upper
+from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, UpperLayers
 from fleetune.edge_agent.training.device_data import DeviceData, Rows
 from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.method.trainer import Part
@@ -28,7 +28,7 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class FeatureData(DeviceData):
+class CachedFeatures(DeviceData):
     """A device's samples, of which the model's upper part gets the features.
 
     Attributes:
@@ -41,7 +41,7 @@ class FeatureData(DeviceData):
         """Features, shape (len(rows), numbers), and labels: new arrays."""
         return np.take(self.features[part], rows, axis=0), self.part(part)[1][rows]
 
-    def without_validation(self) -> "FeatureData":
+    def without_validation(self) -> "CachedFeatures":
         """As if none had been held out, features too; new arrays."""
         train, validation = self.features["train"], self.features["validation"]
         order = slice(None) if self.order is None else self.order
@@ -51,17 +51,17 @@ class FeatureData(DeviceData):
             "validation": validation[:0],
         }
         whole = super().without_validation()
-        return FeatureData(
+        return CachedFeatures(
             **{one.name: getattr(whole, one.name) for one in fields(DeviceData)}, features=joined
         )
 
 
-def upper_of(backend: Backend, training: TrainingSection) -> Upper | None:
+def upper_layers_of(backend: Backend, training: TrainingSection) -> UpperLayers | None:
     """The part of a model above its features; None: it has none, or samples are augmented, each time anew."""
-    return None if training.augmentations else backend.upper()
+    return None if training.augmentations else backend.upper_layers()
 
 
-def fits(upper: Upper, data: DeviceData, room: int | None) -> bool:
+def fits(upper: UpperLayers, data: DeviceData, room: int | None) -> bool:
     """Whether the features of all samples may be kept.
 
     Args:
@@ -76,7 +76,9 @@ def fits(upper: Upper, data: DeviceData, room: int | None) -> bool:
     return num_bytes <= most
 
 
-def features_of(upper: Upper, data: DeviceData, stop: Callable[[], str | None] = lambda: None) -> FeatureData:
+def cache_features(
+    upper: UpperLayers, data: DeviceData, stop: Callable[[], str | None] = lambda: None
+) -> CachedFeatures:
     """A device's data with the features of all its samples.
 
     Args:
@@ -96,4 +98,6 @@ def features_of(upper: Upper, data: DeviceData, stop: Callable[[], str | None] =
                 raise TrainingStopped(f"stopped while features were computed: {reason}")
             rows = np.arange(start, min(start + _AT_ONCE, data.size(part)))
             features[part][rows] = upper.features(data.batch(part, rows)[0])
-    return FeatureData(**{one.name: getattr(data, one.name) for one in fields(DeviceData)}, features=features)
+    return CachedFeatures(
+        **{one.name: getattr(data, one.name) for one in fields(DeviceData)}, features=features
+    )

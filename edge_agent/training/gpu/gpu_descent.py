@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetune.edge_agent.training.descent import CLIP_EPS
-from fleetune.edge_agent.training.gpu.together import CountsTogether, Together
+from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
+from fleetune.edge_agent.training.gpu.tensor_groups import StepCountsGroup, TensorGroup
 from fleetune.edge_agent.training.gpu.torch_device import for_numpy
-from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import Optimiser, OptimiserState
 from fleetune.protocols.method.trainer import FitPlan, Pull
@@ -58,7 +58,7 @@ class _Stretch:
         return self.place.start, self.keep is None, self.index is None, self.pulled is None
 
 
-class NearDescent:
+class GpuDescent:
     """See `edge_agent.training.descent.Descent`, whose `step` and `state` these are.
 
     Args:
@@ -69,31 +69,31 @@ class NearDescent:
 
     def __init__(
         self,
-        near: Vectors,
+        near: FlatVectors,
         row: int,
         size: int,
         settings: TrainingSection,
         plan: FitPlan,
         before: OptimiserState | None,
     ) -> None:
-        near.hold(row)
+        near.keep_on_gpu(row)
         self._near, self._row, self._size, self._plan, self._before = near, row, size, plan, before
         self.optimiser, self.clip_norm = optimiser_of(settings), settings.clip_norm
         self.pull_strength = None if plan.pull is None else 2 * plan.pull.strength
         self._stretches = self._all_stretches(plan)
 
-    def step(self, *, deep: bool = True) -> float | None:
+    def step(self, *, move_lower: bool = True) -> float | None:
         """See `Descent.step`."""
-        return step_all([self], deep=deep)[0]
+        return step_all([self], move_lower=move_lower)[0]
 
-    def moving(self, *, deep: bool) -> list[_Stretch]:
+    def moving(self, *, move_lower: bool) -> list[_Stretch]:
         """What takes a step."""
-        return [one for one in self._stretches if deep or not self._is_lower(one.place)]
+        return [one for one in self._stretches if move_lower or not self._is_lower(one.place)]
 
-    def alike(self, *, deep: bool) -> object:
+    def alike(self, *, move_lower: bool) -> object:
         """Descents where this is the same can take a step in one go."""
-        stretches = tuple((one.alike, one.times) for one in self.moving(deep=deep))
-        return self.optimiser, self.clip_norm, self.pull_strength, deep, stretches
+        stretches = tuple((one.alike, one.times) for one in self.moving(move_lower=move_lower))
+        return self.optimiser, self.clip_norm, self.pull_strength, move_lower, stretches
 
     def state(self) -> OptimiserState:
         """See `Descent.state`."""
@@ -112,30 +112,30 @@ class NearDescent:
         return OptimiserState(tuple(found))
 
     def _is_lower(self, place: slice) -> bool:
-        return self._plan.lower is not None and place.stop <= self._near.near_stop(self._plan.lower.stop)
+        return self._plan.lower is not None and place.stop <= self._near.torch_stop(self._plan.lower.stop)
 
     def _there(self, vector: NDArray[Any]) -> Tensor:
         """The parameters' entries of a flat vector, 0 elsewhere, as they lie on the card."""
         whole = torch.zeros(1, self._near.weights.shape[1])
         whole[0, : self._size] = torch.from_numpy(vector[: self._size].astype(np.float32))
-        return self._near.there(whole.to(self._near.near_weights.device))[0]
+        return self._near.to_torch(whole.to(self._near.torch_weights.device))[0]
 
     def _back(self, stretches: Sequence[Tensor]) -> NDArray[np.float32]:
         """One vector of the parameters, of what the stretches have."""
-        whole = torch.zeros(1, self._near.num_near, device=self._near.near_weights.device)
+        whole = torch.zeros(1, self._near.torch_size, device=self._near.torch_weights.device)
         for stretch, values in zip(self._stretches, stretches, strict=True):
             whole[0, stretch.place] = values
-        found: NDArray[np.float32] = self._near.back(whole)[0, : self._size].cpu().numpy()
+        found: NDArray[np.float32] = self._near.from_torch(whole)[0, : self._size].cpu().numpy()
         return found
 
     def _all_stretches(self, plan: FitPlan) -> list[_Stretch]:
-        end = self._near.near_stop(self._size)
-        middle = 0 if plan.lower is None else min(end, self._near.near_stop(plan.lower.stop))
+        end = self._near.torch_stop(self._size)
+        middle = 0 if plan.lower is None else min(end, self._near.torch_stop(plan.lower.stop))
         keep = None if plan.trainable is None else self._there(plan.trainable)
         target = None if plan.pull is None else self._there(plan.pull.target)
         pulled = self._pulled(plan.pull)
         remembered = [] if self._before is None else [self._there(one) for one in self._before.vectors]
-        weights, gradient = self._near.near_weights[self._row], self._near.near_gradients[self._row]
+        weights, gradient = self._near.torch_weights[self._row], self._near.torch_gradients[self._row]
         number = self.optimiser.num_vectors
         vectors = remembered[:number] or [torch.zeros_like(gradient) for _ in range(number)]
         counted = remembered[number] if self.optimiser.counts_steps and remembered else None
@@ -172,13 +172,13 @@ def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.flo
 
 
 @torch.no_grad()
-def step_all(descents: Sequence[NearDescent], *, deep: bool) -> list[float | None]:
+def step_all(descents: Sequence[GpuDescent], *, move_lower: bool) -> list[float | None]:
     """A step of each; they are alike.
 
     Returns:
         See `Descent.step`, of each.
     """
-    first, moving = descents[0], [one.moving(deep=deep) for one in descents]
+    first, moving = descents[0], [one.moving(move_lower=move_lower) for one in descents]
     together = [list(stretches) for stretches in zip(*moving, strict=True)]
     if first.pull_strength is not None:
         for stretches in together:
@@ -194,9 +194,9 @@ def step_all(descents: Sequence[NearDescent], *, deep: bool) -> list[float | Non
     return [*norms] or [None] * len(descents)
 
 
-def _of_all(tensors: Iterable[Tensor | None]) -> Together:
+def _of_all(tensors: Iterable[Tensor | None]) -> TensorGroup:
     """Where one of them has a tensor all have: they are alike."""
-    return Together([one for one in tensors if one is not None])
+    return TensorGroup([one for one in tensors if one is not None])
 
 
 def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
@@ -221,11 +221,11 @@ def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
     return [float(norm) for norm in for_numpy(squares.sqrt()).tolist()]
 
 
-def _kept(values: Together, stretches: Sequence[_Stretch]) -> Together:
+def _kept(values: TensorGroup, stretches: Sequence[_Stretch]) -> TensorGroup:
     """0 where frozen."""
     if stretches[0].keep is None:
         return values
-    kept: Together = values * _of_all(one.keep for one in stretches)
+    kept: TensorGroup = values * _of_all(one.keep for one in stretches)
     return kept
 
 
@@ -239,7 +239,7 @@ def _move(optimiser: Optimiser, stretches: Sequence[_Stretch], scales: Sequence[
     for one in stretches:
         one.num_steps += 1
     indices = [one.index for one in stretches if one.index is not None]
-    counts = CountsTogether([one.levels + one.num_steps for one in stretches], indices or None)
-    vectors = tuple(Together(own) for own in zip(*(one.vectors for one in stretches), strict=True))
-    step = optimiser.step(gradients, weights, vectors, counts, Together([]))  # type: ignore[arg-type]
+    counts = StepCountsGroup([one.levels + one.num_steps for one in stretches], indices or None)
+    vectors = tuple(TensorGroup(own) for own in zip(*(one.vectors for one in stretches), strict=True))
+    step = optimiser.step(gradients, weights, vectors, counts, TensorGroup([]))  # type: ignore[arg-type]
     weights -= _kept(step, stretches)  # type: ignore[arg-type]

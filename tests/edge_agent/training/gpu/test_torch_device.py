@@ -127,7 +127,7 @@ def test_dropout_drops_the_same_and_streams_stay_where_they_were():
 def test_a_smaller_network_of_one_there_is_there():
     (here, there), _, x, y = both("har-cnn")
     counts = tuple(max(1, size // 2) for size in here.spec.groups)
-    smaller = [one.smaller(counts).backend for one in (here, there)]
+    smaller = [one.smaller_network(counts).backend for one in (here, there)]
     weights = np.random.default_rng(2).standard_normal(smaller[0].spec.size).astype(np.float32) / 10
     weights[smaller[0].spec.num_parameters :] = 1
     same(*(trained(one, weights, x, y) for one in smaller))

@@ -8,9 +8,9 @@ from tests.helpers import card
 
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.descent import Descent
-from fleetune.edge_agent.training.gpu.near_descent import NearDescent, step_all
+from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent, step_all
 from fleetune.edge_agent.training.gpu.torch_device import torch_device
-from fleetune.edge_agent.training.gpu.vectors import Vectors
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Pull
@@ -71,26 +71,26 @@ def here(settings, plan, before, row=0):
     descent, norms = Descent(weights, gradient, SIZE, settings, plan, before), []
     for number, one in enumerate(gradients(row)):
         gradient[:] = one
-        norms.append(descent.step(deep=deep(plan, number)))
+        norms.append(descent.step(move_lower=move_lower(plan, number)))
     return weights, norms, None if before is None else descent.state()
 
 
-def deep(plan, number):
+def move_lower(plan, number):
     return plan.lower is None or number % 2 == 1
 
 
 def there(settings, plan, before, rows=(0,)):
     """Likewise of each row on a card, all in one go."""
-    vectors = Vectors(SPEC, torch_device(card.NAME), max(rows) + 1)
+    vectors = FlatVectors(SPEC, torch_device(card.NAME), max(rows) + 1)
     for row in rows:
         vectors.load(START * np.float32(1 + row), row)
-    descents = [NearDescent(vectors, row, SIZE, settings, plan, before) for row in rows]
+    descents = [GpuDescent(vectors, row, SIZE, settings, plan, before) for row in rows]
     norms = []
     for number in range(STEPS):
         for row in rows:
-            vectors.put(row, vectors.weights_of(row), gradients(row)[number])
-        assert len({one.alike(deep=deep(plan, number)) for one in descents}) == 1
-        norms.append(step_all(descents, deep=deep(plan, number)))
+            vectors.store(row, vectors.weights_of(row), gradients(row)[number])
+        assert len({one.alike(move_lower=move_lower(plan, number)) for one in descents}) == 1
+        norms.append(step_all(descents, move_lower=move_lower(plan, number)))
     states = [None if before is None else one.state() for one in descents]
     return [
         (vectors.weights_of(row).copy(), [of_step[number] for of_step in norms], states[number])
@@ -143,20 +143,20 @@ def test_many_in_one_go_are_each_of_them(name):
 
 def test_one_that_diverges_is_told_so_and_harms_no_other():
     settings, plan = replace(ALL["sgd"], clip_norm=1.0), FitPlan()
-    vectors = Vectors(SPEC, torch_device(card.NAME), 2)
-    descents = [NearDescent(vectors, row, SIZE, settings, plan, None) for row in range(2)]
-    vectors.put(0, START, np.full_like(START, np.inf))
-    vectors.put(1, START, gradients(1)[0])
-    norms = step_all(descents, deep=True)
+    vectors = FlatVectors(SPEC, torch_device(card.NAME), 2)
+    descents = [GpuDescent(vectors, row, SIZE, settings, plan, None) for row in range(2)]
+    vectors.store(0, START, np.full_like(START, np.inf))
+    vectors.store(1, START, gradients(1)[0])
+    norms = step_all(descents, move_lower=True)
     assert not np.isfinite(norms[0])
     assert np.isfinite(norms[1])
     assert np.isfinite(vectors.weights_of(1)).all()
 
 
 def test_a_rate_of_another_round_is_not_alike():
-    vectors = Vectors(SPEC, torch_device(card.NAME), 2)
+    vectors = FlatVectors(SPEC, torch_device(card.NAME), 2)
     one, other = (
-        NearDescent(vectors, row, SIZE, replace(ALL["sgd"], learning_rate=rate), FitPlan(), None)
+        GpuDescent(vectors, row, SIZE, replace(ALL["sgd"], learning_rate=rate), FitPlan(), None)
         for row, rate in enumerate((0.1, 0.2))
     )
-    assert one.alike(deep=True) != other.alike(deep=True)
+    assert one.alike(move_lower=True) != other.alike(move_lower=True)

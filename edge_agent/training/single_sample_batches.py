@@ -3,7 +3,7 @@
 import numpy as np
 
 from fleetune.edge_agent.training.backend import Backend
-from fleetune.edge_agent.training.smaller_network import made_up_samples, made_up_weights
+from fleetune.edge_agent.training.smaller_network import made_up_samples, synthetic_weights
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 
@@ -16,14 +16,14 @@ def has_single_batches(spec: ModelSpec, num_samples: int, batch_size: int) -> bo
     return normed and (num_samples == 1 or (num_samples > 1 and batch_size == 1))
 
 
-def resting_norms(backend: Backend) -> list[str]:
+def norms_with_fixed_statistics(backend: Backend) -> list[str]:
     """Names of the norms whose running statistics a step on one sample leaves as they are, and one on several
     moves. The backend's weights are overwritten.
 
     Raises:
         ModelError: the backend cannot train on one sample.
     """
-    spec, weights = backend.spec, made_up_weights(backend.spec)
+    spec, weights = backend.spec, synthetic_weights(backend.spec)
     x, y = made_up_samples(backend)
     moved = []
     for count in (1, len(y)):
@@ -42,12 +42,12 @@ def resting_norms(backend: Backend) -> list[str]:
     return [layer for layer in layers if layer in moved[1] - moved[0]]
 
 
-def resting_words(who: str, norms: list[str], batch_size: int) -> str:
+def describe_single_batches(who: str, norms: list[str], batch_size: int) -> str:
     """Which device trains on single samples, and what its norms do then; "": nothing else than elsewhere.
 
     Args:
         who: has one training sample, in words.
-        norms: of `resting_norms`.
+        norms: of `norms_with_fixed_statistics`.
         batch_size: of the run.
     """
     if not norms:

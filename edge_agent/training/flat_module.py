@@ -5,20 +5,20 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from fleetune.edge_agent.training.gpu.vectors import Vectors
+from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.model.torch_backbone import is_counter, is_frozen, is_statistic
 
 
-def adopt(spec: ModelSpec, module: nn.Module, vectors: Vectors) -> dict[str, nn.Parameter]:
+def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) -> dict[str, nn.Parameter]:
     """Move the module's tensors into the first row of the vectors, where torch computes; its trainable
     parameters by name.
     """
     parameters, statistics = dict(module.named_parameters()), dict(module.named_buffers())
     for tensor in spec.tensors:
         place = vectors.places[tensor.name]
-        view = vectors.near_weights[0, place].view(tensor.shape)
+        view = vectors.torch_weights[0, place].view(tensor.shape)
         if tensor.kind == "stat":
             view.copy_(statistics[tensor.name])
             owner, _, name = tensor.name.rpartition(".")
@@ -27,12 +27,12 @@ def adopt(spec: ModelSpec, module: nn.Module, vectors: Vectors) -> dict[str, nn.
             parameter = parameters[tensor.name]
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = vectors.near_gradients[0, place].view(tensor.shape)
-    vectors.fetch_weights()
+            parameter.grad = vectors.torch_gradients[0, place].view(tensor.shape)
+    vectors.download_weights()
     return {name: one for name, one in parameters.items() if one.requires_grad}
 
 
-class FirstBuffers:
+class InitialBuffers:
     """The buffers that are no part of the weights: counters of norms, and what a user's module keeps itself.
     They start anew with the weights, so that one device's training leaves nothing behind for the next.
     """

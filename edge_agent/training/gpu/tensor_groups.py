@@ -14,7 +14,7 @@ from torch import Tensor
 _NAMES = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.sqrt: "sqrt"}
 
 
-class Together(NDArrayOperatorsMixin):
+class TensorGroup(NDArrayOperatorsMixin):
     """One tensor of each network. What is written to a function's first argument is written in place; what is
     written to another becomes new tensors.
     """
@@ -30,20 +30,20 @@ class Together(NDArrayOperatorsMixin):
         return len(self.tensors)
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *given: Any, out: tuple[Any, ...] = ()) -> Any:
-        if method != "__call__" or function not in _NAMES or not isinstance(given[0], Together):
+        if method != "__call__" or function not in _NAMES or not isinstance(given[0], TensorGroup):
             return NotImplemented
-        first, others = given[0], [one.tensors if isinstance(one, Together) else one for one in given[1:]]
+        first, others = given[0], [one.tensors if isinstance(one, TensorGroup) else one for one in given[1:]]
         name, in_place = _NAMES[function], bool(out) and out[0] is first
         found = getattr(torch, f"_foreach_{name}{'_' if in_place else ''}")(first.tensors, *others)
         if in_place:
             return first
         if not out:
-            return Together(found)
+            return TensorGroup(found)
         out[0].tensors = list(found)
         return out[0]
 
 
-class CountsTogether:
+class StepCountsGroup:
     """How many steps the entries of each network have taken, see `StepCounts`.
 
     Args:
@@ -59,7 +59,7 @@ class CountsTogether:
         values = [value(levels) for levels in self._levels]
         if self._index is None:
             return [float(one[0]) for one in values]
-        return Together(
+        return TensorGroup(
             [
                 torch.from_numpy(one.astype(dtype)).to(index.device)[index]
                 for one, index in zip(values, self._index, strict=True)

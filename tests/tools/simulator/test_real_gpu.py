@@ -12,7 +12,7 @@ from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.descent import Descent
-from fleetune.edge_agent.training.gpu.near_descent import NearDescent
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.method.trainer import FitPlan
@@ -48,7 +48,7 @@ def trained(backend, weights, x, y):
     """Losses and weights after some steps, the later of which the card repeats by itself."""
     backend.load(weights)
     settings = TrainingSection(learning_rate=0.02, momentum=0.5)
-    descent = backend.near_descent(settings, FitPlan(), None) or Descent(
+    descent = backend.gpu_descent(settings, FitPlan(), None) or Descent(
         backend.weights, backend.gradient, backend.spec.num_parameters, settings, FitPlan()
     )
     losses = []
@@ -106,10 +106,10 @@ def test_many_step_there_at_once(name):
     for row in range(4):
         networks.vectors.load(weights, row)
         size = there.spec.num_parameters
-        descents.append(NearDescent(networks.vectors, row, size, settings, plan, None))
+        descents.append(GpuDescent(networks.vectors, row, size, settings, plan, None))
     for number in range(6):
         networks.carry_out({row: Step(x, y, Key(number), True, None, None) for row in range(4)})
-        networks.carry_out({row: Descend(one, deep=True) for row, one in enumerate(descents)})
+        networks.carry_out({row: Descend(one, move_lower=True) for row, one in enumerate(descents)})
     assert networks._recorded._recordings
     for row in range(4):
         assert apart(networks.vectors.weights_of(row), wanted[1]) < 1e-2  # as above

@@ -31,27 +31,27 @@ class _Recording:
     found: tuple[Tensor, ...]
 
 
-class Recorded:
+class CudaGraphs:
     """Whatever is done again and again with tensors of the same shapes, on this device.
 
     Where a device cannot repeat, or what is done cannot be repeated, it is done anew each time.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._can = device, device.type == "cuda"
+        self._device, self._enabled = device, device.type == "cuda"
         self._seen: dict[Hashable, int] = {}
         self._num_failed = 0
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
     @property
-    def can(self) -> bool:
+    def enabled(self) -> bool:
         """Something is, or may be, repeated here."""
-        return self._can
+        return self._enabled
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """What is done is not the same each time."""
-        self._can = False
+        self._enabled = False
         self._recordings.clear()
 
     def run(self, alike: Hashable, compute: Compute, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ class Recorded:
         return recording.found
 
     def _is_due(self, alike: Hashable) -> bool:
-        if not self._can or len(self._recordings) >= _MOST:
+        if not self._enabled or len(self._recordings) >= _MOST:
             return False
         self._seen[alike] = self._seen.get(alike, 0) + 1
         return self._seen[alike] > _SEEN_BEFORE
@@ -88,7 +88,7 @@ class Recorded:
         except (RuntimeError, ValueError, IndexError):  # it waits for the card, or goes by what it finds
             self._num_failed += 1
             if self._num_failed == _MOST_FAILED:
-                self.give_up()
+                self.disable()
             return None
         return recording
 
@@ -111,7 +111,7 @@ class Recorded:
         functional.conv1d(one, one)
 
 
-def what_moves(module: nn.Module, device: torch.device) -> list[Any]:
+def mutable_state(module: nn.Module, device: torch.device) -> list[Any]:
     """What a step may go by besides its samples and weights: one that changes it cannot be repeated."""
     own = [
         {name: value for name, value in vars(part).items() if isinstance(value, (bool, int, float, str))}

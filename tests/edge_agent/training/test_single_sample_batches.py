@@ -13,7 +13,11 @@ from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
+from fleetune.edge_agent.training.single_sample_batches import (
+    describe_single_batches,
+    has_single_batches,
+    norms_with_fixed_statistics,
+)
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.method.trainer import FitPlan
@@ -128,15 +132,15 @@ def test_devices_that_train_at_once_do_the_same(bundle):
 
 def test_the_norms_that_rest_are_named(bundle):
     for backend in pair(bundle):
-        assert resting_norms(backend) == ["narrow", "plain"]
-    line = resting_words("device-3 has 1 training sample", ["narrow", "plain"], 16)
+        assert norms_with_fixed_statistics(backend) == ["narrow", "plain"]
+    line = describe_single_batches("device-3 has 1 training sample", ["narrow", "plain"], 16)
     assert line == (
         "device-3 has 1 training sample: BatchNorm uses its running statistics there (narrow, plain)"
     )
-    assert resting_words("d has 9 training samples", ["a", "b", "c", "d"], 1).startswith(
+    assert describe_single_batches("d has 9 training samples", ["a", "b", "c", "d"], 1).startswith(
         "training.batch_size = 1: BatchNorm uses its running statistics there (a, b, c and 1 more)"
     )
-    assert resting_words("d", [], 16) == ""
+    assert describe_single_batches("d", [], 16) == ""
     sizes = ((0, 8), (1, 8), (2, 8), (2, 1))
     assert [has_single_batches(bundle.spec, *one) for one in sizes] == [False, True, False, True]
 

@@ -61,7 +61,7 @@ def test_it_trains_as_the_processor_does(name, only_the_last):
     y = random.integers(0, CLASSES, 7)
     tensors = [one.name for one in bundle.spec.tensors if one.kind != "stat"][-2:] if only_the_last else None
     wanted, found, again = (trained(one, weights, x, y, tensors) for one in (here, there, there))
-    # as torch does there: tests/tools/simulator/test_real_card.py
+    # as torch does there: tests/tools/simulator/test_real_gpu.py
     assert found[0] == pytest.approx(wanted[0], rel=2e-2 if name == "resnet8" else 1e-3)
     assert apart(found[1], wanted[1]) < 1e-2
     gradients = [gradient_at(one, wanted[1], x, y, tensors) for one in (there, here)]

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
-from fleetune.edge_agent.training.gpu.recorded import Recorded, what_moves
+from fleetune.edge_agent.training.gpu.cuda_graphs import CudaGraphs, mutable_state
 from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.randomness import Key
 
 
-class Repeating(Recorded):
+class Repeating(CudaGraphs):
     """A processor that repeats as a card does: from tensors that it was shown, into those that it found."""
 
     def __init__(self):
         super().__init__(PROCESSOR)
-        self._can = True
+        self._enabled = True
         self.num_shown = 0
 
     def _captured(self, compute, given):
@@ -61,17 +61,17 @@ def test_other_shapes_are_another_one():
 
 
 def test_what_cannot_be_shown_is_done_anew():
-    recorded = Recorded(PROCESSOR)
-    recorded._can = True
+    recorded = CudaGraphs(PROCESSOR)
+    recorded._enabled = True
     recorded._captured = lambda *_: (_ for _ in ()).throw(RuntimeError("it waits for the card"))
     for number in range(6):
-        assert recorded.can == (number < 5)  # after the third try
+        assert recorded.enabled == (number < 5)  # after the third try
         (found,) = recorded.run("x", lambda x: (x + 1,), [torch.tensor([float(number)])])
         assert found.item() == number + 1
 
 
 def test_a_processor_repeats_nothing():
-    assert not Recorded(PROCESSOR).can
+    assert not CudaGraphs(PROCESSOR).enabled
 
 
 def backends(module=None):
@@ -84,7 +84,7 @@ def backends(module=None):
         spec = describe("own", module(), (3, 16, 16), 6)
         made = [TorchBackend(spec, module()) for _ in range(2)]
         weights = np.random.default_rng(5).standard_normal(spec.size).astype(np.float32) / 10
-    made[0]._recorded = Repeating()
+    made[0]._cuda_graphs = Repeating()
     for one in made:
         one.load(weights)
     return made
@@ -121,7 +121,7 @@ def test_repeated_steps_are_the_same(module, training):
     repeating, other = backends(module)
     assert_alike(steps(repeating), steps(other))
     assert_alike(steps(repeating, training=training), steps(other, training=training))
-    assert repeating._recorded.num_shown >= 2
+    assert repeating._cuda_graphs.num_shown >= 2
 
 
 class Counting(nn.Module):
@@ -157,12 +157,12 @@ def test_a_module_that_does_not_do_the_same_each_time_is_not_repeated(module):
     ours = steps(repeating)
     random.seed(3)
     assert_alike(ours, steps(other))
-    assert not repeating._recorded.can
+    assert not repeating._cuda_graphs.enabled
 
 
 def test_what_moves():
     module = Counting()
-    before = what_moves(module, PROCESSOR)
-    assert before == what_moves(module, PROCESSOR)
+    before = mutable_state(module, PROCESSOR)
+    assert before == mutable_state(module, PROCESSOR)
     np.random.random()  # noqa: NPY002
-    assert before != what_moves(module, PROCESSOR)
+    assert before != mutable_state(module, PROCESSOR)

@@ -11,15 +11,15 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 _ALIGNED = 64  # entries: kernels of cards read 16 bytes at a time, and end where a tensor begins between them
 
 
-class Vectors:
+class FlatVectors:
     """A row for each network. On a card there are two of each vector: a row's weights are either those here,
     which are brought there before each step and whose gradient comes back after it, or held there, and come
     back when they are asked for.
 
     Attributes:
         weights, gradients: in this process's memory, shape (rows, spec.size).
-        near_weights, near_gradients: where torch computes, shape (rows, near size), every tensor of the model
-            in its place; on the processor the same as those.
+        torch_weights, torch_gradients: where torch computes, shape (rows, torch_size), every tensor of the
+            model in its place; on the processor the same as those.
         places: of each tensor in them, by name.
     """
 
@@ -28,33 +28,33 @@ class Vectors:
         pinned = device.type == "cuda"  # copied twice as fast
         self.weights = torch.zeros(rows, spec.size, pin_memory=pinned)
         self.gradients = torch.zeros(rows, spec.size, pin_memory=pinned)
-        self.near_weights, self.near_gradients = self.weights, self.gradients
+        self.torch_weights, self.torch_gradients = self.weights, self.gradients
         self.places = dict(spec.slices)
-        self._held = [False] * rows
-        if self.apart:
+        self._row_on_gpu = [False] * rows
+        if self.on_gpu:
             self.places, size = _aligned(spec)
-            self.near_weights, self.near_gradients = (
+            self.torch_weights, self.torch_gradients = (
                 torch.zeros(rows, size, device=device) for _ in range(2)
             )
 
     @property
-    def apart(self) -> bool:
+    def on_gpu(self) -> bool:
         """Torch computes in another memory."""
         return self._device != PROCESSOR
 
     @property
-    def num_near(self) -> int:
+    def torch_size(self) -> int:
         """Entries of a row there: the parameters', then the statistics'."""
-        return self.near_weights.shape[1]
+        return self.torch_weights.shape[1]
 
-    def near_stop(self, stop: int) -> int:
+    def torch_stop(self, stop: int) -> int:
         """Where the entries before this one of a flat vector end there."""
         for name, place in self._spec.slices.items():
             if stop < place.stop:
                 return int(self.places[name].start + max(0, stop - place.start))
-        return self.num_near
+        return self.torch_size
 
-    def there(self, rows: Tensor) -> Tensor:
+    def to_torch(self, rows: Tensor) -> Tensor:
         """Rows of flat vectors on the card, shape (n, spec.size), as they lie there; new memory."""
         pieces, end = [], 0
         for name, place in self._spec.slices.items():
@@ -63,79 +63,79 @@ class Vectors:
                 pieces.append(rows.new_zeros(len(rows), at.start - end))
             pieces.append(rows[:, place])
             end = at.stop
-        if self.num_near > end:
-            pieces.append(rows.new_zeros(len(rows), self.num_near - end))
+        if self.torch_size > end:
+            pieces.append(rows.new_zeros(len(rows), self.torch_size - end))
         return torch.cat(pieces, 1)
 
-    def back(self, rows: Tensor) -> Tensor:
+    def from_torch(self, rows: Tensor) -> Tensor:
         """What lies there, as flat vectors; new memory."""
         return torch.cat([rows[:, self.places[name]] for name in self._spec.slices], 1)
 
     def rows(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
-        """Some rows of `near_weights` or `near_gradients`: these themselves, if it is all."""
+        """Some rows of `torch_weights` or `torch_gradients`: these themselves, if it is all."""
         return vectors if len(rows) == len(vectors) else torch.stack([vectors[row] for row in rows])
 
-    def bring(self, rows: Iterable[int] = (0,)) -> None:
+    def upload(self, rows: Iterable[int] = (0,)) -> None:
         """The weights of rows that are not held there."""
-        coming = [row for row in rows if self.apart and not self._held[row]]
+        coming = [row for row in rows if self.on_gpu and not self._row_on_gpu[row]]
         if len(coming) == len(self.weights):
-            self.near_weights.copy_(self.there(self.weights.to(self._device)))
+            self.torch_weights.copy_(self.to_torch(self.weights.to(self._device)))
         elif coming:
-            for row, near in zip(coming, self.there(self.weights[coming].to(self._device)), strict=True):
-                self.near_weights[row].copy_(near)
+            for row, near in zip(coming, self.to_torch(self.weights[coming].to(self._device)), strict=True):
+                self.torch_weights[row].copy_(near)
 
-    def fetch(self, rows: Iterable[int] = (0,), *, statistics: bool) -> None:
+    def download(self, rows: Iterable[int] = (0,), *, statistics: bool) -> None:
         """Of rows that are not held there: the gradient, and the running statistics that a step has moved."""
-        coming = [row for row in rows if self.apart and not self._held[row]]
+        coming = [row for row in rows if self.on_gpu and not self._row_on_gpu[row]]
         if not coming:
             return
-        gradients = self.back(self.rows(self.near_gradients, coming))
+        gradients = self.from_torch(self.rows(self.torch_gradients, coming))
         if len(coming) == len(self.weights):  # into pinned memory, which is copied in half the time
             self.gradients.copy_(gradients)
         else:
             self.gradients[coming] = gradients.to(PROCESSOR)
         at = slice(self._spec.num_parameters, None)
         if statistics and self._spec.size > self._spec.num_parameters:
-            near = self.back(self.rows(self.near_weights, coming))
+            near = self.from_torch(self.rows(self.torch_weights, coming))
             self.weights[coming, at] = near[:, at].to(PROCESSOR)
 
-    def fetch_weights(self) -> None:
+    def download_weights(self) -> None:
         """All weights, as they are there."""
-        if self.apart:
-            self.weights.copy_(self.back(self.near_weights))
+        if self.on_gpu:
+            self.weights.copy_(self.from_torch(self.torch_weights))
 
-    def hold(self, row: int = 0) -> None:
+    def keep_on_gpu(self, row: int = 0) -> None:
         """Keep a row there from now on."""
-        self.bring([row])
-        self._held[row] = self.apart
+        self.upload([row])
+        self._row_on_gpu[row] = self.on_gpu
 
-    def is_held(self, row: int) -> bool:
+    def is_on_gpu(self, row: int) -> bool:
         """The row's weights are there."""
-        return self._held[row]
+        return self._row_on_gpu[row]
 
-    def put(self, row: int, weights: FlatArray, gradient: FlatArray) -> None:
+    def store(self, row: int, weights: FlatArray, gradient: FlatArray) -> None:
         """What was computed of a row elsewhere."""
         self.weights[row].numpy()[:], self.gradients[row].numpy()[:] = weights, gradient
-        if self._held[row]:
-            for near, own in ((self.near_weights, self.weights), (self.near_gradients, self.gradients)):
-                near[row].copy_(self.there(own[row : row + 1].to(self._device))[0])
+        if self._row_on_gpu[row]:
+            for near, own in ((self.torch_weights, self.weights), (self.torch_gradients, self.gradients)):
+                near[row].copy_(self.to_torch(own[row : row + 1].to(self._device))[0])
 
     def load(self, weights: FlatArray, row: int = 0) -> None:
         """Copy weights, shape (spec.size,), into a row here, which is held there no longer."""
-        self._held[row] = False
+        self._row_on_gpu[row] = False
         self.weights[row].numpy()[:] = weights
 
     def weights_of(self, row: int = 0) -> FlatArray:
         """Shape (spec.size,), live where they are not held there."""
-        if self._held[row]:
-            self.weights[row].copy_(self.back(self.near_weights[row : row + 1])[0])
+        if self._row_on_gpu[row]:
+            self.weights[row].copy_(self.from_torch(self.torch_weights[row : row + 1])[0])
         found: FlatArray = self.weights[row].numpy()
         return found
 
     def gradient_of(self, row: int = 0) -> FlatArray:
         """Shape (spec.size,), live where the weights are not held there."""
-        if self._held[row]:
-            self.gradients[row].copy_(self.back(self.near_gradients[row : row + 1])[0])
+        if self._row_on_gpu[row]:
+            self.gradients[row].copy_(self.from_torch(self.torch_gradients[row : row + 1])[0])
         found: FlatArray = self.gradients[row].numpy()
         return found
 

@@ -91,10 +91,10 @@ class Replay:
         """Numbers a sample."""
         return sum(one.size for one in self.features)
 
-    def taken(self, module: nn.Module, x: Tensor) -> NDArray[np.float32]:
+    def compute_features(self, module: nn.Module, x: Tensor) -> NDArray[np.float32]:
         """The features of samples, shape (n, size). Raises ReplayDiffers."""
         module.eval()
-        with torch.no_grad(), _Taking(self.passes[False]) as taking:
+        with torch.no_grad(), _FeatureRecorder(self.passes[False]) as taking:
             module(x)
         rows = [
             taking.found[index].permute(0, *(1 + axis for axis in one.order)).reshape(len(x), -1)
@@ -116,7 +116,7 @@ class Replay:
             tensors.append(rows.permute(0, *(1 + one.order.index(axis) for axis in range(len(one.order)))))
             start += one.size
         x = torch.zeros((), dtype=self.dtype, device=self.device).expand(len(features), *self.input_shape)
-        with _Replaying(self.passes[module.training], tensors):
+        with _FeatureReplayer(self.passes[module.training], tensors):
             logits: Tensor = module(x)
         return logits
 
@@ -125,7 +125,7 @@ class ReplayDiffers(Exception):  # noqa: N818 - it reports what was seen
     """A forward pass calls other functions than those that were watched."""
 
 
-def watch(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
+def record_boundary(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
     """Look at forward passes in both modes; the module is left in evaluation mode, its statistics unmoved.
 
     Args:
@@ -138,7 +138,7 @@ def watch(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[]):
-            return _watched(module, x)
+            return _recorded_boundary(module, x)
     finally:
         module.eval()
         with torch.no_grad():
@@ -146,33 +146,33 @@ def watch(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
                 buffer.copy_(before[name])
 
 
-def _watched(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
+def _recorded_boundary(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
     passes: dict[bool, _Pass] = {}
     found: dict[bool, tuple[Feature, ...]] = {}
     for training in (True, False):
         module.train(training)
         few, many = (_one_pass(module, x(size)) for size in _SIZES)
-        described = None if few.fed_with_samples else _described(few, many)
+        described = None if few.fed_with_samples else _compare_passes(few, many)
         if described is None:
             return None
         passes[training], found[training] = described
     if found[True] != found[False] or not found[True]:
         return None
     replay = Replay(passes, found[True], tuple(x(1).shape[1:]), x(1).dtype, x(1).device)
-    return replay if _gives_the_same(replay, module, x(_SIZES[0])) else None
+    return replay if _has_equal_outputs(replay, module, x(_SIZES[0])) else None
 
 
-def _one_pass(module: nn.Module, x: Tensor) -> "_Watching":
-    watching = _Watching(x)
+def _one_pass(module: nn.Module, x: Tensor) -> "_CallRecorder":
+    watching = _CallRecorder(x)
     with torch.enable_grad(), watching:
         module(x)
     return watching
 
 
-def _gives_the_same(replay: Replay, module: nn.Module, x: Tensor) -> bool:
+def _has_equal_outputs(replay: Replay, module: nn.Module, x: Tensor) -> bool:
     """Whether a replay ends where the module ends, in both modes."""
     try:
-        features = replay.taken(module, x)
+        features = replay.compute_features(module, x)
         for training in (False, True):
             module.train(training)
             with torch.no_grad():
@@ -187,7 +187,7 @@ def _gives_the_same(replay: Replay, module: nn.Module, x: Tensor) -> bool:
     return True
 
 
-class _Watching(TorchFunctionMode):
+class _CallRecorder(TorchFunctionMode):
     """One forward pass, call by call.
 
     Attributes:
@@ -239,7 +239,7 @@ class _Watching(TorchFunctionMode):
                 self.handed[self._below[id(one)][1]] = None
 
 
-def _described(few: _Watching, many: _Watching) -> tuple[_Pass, tuple[Feature, ...]] | None:
+def _compare_passes(few: _CallRecorder, many: _CallRecorder) -> tuple[_Pass, tuple[Feature, ...]] | None:
     """A pass and its features, of two that differ in their number of samples; None: in more than that."""
     if few.names != many.names or few.kinds != many.kinds or few.handed != many.handed:
         return None
@@ -248,7 +248,7 @@ def _described(few: _Watching, many: _Watching) -> tuple[_Pass, tuple[Feature, .
         if kind != _BELOW:
             continue
         pairs = list(zip(few.results[call], many.results[call], strict=True))
-        shapes = [_open(one.shape, other.shape) for one, other in pairs]
+        shapes = [_shape_per_sample(one.shape, other.shape) for one, other in pairs]
         if None in shapes:
             return None
         below[call] = tuple(
@@ -263,7 +263,7 @@ def _described(few: _Watching, many: _Watching) -> tuple[_Pass, tuple[Feature, .
     return made, tuple(one for one in features if one is not None)
 
 
-def _open(few: torch.Size, many: torch.Size) -> tuple[tuple[int, bool], ...] | None:
+def _shape_per_sample(few: torch.Size, many: torch.Size) -> tuple[tuple[int, bool], ...] | None:
     """A shape for any number of samples, of its shapes for two numbers."""
     found = []
     for one, other in zip(few, many, strict=True):
@@ -293,7 +293,7 @@ def _flat(values: object) -> Iterator[Tensor]:
         yield from _flat(list(values.values()))
 
 
-class _Following(TorchFunctionMode):
+class _CallReplayer(TorchFunctionMode):
     """A forward pass that calls what one did that was watched."""
 
     def __init__(self, made: _Pass) -> None:
@@ -308,7 +308,7 @@ class _Following(TorchFunctionMode):
         return call
 
 
-class _Taking(_Following):
+class _FeatureRecorder(_CallReplayer):
     """Keeps the features of a pass.
 
     Attributes:
@@ -331,7 +331,7 @@ class _Taking(_Following):
         return result
 
 
-class _Replaying(_Following):
+class _FeatureReplayer(_CallReplayer):
     """Gives the features, and zeros for what else lies below."""
 
     def __init__(self, made: _Pass, features: list[Tensor]) -> None:

@@ -5,7 +5,7 @@ from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 States = tuple[OptimiserState, ...]
 
 
-class OptimiserMemory:
+class RoundOptimiserStates:
     """One state for each local training of a round, in their order: a method may train several models, or
     parts of one after the other, and the n-th of a round goes on with what the n-th remembered last.
 
