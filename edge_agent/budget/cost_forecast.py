@@ -4,7 +4,7 @@ The same for a real agent and for the simulator, so nothing here reads a sensor 
 a second or a faster link only ever lower a prediction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ class MemoryModel:
         model_copies: of the whole model in float32, without what the optimiser holds.
         payload_copies: of task and reply, while they are read and written.
         batches_held: activations of a training batch, and the gradients beside them; in units of
-            `Capability.activation_bytes_per_sample` times the batch.
+            `ModelSize.activation_bytes_per_sample` times the batch.
         least_samples_held: the same for evaluation, which takes larger batches
             (`edge_agent.training.local_training`).
     """
@@ -63,56 +63,85 @@ MEMORY_MODELS: dict[Kind, MemoryModel] = {
 
 
 @dataclass(frozen=True)
-class Capability:
-    """What is known of a device in a run before it has done a round; None: not known.
+class ModelSize:
+    """Bytes that a run's model takes on a device.
 
     Attributes:
-        num_samples, num_test: of its training and its test split.
-        epochs, batch_size: of the run's [training].
-        model_bytes: of one float32 copy of the model.
-        activation_bytes_per_sample: saved for the backward pass.
-        samples_per_s: full training steps, on every parameter.
-        uplink_bps, downlink_bps: its link, bits a second.
-        latency_s: a round trip of its link; not known counts as none.
-        base_bytes: memory of the agent's process when it has joined the run and not yet worked.
-        receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
-        trainer: what trains. Agents that did not note it knew torch alone.
-        optimiser: what it remembers in the run.
-        momentum: agents that knew SGD alone noted this instead.
-        frozen_bytes: of what is frozen in the model, which is held once; `base_bytes` is without them.
-        adoption_samples: training steps, in samples, that [adoption] takes of a round beside the method's.
-        adoption_copies: of the whole model in float32, that it holds beside the method's.
+        num_bytes: one float32 copy of the trainable model.
+        activation_bytes_per_sample: activations saved for the backward pass.
+        frozen_bytes: frozen tensors, which the process holds once.
+    """
+
+    num_bytes: int
+    activation_bytes_per_sample: float
+    frozen_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """A device's link to its broker. None: unknown.
+
+    Attributes:
+        uplink_bps, downlink_bps: bits per second.
+        latency_s: round-trip time; unknown counts as 0.
+    """
+
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class BoardWatts:
+    """Power draw of the whole board in each part of a round, in watts. None: unknown."""
+
+    receive: float | None = None
+    train: float | None = None
+    transmit: float | None = None
+
+
+@dataclass(frozen=True)
+class AdoptionCost:
+    """What [adoption] adds to the method's own work in a mean round.
+
+    Attributes:
+        samples: extra training steps, counted in samples.
+        model_copies: extra float32 copies of the model in memory.
+    """
+
+    samples: float = 0.0
+    model_copies: float = 0.0
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What is known of a device before its first round in a run. None: unknown.
+
+    Attributes:
+        num_samples, num_test: sizes of its training and test splits.
+        epochs, batch_size: the run's [training] settings.
+        samples_per_s: training speed on all parameters.
+        base_bytes: memory of the agent's process after joining and before any work, without frozen tensors.
+        trainer: backend that trains.
+        optimiser: numbers that the run's optimiser remembers.
         trains_smaller: see `edge_agent.training.trainers.trains_smaller`.
-        train_on: what the trainer computes on.
+        train_on: processor or GPU that the trainer computes on.
     """
 
     num_samples: int
     epochs: int
     batch_size: int
-    model_bytes: int
-    activation_bytes_per_sample: float
+    model: ModelSize
     num_test: int = 0
     samples_per_s: float | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
-    latency_s: float | None = None
     base_bytes: int | None = None
-    receive_w: float | None = None
-    train_w: float | None = None
-    transmit_w: float | None = None
+    link: LinkRates = LinkRates()
+    watts: BoardWatts = BoardWatts()
     trainer: Kind = "torch"
-    momentum: float = 0.0
-    optimiser: OptimiserFootprint | None = None
-    frozen_bytes: int = 0
-    adoption_samples: float = 0.0
-    adoption_copies: float = 0.0
+    optimiser: OptimiserFootprint = field(default_factory=OptimiserFootprint)
+    adoption: AdoptionCost = AdoptionCost()
     trains_smaller: bool = False
     train_on: str = PROCESSOR
-
-    @property
-    def remembered(self) -> OptimiserFootprint:
-        """By the run's optimiser."""
-        return self.optimiser or OptimiserFootprint(per_trained=int(bool(self.momentum)))
 
 
 def capability_of(
@@ -136,22 +165,17 @@ def capability_of(
         num_samples=report.num_samples,
         epochs=enrolment.training.epochs,
         batch_size=enrolment.training.batch_size,
-        model_bytes=4 * enrolment.spec.size,
-        activation_bytes_per_sample=enrolment.activation_bytes_per_sample,
+        model=ModelSize(4 * enrolment.spec.size, enrolment.activation_bytes_per_sample, frozen_bytes),
         num_test=num_test,
         samples_per_s=report.samples_per_s,
-        uplink_bps=report.uplink_bps,
-        downlink_bps=report.downlink_bps,
-        latency_s=latency_s,
         base_bytes=None if base_bytes is None else max(0, base_bytes - frozen_bytes),
-        receive_w=board.receive_w if known else None,
-        train_w=board.train_w if known else None,
-        transmit_w=board.transmit_w if known else None,
+        link=LinkRates(report.uplink_bps, report.downlink_bps, latency_s),
+        watts=BoardWatts(board.receive_w, board.train_w, board.transmit_w) if known else BoardWatts(),
         trainer=trainer,
         optimiser=optimiser_footprint(enrolment.training),
-        frozen_bytes=frozen_bytes,
-        adoption_samples=_adoption_samples(enrolment, report.num_samples, num_validation),
-        adoption_copies=_adoption_copies(enrolment),
+        adoption=AdoptionCost(
+            _adoption_samples(enrolment, report.num_samples, num_validation), _adoption_copies(enrolment)
+        ),
         trains_smaller=trains_smaller(trainer, enrolment.spec),
     )
 
@@ -188,20 +212,20 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
     epochs = cost.epochs(run_epochs, alone=able.trains_smaller)
     memory = MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
-    model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)
-    model_copies += WRITTEN_COPIES * able.remembered.per_kept
-    model_copies += able.adoption_copies
-    copies = memory.runtime_bytes + model_copies * able.model_bytes + payloads
+    model_copies = memory.model_copies + able.optimiser.copies(cost.trainable_share)
+    model_copies += WRITTEN_COPIES * able.optimiser.per_kept
+    model_copies += able.adoption.model_copies
+    copies = memory.runtime_bytes + model_copies * able.model.num_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
-    held = samples_held * able.activation_bytes_per_sample
+    held = samples_held * able.model.activation_bytes_per_sample
     return Demand(
         ratio=choice.ratio,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         samples=epochs * able.num_samples
         + EVALUATIONS * EVALUATION_EPOCHS * able.num_test
-        + able.adoption_samples,
-        working_bytes=round(copies + held) + cost.memory_bytes + able.frozen_bytes,
+        + able.adoption.samples,
+        working_bytes=round(copies + held) + cost.memory_bytes + able.model.frozen_bytes,
         uplink=choice.uplink,
     )
 
@@ -259,8 +283,8 @@ def _seconds(
     direction: Direction, num_bytes: int, capability: Capability, cost_history: CostHistory
 ) -> float | None:
     # A task comes right behind its offer and is timed from it; a reply until its last byte is acknowledged.
-    latency_s = (capability.latency_s or 0.0) if direction == "up" else 0.0
-    bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
+    latency_s = (capability.link.latency_s or 0.0) if direction == "up" else 0.0
+    bps = capability.link.downlink_bps if direction == "down" else capability.link.uplink_bps
     link = cost_history.link(direction, latency_s, 8 / bps if bps else None)
     return None if link is None else _bounded(link.seconds(num_bytes))
 
@@ -269,7 +293,8 @@ def _joules(expected: RoundCost, capability: Capability, cost_history: CostHisto
     """By the board's watts, corrected by past rounds; by the mean watts of past rounds where the board's are
     unknown.
     """
-    watts = [w for w in (capability.receive_w, capability.train_w, capability.transmit_w) if w is not None]
+    rates = capability.watts
+    watts = [w for w in (rates.receive, rates.train, rates.transmit) if w is not None]
     known = len(watts) == 3
     receive_w, train_w, transmit_w = watts if known else (1.0, 1.0, 1.0)
 

@@ -139,8 +139,8 @@ def _trains_alike(before: RatioController, kind: Kind, train_on: str) -> bool:
 
 def _link_before(before: RatioController) -> LinkSpeed:
     """As it was known before a restart: a slow link need not carry another probe."""
-    known = before.capability
-    return LinkSpeed(known.uplink_bps, known.downlink_bps, known.latency_s)
+    link = before.capability.link
+    return LinkSpeed(link.uplink_bps, link.downlink_bps, link.latency_s)
 
 
 def _samples_per_s(trainer: LocalTrainer, enrolment: Enrolment) -> float:

@@ -1,12 +1,20 @@
 """A made-up device and what its rounds really take, for tests of what it predicts and learns."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
+from fleetune.edge_agent.budget.cost_forecast import (
+    BoardWatts,
+    Capability,
+    LinkRates,
+    ModelSize,
+    demand,
+    predict,
+)
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import RatioDecision, decide
@@ -18,16 +26,17 @@ CAPABILITY = Capability(
     num_samples=100,
     epochs=2,
     batch_size=16,
-    model_bytes=1_000_000,
-    activation_bytes_per_sample=50_000,
+    model=ModelSize(1_000_000, 50_000),
     samples_per_s=50.0,
-    uplink_bps=1.1e6,
-    downlink_bps=10e6,
+    link=LinkRates(1.1e6, 10e6),
     base_bytes=200_000_000,
-    receive_w=2.0,
-    train_w=5.0,
-    transmit_w=3.0,
+    watts=BoardWatts(receive=2.0, train=5.0, transmit=3.0),
 )
+
+
+def behind(**link: float | None) -> Capability:
+    """CAPABILITY with another link."""
+    return dataclasses.replace(CAPABILITY, link=dataclasses.replace(CAPABILITY.link, **link))
 
 
 @dataclass(frozen=True)

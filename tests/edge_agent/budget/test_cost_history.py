@@ -238,7 +238,7 @@ def test_memory_is_predicted_by_the_worst_of_the_last_rounds():
 
 
 def test_of_a_board_without_watts_the_mean_power_is_learned():
-    unknown = replace(CAPABILITY, train_w=None)
+    unknown = replace(CAPABILITY, watts=replace(CAPABILITY.watts, train=None))
     assert predict(CHOICES[4], unknown, NOTHING).joules is None
     cost_history = after(World(watts=7.0), [CHOICES[4]])
     for choice in (CHOICES[4], CHOICES[0]):  # the other has another share of transfers in its time

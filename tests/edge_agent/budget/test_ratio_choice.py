@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.world import CAPABILITY, CHOICES, Device, World
+from tests.helpers.world import CAPABILITY, CHOICES, Device, World, behind
 
 from fleetune import firmware_profiles
 from fleetune.coordinator.export.activation_bytes import activation_bytes
@@ -22,6 +22,7 @@ from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import check_limits, decide
 from fleetune.edge_agent.probes.board_profile import report_of
+from fleetune.edge_agent.training.descent import OptimiserFootprint
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Choice, Cost, DeviceReport
 from fleetune.protocols.model.architectures import build
@@ -54,7 +55,7 @@ def test_the_prediction_of_a_round():
 
 def test_a_reply_also_takes_the_round_trip_of_its_receipt():
     """Down: the bytes, behind their offer. Up: the bytes and their receipt."""
-    predicted = predict(CHOICES[3], replace(CAPABILITY, latency_s=0.5), NOTHING)
+    predicted = predict(CHOICES[3], behind(latency_s=0.5), NOTHING)
     assert predicted.download_s == pytest.approx(0.32)
     assert predicted.upload_s == pytest.approx(0.5 + 3.2 / 1.1)
 
@@ -63,7 +64,7 @@ def test_a_first_small_upload_does_not_make_a_large_one_look_dear():
     """Behind a link of 75 ms and 0.375 Mbit/s: what a kilobyte takes is the dialogue, not the bytes."""
     small = RoundCost(bytes_up=1000, upload_s=2 * 0.075 + 8000 / 0.375e6)
     seen = NOTHING.learned(demand(CHOICES[0], CAPABILITY), small)
-    able = replace(CAPABILITY, latency_s=2 * 0.075)
+    able = behind(latency_s=2 * 0.075)
     predicted = predict(CHOICES[3], able, seen)
     assert predicted.upload_s == pytest.approx(2 * 0.075 + predicted.bytes_up * 8 / 0.375e6, rel=0.1)
 
@@ -93,7 +94,7 @@ def test_memory_depends_on_what_trains(batch_size, samples_held):
 )
 def test_the_optimiser_holds_what_trains(share, momentum, copies):
     cost = replace(CHOICES[3].cost, trainable_share=share)
-    able = replace(CAPABILITY, momentum=momentum)
+    able = replace(CAPABILITY, optimiser=OptimiserFootprint(per_trained=int(momentum > 0)))
     more = demand(Choice(0.4, cost), able).working_bytes - demand(CHOICES[3], CAPABILITY).working_bytes
     assert more == pytest.approx(copies * 1_000_000)
 
@@ -101,15 +102,15 @@ def test_the_optimiser_holds_what_trains(share, momentum, copies):
 @pytest.mark.parametrize(
     ("unknown", "quantities"),
     [
-        ({"samples_per_s": None}, {"train_s", "joules"}),
-        ({"uplink_bps": None}, {"upload_s", "joules"}),
-        ({"downlink_bps": None}, {"download_s", "joules"}),
-        ({"base_bytes": None}, {"memory_bytes"}),
-        ({"train_w": None}, {"joules"}),
+        (replace(CAPABILITY, samples_per_s=None), {"train_s", "joules"}),
+        (behind(uplink_bps=None), {"upload_s", "joules"}),
+        (behind(downlink_bps=None), {"download_s", "joules"}),
+        (replace(CAPABILITY, base_bytes=None), {"memory_bytes"}),
+        (replace(CAPABILITY, watts=replace(CAPABILITY.watts, train=None)), {"joules"}),
     ],
 )
 def test_what_is_not_known_is_not_predicted(unknown, quantities):
-    predicted = predict(CHOICES[3], replace(CAPABILITY, **unknown), NOTHING)
+    predicted = predict(CHOICES[3], unknown, NOTHING)
     missing = {name for name in RoundCost.__struct_fields__ if getattr(predicted, name) is None}
     assert missing == quantities | {"processor_s", "left_out"}, "which only rounds show"
 
@@ -166,7 +167,7 @@ def test_when_nothing_fits_the_device_declines_with_the_figures(limits, reason):
 
 
 def test_what_is_unknown_does_not_limit_and_is_said():
-    unknown = replace(CAPABILITY, uplink_bps=None, samples_per_s=None, base_bytes=None)
+    unknown = replace(behind(uplink_bps=None), samples_per_s=None, base_bytes=None)
     decision = decided(Limits(3, 1_000_000, 0.1), capability=unknown)
     assert decision.choice.ratio == 1.0
     assert decision.reason == "p = 1: as wanted; takes 0.8 s of 3 s, training and upload unknown"
@@ -225,15 +226,15 @@ def test_a_runs_capability_is_the_boards_and_the_enrolments():
     )
     assert (able.num_samples, able.num_test, able.epochs, able.batch_size) == (90, 10, 3, 8)
     assert able.trainer == "onnx"
-    assert able.model_bytes == 4 * enrolment.weights.size
-    assert (able.samples_per_s, able.uplink_bps) == (report.samples_per_s, board.uplink_bps)
-    assert (able.receive_w, able.train_w, able.transmit_w) == (
+    assert able.model.num_bytes == 4 * enrolment.weights.size
+    assert (able.samples_per_s, able.link.uplink_bps) == (report.samples_per_s, board.uplink_bps)
+    assert (able.watts.receive, able.watts.train, able.watts.transmit) == (
         board.receive_w,
         board.train_w,
         board.transmit_w,
     )
     generic = firmware_profiles.load("generic")
-    assert capability_of(report, generic, enrolment, trainer="torch").train_w is None
+    assert capability_of(report, generic, enrolment, trainer="torch").watts.train is None
 
 
 def test_activations_grow_with_the_model_and_not_with_how_they_are_counted():
@@ -253,7 +254,7 @@ MORE = st.floats(1.001, 10)
 def test_more_of_anything_never_gives_a_smaller_ratio(
     up_bps, samples_per_s, deadline_s, memory_mb, joules, more
 ):
-    able = replace(CAPABILITY, uplink_bps=up_bps, samples_per_s=samples_per_s)
+    able = replace(behind(uplink_bps=up_bps), samples_per_s=samples_per_s)
     limits = Limits(deadline_s, memory_mb * 1_000_000, joules)
     for current in (None, 0.1, 0.5):
         ratio = partial(lambda *a, **k: ratio_of(decided(*a, **k)), current=current)

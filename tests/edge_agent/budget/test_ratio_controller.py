@@ -89,13 +89,13 @@ def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
     assert read_ratio_controller(b"\xc1 not msgpack") is None
 
 
-def test_an_older_agents_ratio_controller_was_of_torch_and_an_unknown_trainers_is_forgotten():
+def test_a_ratio_controller_of_an_unknown_trainer_or_another_format_is_forgotten():
     known = taught(a_ratio_controller(), World())
     written = msgspec.msgpack.decode(known.encoded())
-    del written["capability"]["trainer"]
-    assert read_ratio_controller(msgspec.msgpack.encode(written)).capability.trainer == "torch"
-    written["capability"]["trainer"] = "abacus"
-    assert read_ratio_controller(msgspec.msgpack.encode(written)) is None
+    assert read_ratio_controller(msgspec.msgpack.encode(written)) == known
+    without_model = {key: value for key, value in written["capability"].items() if key != "model"}
+    for capability in ({**written["capability"], "trainer": "abacus"}, without_model):
+        assert read_ratio_controller(msgspec.msgpack.encode({**written, "capability": capability})) is None
 
 
 def test_the_explanation_shows_every_ratio_its_limits_and_why():
@@ -118,9 +118,8 @@ def test_the_explanation_shows_every_ratio_its_limits_and_why():
 def test_the_explanation_fits_into_80_characters(thin):
     """Also of a slow link, a large model and a thin battery."""
     known = a_ratio_controller(max_battery_percent_per_hour=0.5)
-    known = structs.replace(
-        known, capability=replace(known.capability, uplink_bps=thin * 1.1e6, base_bytes=10**9)
-    )
+    link = replace(known.capability.link, uplink_bps=thin * 1.1e6)
+    known = structs.replace(known, capability=replace(known.capability, link=link, base_bytes=10**9))
     console = rich.console.Console(width=80, file=io.StringIO())
     console.print(explanation(known, Conditions(memory_bytes=64 * 10**9, power="battery", battery=0.5)))
     table, _, _ = console.file.getvalue().partition("p = ")

@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 from tests.conftest import tiny_spec
 from tests.helpers.every_method import SETTINGS
-from tests.helpers.world import CAPABILITY, CHOICES
+from tests.helpers.world import CAPABILITY, CHOICES, behind
 
-from fleetune.edge_agent.budget.cost_forecast import Capability
+from fleetune.edge_agent.budget.cost_forecast import Capability, ModelSize
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, PastRound
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
@@ -43,18 +43,20 @@ EXTREMES = {
         max_battery_percent_per_hour=TINY, conditions=Conditions(power="battery", battery=0.0)
     ),
     "no deadline": ratio_controller(deadline_s=float("inf")),
-    "a link that carries nothing": ratio_controller(replace(CAPABILITY, uplink_bps=TINY, downlink_bps=TINY)),
-    "a link without end": ratio_controller(replace(CAPABILITY, uplink_bps=HUGE, downlink_bps=HUGE)),
-    "a latency without end": ratio_controller(replace(CAPABILITY, latency_s=float("inf"))),
+    "a link that carries nothing": ratio_controller(behind(uplink_bps=TINY, downlink_bps=TINY)),
+    "a link without end": ratio_controller(behind(uplink_bps=HUGE, downlink_bps=HUGE)),
+    "a latency without end": ratio_controller(behind(latency_s=float("inf"))),
     "a board that stands still": ratio_controller(replace(CAPABILITY, samples_per_s=TINY)),
-    "a board that draws all there is": ratio_controller(replace(CAPABILITY, train_w=HUGE)),
+    "a board that draws all there is": ratio_controller(
+        replace(CAPABILITY, watts=replace(CAPABILITY.watts, train=HUGE))
+    ),
     "a board without samples that stands still": ratio_controller(
         replace(CAPABILITY, samples_per_s=TINY, num_samples=0)
     ),
     "sensors at their ends": ratio_controller(
         conditions=Conditions(2**60, "battery", 1.0, 1e9, 10_000.0, throttled=True, metered=True)
     ),
-    "nothing known": ratio_controller(Capability(0, 1, 1, 0, 0.0)),
+    "nothing known": ratio_controller(Capability(0, 1, 1, ModelSize(0, 0.0))),
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
-from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
+from fleetune.edge_agent.budget.cost_forecast import Capability, ModelSize, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.training.descent import OptimiserFootprint
 from fleetune.edge_agent.training.trainers import KINDS
@@ -65,7 +65,8 @@ def rising(figures: list[float]) -> bool:
 @each_method
 def test_a_lower_ratio_never_asks_for_more(name, spec, optimiser):
     choices = choices_of(name, SPECS[spec]())
-    able = Capability(10, 1, 16, 4 * SPECS[spec]().size, 35_312.0, base_bytes=83_000_000, optimiser=optimiser)
+    size = ModelSize(4 * SPECS[spec]().size, 35_312.0)
+    able = Capability(10, 1, 16, size, base_bytes=83_000_000, optimiser=optimiser)
     for figure in ("bytes_down", "bytes_up", "memory_bytes", "trainable_share"):
         assert rising([getattr(choice.cost, figure) for choice in choices]), figure
     for trainer in KINDS:

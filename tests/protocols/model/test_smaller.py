@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleetune.coordinator.spec.spec_from_torch import draw
-from fleetune.edge_agent.budget.cost_forecast import Capability, demand
+from fleetune.edge_agent.budget.cost_forecast import Capability, ModelSize, demand
 from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods.fedmp import FedMP
 from fleetune.protocols.methods.fedspu import FedSPU
@@ -61,7 +61,7 @@ def test_what_is_no_smaller_network(spec):
 @pytest.mark.parametrize("method", [FjORD, FedMP])
 def test_forecasts_know_what_trains_the_smaller_network(method, spec):
     choice = next(one for one in method(spec).choices(DeviceReport("d")) if one.ratio == 0.4)
-    able = Capability(100, 2, 16, 4 * spec.size, 1000.0)
+    able = Capability(100, 2, 16, ModelSize(4 * spec.size, 1000.0))
     masked, alone = (demand(choice, replace(able, trains_smaller=each)).samples for each in (False, True))
     assert masked == 200
     assert alone == pytest.approx(200 * smaller_work(spec, smaller_spec(spec, counts(spec, 0.4))))
