@@ -1,0 +1,120 @@
+"""edge-agent profile, explain and boards: what this board can do, and what a round takes of it."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetune.edge_agent.run_options import (
+    Authority,
+    Certificate,
+    CertificateKey,
+    DeviceName,
+    Root,
+    StateFolder,
+    Threads,
+    Trainer,
+)
+from fleetune.edge_agent.state.defaults import HOST, STATE
+from fleetune.protocols.one_line import one_line_errors
+
+log = logging.getLogger(__name__)
+
+
+def profile(
+    broker: Annotated[
+        str | None, typer.Option(envvar="FLEETUNE_BROKER", help="measure the link to it; see run")
+    ] = None,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet, needed with --broker")] = None,
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
+    model: Annotated[
+        str | None, typer.Option(help="to train, by name; else that of the last run joined, else lenet5")
+    ] = None,
+    trainer: Trainer = "auto",
+    threads: Threads = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="write a firmware profile of this board, for run --board FILE")
+    ] = None,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: CertificateKey = None,
+    root: Root = Path("/"),
+) -> None:
+    """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
+    import rich
+
+    from fleetune.edge_agent.probes import save_profile, show
+    from fleetune.edge_agent.probes import workload as workloads
+    from fleetune.edge_agent.probes.board_measurement import measure_board
+    from fleetune.edge_agent.probes.link_speed import measure_link
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.wire import topics
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
+
+    with one_line_errors("edge-agent"):
+        topics.check_name(device, "device")
+        if save is not None:
+            save_profile.check_target(save)
+        store, link = None, None
+        if fleet is not None:
+            store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
+        if broker is not None and fleet is not None:
+            link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, device)
+        workload = partial(workloads.choose_workload, model, store, threads, trainer)
+        if model is not None:
+            workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
+        found = measure_board(root, workload=workload, link=link)
+        if as_json:
+            print(show.as_json(found).decode())
+        else:
+            rich.print(show.as_table(found))
+        if save is not None:
+            save_profile.save(found, save)
+            log.info("saved: edge-agent run --board %s", save if "/" in str(save) else f"./{save}")
+
+
+def explain(
+    fleet: Annotated[str, typer.Option(help="name of the fleet")],
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
+) -> None:
+    """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
+    from rich.console import Console
+
+    from fleetune.edge_agent.budget.board_meter import BoardMeter
+    from fleetune.edge_agent.budget.explain import explanation
+    from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.errors import StoreError
+
+    with one_line_errors("edge-agent"):
+        store = AgentStore(state / fleet / device)
+        known = (read_ratio_controller(store.ratio_controller(run).read()) for run in store.runs())
+        ratio_controller = next((one for one in known if one is not None), None)
+        if ratio_controller is None:
+            raise StoreError(f"{store.folder}: this device has joined no run yet; see edge-agent run")
+        Console().print(explanation(ratio_controller, BoardMeter().conditions()))
+
+
+def boards(
+    board: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|FILE]", help="show every figure of this one, with its source"),
+    ] = None,
+) -> None:
+    """List the boards with a profile, or check and show one; a FILE of your own ends in .toml."""
+    import rich
+
+    from fleetune import firmware_profiles
+    from fleetune.edge_agent.probes.board_profile import board_named
+    from fleetune.edge_agent.probes.board_table import all_boards, one_board
+
+    with one_line_errors("edge-agent"):
+        if board is None:
+            rich.print(all_boards([firmware_profiles.load(name) for name in firmware_profiles.names()]))
+        else:
+            print(one_board(board_named(board)))

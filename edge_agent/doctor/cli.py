@@ -1,0 +1,46 @@
+"""edge-agent doctor: checks everything that an agent needs before it joins a fleet."""
+
+from typing import Annotated, Any
+
+import typer
+
+from fleetune.edge_agent.run_options import takes_run_options
+from fleetune.protocols.errors import FleetuneError
+
+
+@takes_run_options(but=("leave_after_run",), required=False)
+def doctor(
+    options: dict[str, Any],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Check all that an agent needs before it joins: the options of run, whose own line it takes too."""
+    from msgspec.structs import fields
+    from rich.console import Console
+
+    from fleetune.edge_agent.budget.owner_policy import Policy
+    from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
+    from fleetune.edge_agent.doctor.show import as_json as encoded
+    from fleetune.edge_agent.doctor.show import is_well, show
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
+
+    broker, problem = None, None
+    try:
+        if options["broker"] is not None:
+            broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
+    except FleetuneError as found:
+        problem = found
+    agent = AgentUnderDiagnosis(
+        **{name: options[name] for name in ("device", "fleet", "data", "state", "board", "policy")},
+        **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
+        broker=broker,
+        limits={one.name: options[one.name] for one in fields(Policy)},
+        problem=problem,
+    )
+    if as_json:
+        seen = list(examine(agent))
+        print(encoded(seen).decode())
+    else:
+        seen = show(examine(agent), Console())
+    if not is_well(seen):
+        raise typer.Exit(1)
