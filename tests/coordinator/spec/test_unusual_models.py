@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_described_is_one_line(make, line):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (Squeezing, r"gives \(10,\) for a batch of 1; make it \(1, 10\): write flatten\(1\) where it calls"),
+        (Squeezing, r"shape \(10,\) for a batch of 1; expected \(1, 10\): write flatten\(1\) where it calls"),
         (
             LoneFails,
             r"cannot evaluate a batch of 1: inner.1 \(BatchNorm1d\): ValueError: Expected more than 1",

@@ -84,7 +84,7 @@ def backends(module=None):
         spec = describe("own", module(), (3, 16, 16), 6)
         made = [TorchBackend(spec, module()) for _ in range(2)]
         weights = np.random.default_rng(5).standard_normal(spec.size).astype(np.float32) / 10
-    made[0]._cuda_graphs = Repeating()
+    made[0]._steps._cuda_graphs = Repeating()
     for one in made:
         one.load(weights)
     return made
@@ -121,7 +121,7 @@ def test_repeated_steps_are_the_same(module, training):
     repeating, other = backends(module)
     assert_alike(steps(repeating), steps(other))
     assert_alike(steps(repeating, training=training), steps(other, training=training))
-    assert repeating._cuda_graphs.num_shown >= 2
+    assert repeating._steps._cuda_graphs.num_shown >= 2
 
 
 class Counting(nn.Module):
@@ -157,7 +157,7 @@ def test_a_module_that_does_not_do_the_same_each_time_is_not_repeated(module):
     ours = steps(repeating)
     random.seed(3)
     assert_alike(ours, steps(other))
-    assert not repeating._cuda_graphs.enabled
+    assert not repeating._steps._cuda_graphs.enabled
 
 
 def test_what_moves():

@@ -1,0 +1,169 @@
+"""Training steps of a torch module: forward and backward over a batch, repeated as a CUDA graph on a GPU."""
+
+import copy
+from collections.abc import Collection
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
+from fleetune.edge_agent.training.flat_module import FlatModule
+from fleetune.edge_agent.training.forward_pass import ForwardPass
+from fleetune.edge_agent.training.gpu.cuda_graphs import CudaGraphs, mutable_state
+from fleetune.edge_agent.training.gpu.torch_device import (
+    PROCESSOR,
+    autocast_to,
+    for_numpy,
+    fork_seeded,
+    generator_states,
+)
+from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
+from fleetune.protocols.bundle.bundle import Noise
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
+from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.section import Precision
+from fleetune.protocols.tasks.task import Task
+from fleetune.protocols.tasks.torch_losses import mean_loss
+
+_NUM_TRIED = 3  # samples of the step that shows if the module draws random numbers
+
+
+class TorchSteps:
+    """Computes the gradients of batches into the module's flat vectors, see `Backend.step`.
+
+    Args:
+        model: the module.
+        forward: computes its logits.
+        task: the run's task, which has the loss.
+        precision: of forward passes in training.
+    """
+
+    def __init__(self, model: FlatModule, forward: ForwardPass, task: Task, precision: Precision) -> None:
+        self._model, self._forward, self._task, self._precision = model, forward, task, precision
+        self._dropouts: dict[int, Noise] | None = None  # unknown until a step in training has called them
+        self._cuda_graphs = CudaGraphs(model.device)
+
+    def with_forward(self, forward: ForwardPass) -> "TorchSteps":
+        """The same steps from another forward pass. CUDA graphs do not support replays of features."""
+        other = copy.copy(self)
+        other._forward, other._cuda_graphs = forward, CudaGraphs(PROCESSOR)  # noqa: SLF001 - of this class
+        return other
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool,
+        extra_loss: ExtraLoss | None,
+        tensors: Collection[str] | None,
+    ) -> float:
+        """Compute the gradient of a batch and return its mean loss, see `Backend.step`."""
+        module = self._model.module
+        if module.training is not training:
+            module.train(training)
+        self._model.vectors.upload()
+        try:
+            with SingleValueNorms() if len(y) == 1 else nullcontext():
+                if extra_loss is None and self._cuda_graphs.enabled and self._dropouts is not None:
+                    loss = self._graph_step(x, y, key, training, tensors)
+                else:
+                    loss = self._eager_step(x, y, key, training, extra_loss, tensors)
+        except (ValueError, RuntimeError, IndexError) as problem:  # torch raises any of these for a bad batch
+            raise ModelError(
+                f"model {self._model.spec.name} cannot train on a batch of {len(y)}: {problem}"
+            ) from problem
+        self._model.vectors.download(statistics=training)
+        return loss.item()
+
+    def draws_random_numbers(self) -> bool:
+        """True if a step in training draws random numbers."""
+        device = self._model.device
+        self._model.module.train()
+        with fork_seeded(Key(0), device), torch.no_grad():
+            before = generator_states(device)
+            try:
+                samples = for_numpy(self._model.synthetic_samples(_NUM_TRIED)).numpy()
+                self._training_logits(samples, Key(0))
+            except (ValueError, RuntimeError, IndexError):  # `step` would fail on such a batch, too
+                return True
+            return bool(self._dropouts) or before != generator_states(device)
+
+    def _eager_step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        training: bool,
+        extra_loss: ExtraLoss | None,
+        tensors: Collection[str] | None,
+    ) -> Tensor:
+        model, device, graphs = self._model, self._model.device, self._cuda_graphs
+        model.vectors.torch_gradients.zero_()
+        with fork_seeded(key, device), model.only_gradients_of(tensors), model.last_layer.watched() as calls:
+            before = mutable_state(model.module, device) if graphs.enabled else []
+            with autocast_to(self._precision if training else "float32", device):
+                logits = (self._training_logits(x, key) if training else self._forward.logits(x)).float()
+            if graphs.enabled and before != mutable_state(model.module, device):
+                graphs.disable()
+            loss = mean_loss(self._task.loss, self._task.section, logits, model.targets(y))
+            total = loss
+            if extra_loss is not None:
+                of_logits = extra_loss.loss_term.answer == "logits"
+                own = logits if of_logits else model.last_layer.features(calls)
+                total = loss + loss_term_value(extra_loss, own)
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def _graph_step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        training: bool,
+        tensors: Collection[str] | None,
+    ) -> Tensor:
+        """Compute a step by replaying a recorded CUDA graph of such a step."""
+        model = self._model
+        model.check_labels(y)
+        dropouts = self._dropouts if training and self._dropouts is not None else {}
+        drawn = [noise.draw(key, index, len(y)) for index, noise in dropouts.items()]
+        wanted = [name for name in model.parameters if tensors is None or name in tensors]
+
+        def compute(x: Tensor, y: Tensor, *drawn: Tensor) -> tuple[Tensor]:
+            model.vectors.torch_gradients.zero_()
+            dropping = Dropouts(lambda index, *_: drawn[index]) if drawn else nullcontext()
+            with dropping, autocast_to(self._precision if training else "float32", model.device):
+                logits = model.module(model.shaped(x)).float()
+            loss = mean_loss(self._task.loss, self._task.section, logits, y)
+            parameters = [model.parameters[name] for name in wanted]
+            found = torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else ()
+            for parameter, gradient in zip(parameters, found, strict=True):
+                if parameter.grad is not None and gradient is not None:
+                    parameter.grad.copy_(gradient)
+            return (loss.detach(),)
+
+        given = [torch.from_numpy(one) for one in (x, y, *drawn)]
+        signature = training, tuple(wanted), *((one.shape, one.dtype) for one in given)
+        (loss,) = self._cuda_graphs.run(signature, compute, given)
+        return loss
+
+    def _training_logits(self, x: InputArray, key: Key) -> Tensor:
+        """The logits in training mode. Dropout draws from `key`, so all backends drop the same values."""
+        if self._dropouts == {}:
+            return self._forward.logits(x)
+        dropouts = {}
+
+        def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
+            dropouts[index] = noise = Noise(shape, float(p))
+            return torch.from_numpy(noise.draw(key, index, num_samples)).to(self._model.device)
+
+        with Dropouts(factors):
+            logits = self._forward.logits(x)
+        self._dropouts = dropouts
+        return logits
