@@ -1,1 +1,1 @@
-"""Local training: one loop over the device's data, and the backends that compute gradients."""
+"""Local training: the training loop over a device's data, and the backends that compute gradients."""

@@ -1,8 +1,8 @@
-"""Data augmentation: other batches made of a device's training samples, by `[training] augment`.
+"""Data augmentation of training batches, set by `[training] augment`.
 
-An augmentation gets a batch as the model will see it (scaled, float32; token ids as int64), shape (n, ...),
-its labels, and a generator to draw from; it gives a batch and labels of the same shapes. What it draws
-follows from the run's seed, the round, the device and the step alone.
+An augmentation takes a batch as the model sees it (scaled float32 inputs, or int64 token ids), shape
+(n, ...), with its labels and a random generator. It returns a batch and labels of the same shapes. The
+random draws depend only on the run's seed, the round, the device and the step.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,16 @@ from fleetune.protocols.user_code import as_line, user_module
 Augment = Callable[[InputArray, LabelArray, np.random.Generator], tuple[InputArray, LabelArray]]
 Batch = tuple[InputArray, LabelArray]
 
-CROP_SHARE = 8  # of a side: 4 of 32 pixels, as is usual, and 3 of 28
+CROP_SHARE = 8  # share of an image's side: the usual 4 of 32 pixels, and 3 of 28
 
 
 def augmentation_of(
     names: tuple[str, ...], spec: ModelSpec
 ) -> Callable[[InputArray, LabelArray, Key], Batch]:
-    """All of them, one after the other; the n-th draws from the given key's n-th child.
+    """Combine the named augmentations in order. The n-th draws from the n-th child of the given key.
 
     Raises:
-        SettingError: one is not for such samples, or cannot be loaded.
+        SettingError: an augmentation does not fit such samples, or cannot be loaded.
     """
     steps = [_find(name, spec) for name in names]
 
@@ -43,15 +43,16 @@ def augmentation_of(
 
 
 def flip(x: InputArray, y: LabelArray, draws: np.random.Generator) -> Batch:
-    """Each image mirrored left to right, or not, by a coin."""
+    """Mirror each image left to right with probability 1/2."""
     mirrored = draws.random(len(x)) < 0.5
     x[mirrored] = x[mirrored, ..., ::-1]
     return x, y
 
 
 def crop(x: InputArray, y: LabelArray, draws: np.random.Generator) -> Batch:
-    """Each image moved by up to an eighth of its height and width, the rim filled with its reflection
-    (Zagoruyko and Komodakis 2016, section 3, where it is 4 of 32 pixels).
+    """Shift each image by up to an eighth of its height and width and fill the border by reflection.
+
+    Zagoruyko and Komodakis 2016, section 3, shift by up to 4 of 32 pixels.
     """
     height, width = x.shape[-2:]
     rims = [max(1, side // CROP_SHARE) for side in (height, width)]
@@ -68,7 +69,7 @@ def _find(name: str, spec: ModelSpec) -> Augment:
     if name in OF_IMAGES:
         if len(spec.input_shape) != 3 or min(spec.input_shape[1:]) < 2:
             raise SettingError(
-                f"training.augment: {name} is for images of 2 by 2 pixels and more, (channels, height,"
+                f"training.augment: {name} needs images of at least 2 by 2 pixels, shape (channels, height,"
                 f" width); the model takes {spec.input_shape}"
             )
         return OF_IMAGES[name]
@@ -83,7 +84,11 @@ def _find(name: str, spec: ModelSpec) -> Augment:
 def _checked(
     name: str, function: Augment, num_classes: int, x: InputArray, y: LabelArray, draws: np.random.Generator
 ) -> Batch:
-    """What a user's function makes of a batch, which it may change in place. Raises SettingError."""
+    """Call a user's augmentation, which may change the batch in place, and check what it returns.
+
+    Raises:
+        SettingError: the function failed, or returned something else than a batch of the same kind.
+    """
     shapes, dtypes = (x.shape, y.shape), (x.dtype, y.dtype)
     try:
         found: list[Any] = [np.asarray(one) for one in function(x, y, draws)]
@@ -94,16 +99,20 @@ def _checked(
     if [one.shape for one in found] != list(shapes):
         gave = " and ".join(str(one.shape) for one in found)
         raise SettingError(
-            f"training.augment: {name!r} gave {gave} for samples {shapes[0]} and labels {shapes[1]};"
-            " it returns (x, y) of the same shapes"
+            f"training.augment: {name!r} returned {gave} for samples {shapes[0]} and labels {shapes[1]};"
+            " expected (x, y) of the same shapes"
         )
     for what, one, dtype in zip(("samples", "labels"), found, dtypes, strict=True):
         if not np.can_cast(one.dtype, dtype, "same_kind"):
-            raise SettingError(f"training.augment: {name!r} gave {what} of {one.dtype}; they are {dtype}")
+            raise SettingError(
+                f"training.augment: {name!r} returned {what} of type {one.dtype}; expected {dtype}"
+            )
         if one.dtype.kind == "f" and not np.isfinite(one).all():
-            raise SettingError(f"training.augment: {name!r} gave NaN or infinite {what}")
+            raise SettingError(
+                f"training.augment: {name!r} returned NaN or infinite {what}; expected finite numbers"
+            )
     if dtypes[1].kind == "i" and not 0 <= found[1].min() <= found[1].max() < num_classes:
-        raise SettingError(f"training.augment: {name!r} gave labels outside 0..{num_classes - 1}")
+        raise SettingError(f"training.augment: {name!r} returned labels outside 0..{num_classes - 1}")
     inputs, labels = (
         one.astype(dtype, order="C", copy=False) for one, dtype in zip(found, dtypes, strict=True)
     )

@@ -1,7 +1,7 @@
-"""The seam between the local training loop and whatever computes gradients.
+"""The interface between the local training loop and the libraries that compute gradients.
 
-A backend knows a model's forward and backward pass and nothing else. Frozen entries, the pull, momentum
-and weight decay live above it, once, in `local_training.py`, on the flat vector.
+A backend knows only a model's forward and backward pass. `local_training.py` adds frozen entries, the
+pull, momentum and weight decay on the flat vector, in the same way for every backend.
 """
 
 from collections.abc import Callable, Collection
@@ -20,13 +20,13 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.tasks.task import Task
 
-InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids
-LabelArray = NDArray[np.int64] | NDArray[np.float32]  # classes, or numbers: see the run's task
+InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers or token ids
+LabelArray = NDArray[np.int64] | NDArray[np.float32]  # classes or numbers, depending on the run's task
 
 
 @dataclass(frozen=True)
 class ExtraLoss:
-    """A loss term, and what its models answered on a batch of n samples: for each model, shape (n, ...)."""
+    """A loss term and the answers of its models on a batch of n samples, one array of shape (n, ...) each."""
 
     loss_term: LossTerm
     answers: tuple[NDArray[np.float32], ...]
@@ -34,12 +34,14 @@ class ExtraLoss:
 
 @dataclass(frozen=True)
 class UpperLayers:
-    """A model from its lowest trained layer on, where all below is frozen.
+    """A model from its lowest trained layer on. All layers below are frozen.
 
     Attributes:
-        backend: its x are features, shape (n, size). It shares the whole model's vectors: use one of both.
-        size: numbers a sample.
-        features: of samples, shape (n, size); in evaluation mode, which below is no other.
+        backend: the upper layers. Their inputs are features, shape (n, size). They share the vectors of the
+            whole model, so use only one of the two backends.
+        size: number of features of a sample.
+        features: computes the features of samples, shape (n, size), in evaluation mode. The frozen layers
+            compute the same in training mode.
     """
 
     backend: "Backend"
@@ -52,8 +54,8 @@ class SmallerNetwork:
     """A network with fewer neurons.
 
     Attributes:
-        backend: of it.
-        fading: by the names of statistics, what a step multiplies those of absent neurons by.
+        backend: computes the network.
+        fading: by the name of a running statistic, the factor that a step multiplies it by at absent neurons.
     """
 
     backend: "Backend"
@@ -61,10 +63,10 @@ class SmallerNetwork:
 
 
 class Backend(Protocol):
-    """One model, computing in one flat vector.
+    """Forward and backward pass of one model, on one flat vector.
 
-    `weights` and `gradient` are live: always the same two arrays, changed in place by both sides.
-    Copy before keeping.
+    `weights` and `gradient` are always the same two arrays, and both sides change them in place. Copy an
+    array to keep it.
     """
 
     @property
@@ -72,50 +74,53 @@ class Backend(Protocol):
 
     @property
     def task(self) -> Task:
-        """Whose loss it computes."""
+        """The run's task, which has the loss."""
         ...
 
     @property
     def vocabulary(self) -> int | None:
-        """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
+        """Number of token ids, if samples are whole numbers from 0 to this. None: samples are other
+        numbers.
+        """
         ...
 
     @property
     def weights(self) -> FlatArray:
-        """What the model computes with: parameters, then running statistics, shape (spec.size,).
-        Writing to it changes the model.
+        """The model's current parameters, then its running statistics, shape (spec.size,).
+
+        Writing to the array changes the model.
         """
         ...
 
     @property
     def gradient(self) -> FlatArray:
-        """What the last `step` found, shape (spec.size,), 0 at statistics. The caller may overwrite it."""
+        """The gradient of the last `step`, shape (spec.size,), 0 at statistics. The caller may overwrite
+        it.
+        """
         ...
 
     def upper_layers(self) -> UpperLayers | None:
-        """The part of the model that features can be computed for once; None: there is none, or it cannot be
-        parted.
+        """The layers above the frozen ones, whose features can be cached. None: the model cannot be
+        divided.
         """
         ...
 
     def smaller_network(self, counts: tuple[int, ...]) -> "SmallerNetwork | None":
-        """The network with so many neurons in each group, or a few more; its backend counts them.
+        """A network that keeps at least `counts` neurons in each group. Its spec has the exact numbers.
 
-        It gives what the whole model gives whose other neurons' parameters are 0, whichever they are.
+        Its output equals that of the whole model with all other neurons' parameters set to 0.
 
         Returns:
-            None: there is none, or it would give something else.
+            None: there is no such network, or it computes something else.
         """
         ...
 
     def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
     ) -> "DescentSteps | None":
-        """The optimiser at work where this computes, from what was loaded on: until the next `load` nobody
-        writes to `weights` or `gradient`, and each asking for one copies it from there.
+        """The optimiser on the GPU, starting from the loaded weights. None: use `Descent` on the arrays.
 
-        Returns:
-            None: this computes with those very arrays, so that `Descent` is at work on them.
+        Until the next `load` do not write to `weights` or `gradient`. Each read of them copies from the GPU.
         """
         ...
 
@@ -123,7 +128,7 @@ class Backend(Protocol):
         """Copy `weights`, shape (spec.size,), into `self.weights`.
 
         Raises:
-            ModelError: of another length.
+            ModelError: `weights` has another length.
         """
         ...
 
@@ -137,59 +142,59 @@ class Backend(Protocol):
         extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
-        """Forward and backward over one batch; fills `gradient`, leaves the parameters alone.
+        """Compute the gradient of a batch into `gradient`. The parameters stay unchanged.
 
         Args:
-            x: shape (n, *spec.input_shape), n at least 1.
-            y: the batch's targets, shape (n, *task.target_shape(...)).
-            key: of dropout and whatever else the model draws.
-            training: batch statistics, dropout, and running statistics updated in `weights`; False:
-                the gradient of the model as it evaluates, statistics untouched.
-            extra_loss: its loss term (see `protocols.model.loss_terms`) is added to the loss before the
-                backward pass.
-            tensors: names of the parameters whose gradients are wanted; `gradient` is 0 at the others, and
-                the backward pass goes no deeper than the lowest of them. What is wanted, the loss and the
-                statistics are the same to the bit. None: all; it may be empty.
+            x: inputs, shape (n, *spec.input_shape), n at least 1.
+            y: targets, shape (n, *task.target_shape(...)).
+            key: seed of dropout and of all other random draws of the model.
+            training: True uses batch statistics and dropout, and updates the running statistics in `weights`.
+                False computes the gradient in evaluation mode and leaves the statistics unchanged.
+            extra_loss: loss term that is added to the loss before the backward pass, see
+                `protocols.model.loss_terms`.
+            tensors: names of the parameters whose gradients are needed. `gradient` is 0 at all others, and
+                the backward pass stops at the lowest of them. Loss, statistics and these gradients do not
+                depend on the choice, to the bit. None: all parameters. An empty collection is allowed.
 
         Returns:
-            The batch's mean loss (the task's, without the loss term), not necessarily finite.
+            Mean loss of the batch by the task, without the loss term. It may be NaN or infinite.
 
         Raises:
-            ModelError: the model cannot process such a batch, or the backend has no loss terms.
+            ModelError: the model cannot process the batch, or the backend does not support loss terms.
         """
         ...
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """What the model gives, or gives its last layer, for each sample in evaluation mode: shape (n, ...).
+        """The logits, or the input of the last layer, of each sample in evaluation mode, shape (n, ...).
 
         Raises:
-            ModelError: the backend has no loss terms, or its model no such layer.
+            ModelError: the backend does not support loss terms, or the model has no such layer.
         """
         ...
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
-        """Sum of the losses, and what the model gives, shape (n, outputs), in evaluation mode."""
+        """Sum of the losses and the model's outputs, shape (n, outputs), in evaluation mode."""
         ...
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """Each sample's loss in evaluation mode, shape (n,)."""
+        """The loss of each sample in evaluation mode, shape (n,)."""
         ...
 
 
 class DescentSteps(Protocol):
-    """See `edge_agent.training.descent.Descent`."""
+    """An optimiser that moves the weights of a backend, see `edge_agent.training.descent.Descent`."""
 
     def step(self, *, move_lower: bool = True) -> float | None:
         """Move the trainable weights by the gradient."""
         ...
 
     def state(self) -> OptimiserState:
-        """What the optimiser remembers now."""
+        """The optimiser's present state."""
         ...
 
 
 def check_labels(spec: ModelSpec, y: LabelArray) -> None:
-    """Raises ModelError: a label is none of the model's classes."""
+    """Raise ModelError if a label is not one of the model's classes."""
     if len(y) and (y.min() < 0 or y.max() >= spec.num_classes):
         wrong = y.min() if y.min() < 0 else y.max()
-        raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")
+        raise ModelError(f"label {wrong} is unknown: model {spec.name} has classes 0..{spec.num_classes - 1}")

@@ -1,9 +1,9 @@
-"""Activations below what trains, computed once a sample instead of in every step.
+"""Caches the features of frozen layers, so that each sample passes through these layers only once.
 
-Where the lower part of a model is frozen and nothing random happens there, what it makes of a sample never
-changes. A backend then offers its upper part, whose samples are these features (`Backend.upper_layers`),
-and a device's data hands them out instead of its samples. They take memory, 4 bytes a number: too many are
-not kept, and the whole model computes in every step, which comes to the same up to rounding.
+If the lower layers of a model are frozen and draw nothing at random, their output for a sample never changes.
+A backend then provides its upper layers (`Backend.upper_layers`), whose samples are these features. They
+take 4 bytes a number. If they do not fit into memory, the whole model computes in every step, with the same
+results up to rounding.
 """
 
 import logging
@@ -22,27 +22,27 @@ from fleetune.protocols.settings.device import TrainingSection
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**28  # where it is not known what the process may take
-SHARE = 0.25  # of what it may still take, where that is known
+MOST_BYTES = 2**28  # limit if the memory that the process may take is unknown
+SHARE = 0.25  # share of the memory that the process may still take, if that is known
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class CachedFeatures(DeviceData):
-    """A device's samples, of which the model's upper part gets the features.
+    """A device's samples with their cached features.
 
     Attributes:
-        features: by part, shape (n, numbers).
+        features: for each part, the features of its samples, shape (n, numbers).
     """
 
     features: dict[Part, FlatArray] = field(default_factory=dict)
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
-        """Features, shape (len(rows), numbers), and labels: new arrays."""
+        """Features, shape (len(rows), numbers), and labels, in new arrays."""
         return np.take(self.features[part], rows, axis=0), self.part(part)[1][rows]
 
     def without_validation(self) -> "CachedFeatures":
-        """As if none had been held out, features too; new arrays."""
+        """The data with the validation samples added to training, features too, in new arrays."""
         train, validation = self.features["train"], self.features["validation"]
         order = slice(None) if self.order is None else self.order
         joined: dict[Part, FlatArray] = {
@@ -57,21 +57,21 @@ class CachedFeatures(DeviceData):
 
 
 def upper_layers_of(backend: Backend, training: TrainingSection) -> UpperLayers | None:
-    """The part of a model above its features; None: it has none, or samples are augmented, each time anew."""
+    """The layers above the cached features. None: there are none, or augmentation changes the samples."""
     return None if training.augmentations else backend.upper_layers()
 
 
 def fits(upper: UpperLayers, data: DeviceData, room: int | None) -> bool:
-    """Whether the features of all samples may be kept.
+    """True if the features of all samples may be kept in memory.
 
     Args:
-        upper: says how many numbers they are.
-        data: in the model's shape.
-        room: bytes that this process may still take; None: not known.
+        upper: has the number of features of a sample.
+        data: samples in the model's shape.
+        room: bytes that this process may still take. None: unknown.
     """
     num_samples = sum(data.size(part) for part in get_args(Part))
     num_bytes, most = 4 * num_samples * upper.size, MOST_BYTES if room is None else int(SHARE * room)
-    use = "are kept" if num_bytes <= most else f"are not, of {most / 1e6:.0f} MB that they may take"
+    use = "are kept" if num_bytes <= most else f"are not cached, as at most {most / 1e6:.0f} MB are allowed"
     log.info("features of %d samples, %.1f MB, %s", num_samples, num_bytes / 1e6, use)
     return num_bytes <= most
 
@@ -82,20 +82,20 @@ def cache_features(
     """A device's data with the features of all its samples.
 
     Args:
-        upper: computes them.
-        data: in the model's shape.
-        stop: asked before every batch; a reason ends it.
+        upper: computes the features.
+        data: samples in the model's shape.
+        stop: called before every batch; a reason ends the computation.
 
     Raises:
-        TrainingStopped: `stop` gave a reason.
-        ModelError: the model cannot compute.
+        TrainingStopped: `stop` returned a reason.
+        ModelError: the model cannot process the samples.
     """
     features: dict[Part, FlatArray] = {}
     for part in get_args(Part):
         features[part] = np.empty((data.size(part), upper.size), np.float32)
         for start in range(0, data.size(part), _AT_ONCE):
             if reason := stop():
-                raise TrainingStopped(f"stopped while features were computed: {reason}")
+                raise TrainingStopped(f"stopped while computing features: {reason}")
             rows = np.arange(start, min(start + _AT_ONCE, data.size(part)))
             features[part][rows] = upper.features(data.batch(part, rows)[0])
     return CachedFeatures(

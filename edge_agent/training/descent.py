@@ -1,4 +1,4 @@
-"""The run's optimiser at work on flat vectors: in place, with frozen entries, a pull and clipping."""
+"""The run's optimiser on flat vectors, in place, with frozen entries, a pull and gradient clipping."""
 
 import math
 from collections.abc import Iterator
@@ -13,26 +13,28 @@ from fleetune.protocols.method.trainer import FitPlan, Pull
 from fleetune.protocols.model.spec import MaskArray
 from fleetune.protocols.settings.device import TrainingSection
 
-BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find it in the cache
-_LONG = 2**20  # entries of a block where there are two passes, which gain less by the cache than calls cost
-FEW = 0.25  # share of a block's entries: up to it, taking them out and putting them back is no slower
+BLOCK = 32_768  # 128 kB of each vector, so that all passes over a block find it in the processor's cache
+# block size with gradient clipping, which needs two passes: there the cache gains less than the calls cost
+_LONG = 2**20
+# Up to this share of trainable entries in a block, gathering them and writing them back is no slower.
+FEW = 0.25
 
-CLIP_EPS = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
+CLIP_EPS = 1e-6  # added to the norm, as in torch.nn.utils.clip_grad_norm_
 _ALIKE = StepCounts(np.zeros(1))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some consecutive entries, at least one of them trainable.
+    """A block of consecutive entries, of which at least one is trainable.
 
     Attributes:
-        place: where they stand.
-        positions: of the trainable ones within the block, where these are few; else None.
-        keep: all bits set where trainable; None: all are, or `positions` says which.
-        vectors: the optimiser's, of the `positions` alone where there are any; else those that are to be
-            kept, whose frozen entries are put back at the end.
-        counts: of the steps that these entries had taken before.
-        lower: whether they are the lower layers' that train in a share of the steps only.
+        place: range of the entries in the vectors.
+        positions: positions of the trainable entries in the block, if these are few. Else None.
+        keep: all bits set at trainable entries. None: all entries are trainable, or `positions` names them.
+        vectors: the optimiser's vectors, at `positions` only if these are given. Otherwise whole vectors that
+            `state` returns; it restores their frozen entries at the end.
+        counts: steps that these entries had taken before this descent.
+        lower: True if the block belongs to the lower layers, which train in only a share of the steps.
     """
 
     place: slice
@@ -45,28 +47,30 @@ class _Block:
 
 @dataclass(frozen=True)
 class OptimiserFootprint:
-    """How much an optimiser remembers, in numbers.
+    """How many numbers an optimiser remembers.
 
     Attributes:
-        per_trained: of each trained entry while it works.
-        per_kept: of every entry, from round to round.
+        per_trained: for each trained entry while it runs.
+        per_kept: for every entry, from round to round.
     """
 
     per_trained: int = 0
     per_kept: int = 0
 
     def copies(self, trainable_share: float) -> float:
-        """What a `Descent` holds, in float32 copies of the model, where this share of each block is
-        trainable; and the state that it began with.
+        """Memory of a `Descent` and its initial state, in float32 copies of the model.
+
+        Args:
+            trainable_share: share of trainable entries in each block.
         """
-        if trainable_share <= FEW:  # positions take half as much as the entries
+        if trainable_share <= FEW:  # positions take half as much memory as the entries
             return trainable_share * (self.per_trained + 0.5) + 2 * self.per_kept
-        working = 0 if self.per_kept else self.per_trained  # it works in what it will keep
+        working = 0 if self.per_kept else self.per_trained  # the optimiser works in the vectors that it keeps
         return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_kept
 
 
 def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
-    """In a run with this [training] section."""
+    """The footprint of the optimiser of a [training] section."""
     optimiser = optimiser_of(settings)
     number = optimiser.num_vectors
     kept = number + optimiser.counts_steps if settings.optimiser_state == "device" else 0
@@ -74,20 +78,20 @@ def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
 
 
 class Descent:
-    """The optimiser's steps where trainable, by the gradient and the pull's, clipped.
+    """Steps of the optimiser on the trainable entries, by the clipped gradient of loss and pull.
 
-    It goes block by block: no memory beyond the optimiser's, and a block passes through the cache once,
-    however many terms there are (twice where the gradient is clipped). Blocks without a trainable entry are
-    skipped and nothing is remembered of them; in those with few trainable entries only of these.
+    It processes the vectors block by block. So it needs no memory beyond the optimiser's own, and each block
+    passes through the cache once, or twice with gradient clipping. Blocks without trainable entries are
+    skipped and not remembered. In blocks with few trainable entries only these are processed.
 
     Args:
-        weights: w, changed by each step; shape (n,), or longer than n (statistics, left alone).
-        gradient: g, to be filled before each step, which uses it up; same shape and dtype.
-        size: n, the number of parameters.
+        weights: w, changed by each step, shape (n,). Running statistics behind the parameters stay unchanged.
+        gradient: g, to be filled before each step, which overwrites it. Same shape and type.
+        size: n, number of parameters.
         settings: the run's [training] section.
-        plan: trainable, lower layers and pull.
-        before: what the optimiser remembers from earlier, left alone; `state` will be asked for. None: it
-            begins with nothing and keeps nothing.
+        plan: trainable entries, lower layers and pull.
+        before: the optimiser's state of earlier rounds, which stays unchanged. None: the optimiser starts
+            without a state, and `state` must not be called.
     """
 
     def __init__(
@@ -112,13 +116,14 @@ class Descent:
         self._num_steps = self._num_lower_steps = 0
 
     def step(self, *, move_lower: bool = True) -> float | None:
-        """Move the trainable weights. Uses the gradient up.
+        """Move the trainable weights. Overwrites the gradient.
 
-        move_lower: whether those of lower layers move too, see `LowerLayers`.
+        Args:
+            move_lower: True moves the lower layers too, see `LowerLayers`.
 
         Returns:
-            The norm of the gradient of what moves, the pull's included, before it is clipped; where it
-            is not finite nothing has moved. None: it is not clipped.
+            Norm of the gradient before clipping, over all moving entries and with the pull. If it is not
+            finite, nothing has moved. None: the gradient is not clipped.
         """
         norm, scale, moving = None, 1.0, self._blocks if move_lower else self._upper_blocks
         if self._clip_norm is not None:
@@ -137,15 +142,15 @@ class Descent:
         return norm
 
     def _gradient_scale(self, block: _Block) -> float:
-        """How many times its gradient counts."""
+        """The factor on the gradient of a block. Lower layers move in fewer steps, so theirs counts more."""
         return self._lower_times if block.lower else 1.0
 
     def _num_steps_of(self, block: _Block) -> int:
         return self._num_lower_steps if block.lower else self._num_steps
 
     def state(self) -> OptimiserState:
-        """What the optimiser remembers now, and of frozen entries from before. Asked once, at the end."""
-        assert self._before is not None, "it was told what is remembered from before"
+        """The optimiser's state, with the earlier values at frozen entries. Call it once, at the end."""
+        assert self._before is not None, "state() needs an optimiser that was given its earlier state"
         assert self._kept is not None, "likewise"
         for block in self._blocks:
             for number, new in enumerate(block.vectors):
@@ -160,7 +165,7 @@ class Descent:
         return self._kept
 
     def _steps_taken(self, block: _Block) -> Floats:
-        """By each entry of a block in this descent."""
+        """Steps that each entry of a block has taken in this descent."""
         taken = np.zeros(block.place.stop - block.place.start, np.float32)
         if block.positions is not None:
             taken[block.positions.astype(np.intp)] = self._num_steps_of(block)
@@ -169,7 +174,7 @@ class Descent:
         return taken
 
     def _copied(self, before: OptimiserState, size: int) -> OptimiserState:
-        """To be written to; zeros where nothing is remembered."""
+        """A copy of the state to write to, with zeros if nothing is remembered."""
         number = self._optimiser.num_vectors + self._optimiser.counts_steps
         if before.vectors:
             assert [vector.shape for vector in before.vectors] == [(size,)] * number, "of this optimiser"
@@ -186,7 +191,7 @@ class Descent:
                     yield self._block(place, None if mask is None or mask.all() else mask)
 
     def _block(self, place: slice, trainable: MaskArray | None) -> _Block:
-        """Where None are frozen `trainable` is None."""
+        """Describe a block. `trainable` is None if no entry is frozen."""
         length, lower = place.stop - place.start, place.stop <= self._lower_stop
         if trainable is None:
             block = _Block(place, None, None, (), _ALIKE, lower)
@@ -204,7 +209,7 @@ class Descent:
         return replace(block, vectors=tuple(vectors), counts=counts)
 
     def _square_sum(self, block: _Block) -> float:
-        """Of the trainable entries' gradient; adds the pull's."""
+        """Add the pull to the gradient and return the squared norm of the trainable entries."""
         if self._pull is not None:
             self._add_pull(block.place, self._pull)
         gradient = _few(self._gradient[block.place], block)
@@ -214,7 +219,7 @@ class Descent:
         return float(squares.sum(dtype=np.float64))
 
     def _add_pull(self, place: slice, pull: Pull) -> None:
-        """2 * strength * (w - target) where pulled."""
+        """Add the pull's gradient, 2 * strength * (w - target), at the pulled entries."""
         gradient = self._gradient[place]
         extra = self._scratch[: gradient.size]
         np.subtract(self._weights[place], pull.target[place], out=extra)
@@ -245,7 +250,7 @@ class Descent:
 
 
 def _counts(taken: Floats, trainable: MaskArray | None, block: _Block) -> StepCounts:
-    """Of a block whose entries have `taken` these numbers of steps."""
+    """Step counts of a block whose entries have taken `taken` steps."""
     levels = np.unique(taken if trainable is None else taken[trainable])
     if levels.size == 1:
         return StepCounts(levels.astype(np.float64))
@@ -254,18 +259,20 @@ def _counts(taken: Floats, trainable: MaskArray | None, block: _Block) -> StepCo
 
 
 def _few(values: Floats, block: _Block) -> Floats:
-    """A block's values; a new array of the trainable ones' where these are few."""
+    """The values of a block. If few entries are trainable, a new array of these."""
     return values if block.positions is None else values.take(block.positions.astype(np.intp))
 
 
 def _bits(mask: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """All bits set where True."""
+    """All bits set where the mask is True."""
     return np.negative(mask.view(np.int8))
 
 
 def _clear(values: Floats, keep: NDArray[np.int8]) -> None:
-    """Exactly 0 where `keep` has no bits, whatever was there: unlike a product this also clears NaN, and
-    on a scattered mask it is 30 times as fast as `np.copyto(values, 0, where=...)`.
+    """Set values to exactly 0 where `keep` has no bits.
+
+    Unlike a product this also clears NaN, and on a scattered mask it is 30 times faster than
+    `np.copyto(values, 0, where=...)`.
     """
     bits = values.view(f"i{values.itemsize}")
     np.bitwise_and(bits, keep, out=bits)

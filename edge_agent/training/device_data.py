@@ -1,4 +1,4 @@
-"""A device's own samples: train, validation and test, in the model's shape."""
+"""A device's own samples in the model's shape: training, validation and test."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -39,22 +39,21 @@ Inputs = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class DeviceData:
-    """What a device trains and tests on.
+    """The samples that a device trains and tests on.
 
     Attributes:
-        x_train, x_validation, x_test: shape (n, ...), uint8 or float32 as the source gave them; they
-            become the model's input batch by batch, so that bytes stay bytes in memory.
-        y_train, y_validation, y_test: labels, shape (n,) or (n, numbers), see `protocols.tasks`. Validation
-            may be empty.
-        mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std. Lists have one
-            number for each channel of the model's input.
-        ids: samples are token ids: the model sees them as they are, int64.
-        source: for messages.
-        order: where each sample of the source stands among the training samples, with the validation samples
-            behind them; None: in that order. What is never trained on is not counted.
-        never_trained: True at the validation samples on which models are scored alone (an autoencoder's
-            anomalies): they have no part in a loss, and nothing is ever trained on them; shape (n,). None:
-            there are none.
+        x_train, x_validation, x_test: inputs, shape (n, ...), uint8 or float32 as the source provides them.
+            Each batch is converted on demand, so that bytes stay bytes in memory.
+        y_train, y_validation, y_test: labels, shape (n,) or (n, numbers), see `protocols.tasks`. The
+            validation part may be empty.
+        mean, std: from [data]. The model sees (x / 255 if uint8 else x) minus mean, divided by std. A list
+            has one number for each channel of the model's input.
+        ids: True if samples are token ids, which the model sees unchanged as int64.
+        source: name of the source, for messages.
+        order: position of each sample of the source among the training samples, followed by the validation
+            samples. None: they are in that order already. Samples that are never trained on have no position.
+        never_trained: True at validation samples that only serve to score models (anomalies for an
+            autoencoder), shape (n,). They count in no loss. None: there are none.
     """
 
     x_train: Inputs
@@ -71,7 +70,7 @@ class DeviceData:
     never_trained: NDArray[np.bool_] | None = None
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
-        """The inputs and labels of one part, as they are stored."""
+        """Stored inputs and labels of a part."""
         return {
             "train": (self.x_train, self.y_train),
             "validation": (self.x_validation, self.y_validation),
@@ -79,17 +78,17 @@ class DeviceData:
         }[part]
 
     def size(self, part: Part) -> int:
-        """How many samples a part has."""
+        """Number of samples in a part."""
         return len(self.part(part)[1])
 
     @property
     def compared(self) -> Rows:
-        """The validation samples that losses are told of, ascending."""
+        """Indices of the validation samples that count in the loss, ascending."""
         number = self.size("validation")
         return np.arange(number) if self.never_trained is None else np.flatnonzero(~self.never_trained)
 
     def without_validation(self) -> "DeviceData":
-        """As if none had been held out: the training samples in the order of the source; new arrays."""
+        """The data with the validation samples added to training, in the source's order, in new arrays."""
         order = slice(None) if self.order is None else self.order
         rows = self.compared
         return replace(
@@ -104,7 +103,7 @@ class DeviceData:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the samples that models are judged on, validation and test, as they are stored."""
+        """Digest of the validation and test samples as stored, which models are judged on."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.x_validation, self.y_validation, self.x_test, self.y_test):
             digest.update(f"{array.shape}{array.dtype.str}".encode())
@@ -112,7 +111,7 @@ class DeviceData:
         return digest.hexdigest()
 
     def without_samples(self) -> "DeviceData":
-        """As it is, with nothing in it."""
+        """A copy without any samples."""
         nothing: dict[str, Any] = {}
         for part in get_args(Part):
             x, y = self.part(part)
@@ -120,7 +119,7 @@ class DeviceData:
         return replace(self, never_trained=None, **nothing)
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
-        """The model's input, float32 or ids, shape (len(rows), ...), and labels: new arrays."""
+        """Inputs for the model, float32 or token ids, shape (len(rows), ...), and labels, in new arrays."""
         x, y = self.part(part)
         picked = np.take(x, rows, axis=0)
         if self.ids:
@@ -134,35 +133,35 @@ class DeviceData:
 
 
 def split(dataset: Dataset, test_fraction: float, validation_fraction: float) -> DeviceData:
-    """A real device's own samples.
+    """Divide a device's own samples into training, validation and test.
 
-    Samples that the source itself marks as test or validation keep that role. Where it marks none, each
-    sample's own content decides, for ever (see `edge_agent.datasets.train_test_split`): about
-    `test_fraction` of all are tested on, about `validation_fraction` of the others validated on.
+    Samples that the source marks as test or validation keep that role. Otherwise a hash of each sample
+    decides once and for all (see `edge_agent.datasets.train_test_split`). About `test_fraction` of all
+    samples become test samples, and about `validation_fraction` of the others validation samples.
 
     Raises:
-        DataError: not at least one training and one test sample.
+        DataError: there is no training sample or no test sample.
     """
     return _parts(dataset, *_roles(dataset, test_fraction, validation_fraction))
 
 
 def check_source(source: str, test_fraction: float) -> Dataset:
-    """All that can be said of a device's samples before any run and its model are known.
+    """Load a device's samples and check everything that does not depend on a run's model.
 
     Raises:
-        DataError: they cannot be read; there is not at least one to train on and one to test on; a label is
-            negative; or an input is NaN or infinite.
+        DataError: the samples cannot be read, there is no training or no test sample, a label is negative, or
+            an input is NaN or infinite.
     """
     found = load(source)
     _roles(found, test_fraction, 0.0)
     if found.y.ndim == 1 and found.y.min() < 0:
-        raise DataError(f"{source}: label {found.y.min()}; labels count from 0")
+        raise DataError(f"{source}: label {found.y.min()} is negative; labels count from 0")
     _check_finite(source, found.x, "")
     return found
 
 
 def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
-    """Training, validation and test rows, each ascending. Raises DataError, as `split`."""
+    """Indices of training, validation and test samples, each ascending. Raises DataError, see `split`."""
     for_test, for_validation = split_draws(dataset.x, dataset.y, dataset.block)
     validation = dataset.validation
     left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
@@ -172,29 +171,29 @@ def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -
     train = ~test & ~validation
     if not train.any() or not test.any():
         raise DataError(
-            f"{dataset.source}: {train.sum()} training and {test.sum()} test samples; both need one, and"
-            " copies of a sample count as one"
+            f"{dataset.source}: {train.sum()} training and {test.sum()} test samples; each part needs at"
+            " least"
+            " one, and copies of a sample count as one"
         )
     return np.flatnonzero(train), np.flatnonzero(validation), np.flatnonzero(test)
 
 
 def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
-    """Which of the samples `among` have a draw below the fraction, see `train_test_split.select_below`."""
+    """Mark the samples of `among` that fall into the fraction, see `train_test_split.select_below`."""
     picked = np.zeros_like(among)
     picked[among] = select_below(numbers[among], fraction)
     return picked
 
 
 def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, key: Key) -> DeviceData:
-    """One device's share of a simulation's samples: copies of these rows.
+    """Copy one simulated device's samples.
 
     Args:
-        dataset: everybody's samples.
-        train: the device's training rows; what the user marked as validation is held out of them.
-        test: its test rows.
-        validation_fraction: where the user marked none: of the training rows, by class, held out as
-            validation.
-        key: decides which.
+        dataset: samples of all devices.
+        train: the device's training rows. Samples that the user marked as validation are held out of them.
+        test: the device's test rows.
+        validation_fraction: share of each class that is held out as validation, if the user marked none.
+        key: seed of that choice.
     """
     if dataset.block is not None and dataset.validation is None:
         numbers = split_draws(dataset.x, dataset.y, dataset.block)[1]
@@ -215,9 +214,9 @@ def _parts(dataset: Dataset, train: Rows, validation: Rows, test: Rows) -> Devic
 
 
 def stratified(y: LabelArray, fraction: float, key: Key) -> NDArray[np.bool_]:
-    """Pick `fraction` of the samples, of each class its share (largest remainder).
+    """Pick `fraction` of the samples of each class, rounded by largest remainder.
 
-    Of two samples or more, at least one is picked (unless `fraction` is 0) and at least one is left.
+    With two samples or more, at least one is picked (unless `fraction` is 0) and at least one is left.
 
     Returns:
         bool, shape (len(y),); True = picked.
@@ -235,14 +234,17 @@ def stratified(y: LabelArray, fraction: float, key: Key) -> NDArray[np.bool_]:
 
 
 def num_stratified(num_samples: int, fraction: float) -> int:
-    """How many samples `stratified` picks."""
+    """Number of samples that `stratified` picks."""
     if not fraction or num_samples < 2:
         return 0
     return min(max(1, round(fraction * num_samples)), num_samples - 1)
 
 
 def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
-    """`total` as whole numbers in proportion to `shares` (largest remainder, ties to the lower index)."""
+    """Divide `total` into whole numbers in proportion to `shares`.
+
+    The largest remainders are rounded up, and of equal ones the lower index.
+    """
     exact = shares * (total / shares.sum())
     whole: NDArray[np.intp] = np.floor(exact + 1e-9).astype(np.intp)
     whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
@@ -250,24 +252,30 @@ def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
 
 
 def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceData:
-    """`data` for a run with these. Raises SettingError: they are not one number for each channel."""
+    """`data` with the mean and deviation of a run.
+
+    Raises:
+        SettingError: a list has another length than the number of channels.
+    """
     check_channels(mean, std, spec.input_shape)
     return replace(data, mean=mean, std=std)
 
 
 def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -> DeviceData:
-    """`data` in the model's shape: images without a channel axis get one, and byte images with the
-    channels last (height, width, 1, 3 or 4) get them first. Labels are as the task takes them; what it does
-    not train on is left out of the training samples, and among the validation samples kept for scores alone.
+    """Bring `data` into the model's shape.
+
+    Images without a channel axis get one. Byte images of shape (height, width, 1, 3 or 4) get their channels
+    first. The task may convert labels. Samples that the task cannot train on are removed from training, and
+    serve only for scores in validation.
 
     Raises:
-        DataError: no training samples, another shape, labels that are not the task's or that the model has no
-            output for, or NaN or infinite inputs.
-        SettingError: the task's class weights are not one for each class.
+        DataError: there are no training samples, samples have another shape, labels do not fit the task or
+            the model's outputs, or inputs are NaN or infinite.
+        SettingError: the number of class weights differs from the number of classes.
     """
     data = _for_task(data, spec, task)
     if not data.size("train"):
-        raise DataError(f"{data.source}: there are no training samples")
+        raise DataError(f"{data.source}: no training samples; add some, or lower the test fraction")
     for part in get_args(Part):
         _check_finite(data.source, data.part(part)[0], f" in the {part} samples")
     return replace(
@@ -279,7 +287,7 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
 
 
 def all_fit(dataset: Dataset, spec: ModelSpec, task: Task) -> bool:
-    """Whether `check_fits` takes any of the samples, and leaves none of them out."""
+    """True if `check_fits` accepts every sample and removes none."""
     try:
         labels = task.checked(dataset.y, spec.num_classes, dataset.source)
         _check_finite(dataset.source, dataset.x, "")
@@ -310,42 +318,45 @@ def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
 
 
 def _order_of(kept: NDArray[np.bool_], order: Rows) -> Rows:
-    """`DeviceData.order` once only the `kept` of the training and validation samples are there."""
+    """`DeviceData.order` after all training and validation samples but the `kept` ones are removed."""
     places: Rows = np.cumsum(kept) - 1
     return places[order[kept[order]]]
 
 
 def _check_finite(source: str, x: Inputs, where: str) -> None:
     if x.dtype != np.uint8 and x.size and not np.isfinite([x.min(), x.max()]).all():
-        raise DataError(f"{source}: NaN or infinite inputs{where}; clean or drop them")
+        raise DataError(f"{source}: NaN or infinite inputs{where}; correct or remove them")
 
 
 def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` for a model whose samples are token ids below `vocabulary`; None: they are numbers.
+    """`data` for a model with token ids below `vocabulary`. None: samples are not token ids.
 
     Raises:
-        DataError: a sample holds something else than such ids, or the run would shift and scale them.
+        DataError: a sample holds something else than such ids, or the run scales samples.
     """
     if vocabulary is None:
         return data
     if (data.mean, data.std) != (0.0, 1.0):
-        raise DataError(f"{data.source}: the model takes token ids; leave out data.mean and data.std")
+        raise DataError(
+            f"{data.source}: the model takes token ids, which cannot be scaled; leave out data.mean and"
+            " data.std"
+        )
     for part in get_args(Part):
         x, _ = data.part(part)
         if not x.size:
             continue
         if (np.floor(x) != x).any():
-            raise DataError(f"{data.source}: {part} samples with fractions; the model takes token ids")
+            raise DataError(f"{data.source}: fractions in the {part} samples; the model takes token ids")
         if x.min() < 0 or x.max() >= vocabulary:
             wrong = int(x.min() if x.min() < 0 else x.max())
             raise DataError(
-                f"{data.source}: token id {wrong} in the {part} samples; the model has 0..{vocabulary - 1}"
+                f"{data.source}: token id {wrong} in the {part} samples; the model knows 0..{vocabulary - 1}"
             )
     return replace(data, ids=True)
 
 
 def fits_input(found: tuple[int, ...], wanted: tuple[int, ...], *, as_bytes: bool) -> bool:
-    """Whether `check_fits` brings a sample of this shape into the model's."""
+    """True if `check_fits` can bring a sample of this shape into the model's."""
     if wanted in (found, (1, *found)):
         return True
     channels_last = len(found) == 3 and found[2] in (1, 3, 4) and (found[2], *found[:2]) == wanted
@@ -360,13 +371,13 @@ def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:
         return x[:, None]
     if fits_input(found, wanted, as_bytes=x.dtype == np.uint8):
         return np.ascontiguousarray(np.moveaxis(x, 3, 1))
-    raise DataError(f"{source}: samples have shape {found}; the model takes {wanted}")
+    raise DataError(f"{source}: samples have shape {found}; expected {wanted}, as the model takes")
 
 
 def save_npz(path: Path, data: DeviceData) -> None:
-    """Write a device's samples so that `split(load(f"npz:{path}"), ...)` gives them back as they are.
+    """Write a device's samples so that `split(load(f"npz:{path}"), ...)` restores them.
 
-    `mean` and `std` are not written: they are the run's.
+    `mean` and `std` belong to the run and are not written.
 
     Raises:
         StoreError: `path` cannot be written.
@@ -382,7 +393,7 @@ def save_npz(path: Path, data: DeviceData) -> None:
 
 
 def _in_order_of_source(data: DeviceData, order: Rows) -> dict[str, NDArray[np.generic]]:
-    """Training and validation samples as they were before they were parted, the test samples behind them."""
+    """Training and validation samples in the source's order, followed by the test samples."""
     whole, num_test = data.without_validation(), data.size("test")
     nobody = np.zeros(num_test, np.bool_)
     return {

@@ -151,8 +151,8 @@ def build_module(spec: ModelSpec, frozen: Tensors) -> nn.Module:
 
 
 def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) -> dict[str, nn.Parameter]:
-    """Move the module's tensors into the first row of the vectors, where torch computes; its trainable
-    parameters by name.
+    """Move the module's tensors into the first row of the vectors. Return its trainable parameters by
+    name.
     """
     parameters, statistics = dict(module.named_parameters()), dict(module.named_buffers())
     for tensor in spec.tensors:
@@ -172,13 +172,14 @@ def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) 
 
 
 class InitialBuffers:
-    """The buffers that are no part of the weights: counters of norms, and what a user's module keeps itself.
-    They start anew with the weights, so that one device's training leaves nothing behind for the next.
+    """Restores buffers that are not weights, such as norms' counters and a user module's own buffers.
+
+    They are reset with the weights, so that one device's training does not affect the next device.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._on_card = device.type != "cpu"
-        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # owner, name, buffer, its first value
+        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # owner, name, buffer, initial value
         self._versions: list[int] = []
         for name, buffer in module.named_buffers():
             owner = module.get_submodule(name.rpartition(".")[0])
@@ -189,7 +190,7 @@ class InitialBuffers:
             self._versions.append(-1)
 
     def restart(self) -> None:
-        """Put the first values back where they have changed. Repeated steps of a card hide such changes."""
+        """Restore the initial values of changed buffers. CUDA graphs hide changes, so a GPU restores all."""
         for index, (owner, leaf, buffer, first) in enumerate(self._kept):
             if getattr(owner, leaf) is not buffer:
                 owner.register_buffer(leaf, buffer)
@@ -201,7 +202,7 @@ class InitialBuffers:
 
 
 def check_same(spec: ModelSpec, module: nn.Module) -> None:
-    """The same parameters in the same order, and the same running statistics."""
+    """Raise ModelError if parameters or running statistics differ from the spec in name, shape or order."""
     own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
     statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
     own += [(name, shape) for name, shape in statistics if is_statistic(module, name)]
@@ -210,7 +211,7 @@ def check_same(spec: ModelSpec, module: nn.Module) -> None:
         if theirs != ours:
             raise ModelError(
                 f"this device's model {spec.name} differs from the fleet's at {theirs[0]}: the fleet has"
-                f" {theirs[0]} {theirs[1]}, this device {ours[0]} {ours[1]}; install its version"
+                f" {theirs[0]} {theirs[1]}, this device {ours[0]} {ours[1]}; install the fleet's version"
             )
     if any(value.dtype != torch.float32 for value in module.parameters()):
         raise ModelError(
@@ -219,8 +220,9 @@ def check_same(spec: ModelSpec, module: nn.Module) -> None:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images with the channels innermost in memory. One channel is innermost already, but torch
-    goes by the strides.
+    """The same images with the channels innermost in memory.
+
+    One channel is innermost already, but torch looks only at the strides.
     """
     if x.shape[1] == 1:
         _, _, height, width = x.shape

@@ -1,10 +1,10 @@
-"""A torch module's forward pass from given features on, without what was computed below them.
+"""A torch module's forward pass from cached features on, without its frozen layers.
 
-Forward passes are watched, call by call (torch's functions and the tensors that go in and out). A call is
-*above* when something that trains goes into it, or when it draws random numbers; what a call below hands to
-one above is a feature. A replay lets the module's own code run again, but calls below compute nothing: they
-give the features, or zeros of the right shape that take no memory. Where the module's calls differ from pass
-to pass there is no replay.
+Forward passes are recorded call by call: torch's functions and their tensors. A call is *above* if one of
+its inputs trains, or if it draws random numbers. A tensor that a call below passes to a call above is a
+feature. A replay runs the module's own code again, but calls below compute nothing: they return the
+features, or zeros of the right shape that take no memory. A module whose calls differ from pass to pass
+cannot be replayed.
 """
 
 import math
@@ -25,12 +25,12 @@ _SIZES = (3, 5)
 _BELOW, _OTHER = "below", "other"
 _DROPS = frozenset(
     name for name in dir(functional) if "dropout" in name
-)  # in evaluation too: one boundary for both
+)  # dropout counts as above in evaluation too, so that both modes have the same boundary
 
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor that a call gave; in its shape (times, True) stands for times the number of samples."""
+    """A tensor that a call returned. In its shape, (times, True) stands for times the number of samples."""
 
     shape: tuple[tuple[int, bool], ...]
     dtype: torch.dtype
@@ -41,9 +41,9 @@ class _Pass:
     """A forward pass in one mode.
 
     Attributes:
-        names: of the functions that it calls.
-        below: the tensors that calls below give, by call.
-        places: of the features: which call gives each, and which of its results it is.
+        names: names of the called functions.
+        below: tensors that calls below return, by the call's number.
+        places: for each feature, the call that returns it and its position among the results.
     """
 
     names: tuple[str, ...]
@@ -53,11 +53,11 @@ class _Pass:
 
 @dataclass(frozen=True)
 class Feature:
-    """An array at the boundary.
+    """A tensor at the boundary between frozen and trained layers.
 
     Attributes:
-        shape: of one sample's, in the order of its numbers.
-        order: of its axes behind the samples', as torch has them, in `shape`.
+        shape: shape of one sample's feature, in the order of its numbers.
+        order: order of torch's axes, without that of the samples, in `shape`.
     """
 
     shape: tuple[int, ...]
@@ -70,13 +70,13 @@ class Feature:
 
 @dataclass(frozen=True)
 class Replay:
-    """How to go on from features.
+    """How to run a module from its features.
 
     Attributes:
-        passes: in training, and in evaluation.
-        features: what goes from below to above, in order.
-        input_shape: of one sample.
-        dtype: of the samples.
+        passes: the recorded pass in training (True) and in evaluation (False).
+        features: tensors at the boundary, in order.
+        input_shape: shape of one sample.
+        dtype: type of the samples.
         device: where the module computes.
     """
 
@@ -88,7 +88,7 @@ class Replay:
 
     @property
     def size(self) -> int:
-        """Numbers a sample."""
+        """Number of features of a sample."""
         return sum(one.size for one in self.features)
 
     def compute_features(self, module: nn.Module, x: Tensor) -> NDArray[np.float32]:
@@ -104,10 +104,10 @@ class Replay:
         return array
 
     def forward(self, module: nn.Module, features: NDArray[np.float32]) -> Tensor:
-        """What the module gives, in its present mode, for samples with these features, shape (n, size).
+        """The module's output in its present mode for samples with these features, shape (n, size).
 
         Raises:
-            ReplayDiffers: it calls other functions than it did.
+            ReplayDiffers: the module called other functions than in the recorded pass.
         """
         tensors, start = [], 0
         for one in self.features:
@@ -122,18 +122,18 @@ class Replay:
 
 
 class ReplayDiffers(Exception):  # noqa: N818 - it reports what was seen
-    """A forward pass calls other functions than those that were watched."""
+    """A forward pass calls other functions than the recorded pass."""
 
 
 def record_boundary(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
-    """Look at forward passes in both modes; the module is left in evaluation mode, its statistics unmoved.
+    """Record forward passes in both modes. The module ends in evaluation mode with unchanged statistics.
 
     Args:
-        module: whose trained parameters require a gradient, and no others do.
-        x: samples of a given number, each time the same.
+        module: its trained parameters require a gradient, and no others do.
+        x: returns a given number of samples, the same ones each time.
 
     Returns:
-        None: samples themselves go into what trains, or passes differ.
+        None: samples themselves are inputs of trained layers, or the passes differ.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
@@ -170,7 +170,7 @@ def _one_pass(module: nn.Module, x: Tensor) -> "_CallRecorder":
 
 
 def _has_equal_outputs(replay: Replay, module: nn.Module, x: Tensor) -> bool:
-    """Whether a replay ends where the module ends, in both modes."""
+    """True if a replay has the module's output in both modes."""
     try:
         features = replay.compute_features(module, x)
         for training in (False, True):
@@ -188,14 +188,14 @@ def _has_equal_outputs(replay: Replay, module: nn.Module, x: Tensor) -> bool:
 
 
 class _CallRecorder(TorchFunctionMode):
-    """One forward pass, call by call.
+    """Records one forward pass, call by call.
 
     Attributes:
-        names: of the functions.
-        results: of each call, its tensors.
-        kinds: of each call, whether it is below and gives a tensor.
-        handed: (call, place) of what goes from below to above.
-        fed_with_samples: a sample itself does.
+        names: names of the called functions.
+        results: tensors that each call returned.
+        kinds: for each call, whether it is below and returns a tensor.
+        handed: (call, position) of each tensor that goes from below to above.
+        fed_with_samples: True if a sample itself is an input of a call above.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -240,7 +240,11 @@ class _CallRecorder(TorchFunctionMode):
 
 
 def _compare_passes(few: _CallRecorder, many: _CallRecorder) -> tuple[_Pass, tuple[Feature, ...]] | None:
-    """A pass and its features, of two that differ in their number of samples; None: in more than that."""
+    """A pass and its features, from two recordings with different numbers of samples.
+
+    Returns:
+        None: the recordings differ in more than the number of samples.
+    """
     if few.names != many.names or few.kinds != many.kinds or few.handed != many.handed:
         return None
     below = {}
@@ -264,7 +268,7 @@ def _compare_passes(few: _CallRecorder, many: _CallRecorder) -> tuple[_Pass, tup
 
 
 def _shape_per_sample(few: torch.Size, many: torch.Size) -> tuple[tuple[int, bool], ...] | None:
-    """A shape for any number of samples, of its shapes for two numbers."""
+    """The shape for any number of samples, from the shapes for two numbers. None: it cannot be derived."""
     found = []
     for one, other in zip(few, many, strict=True):
         times, rest = divmod(one, _SIZES[0])
@@ -275,7 +279,7 @@ def _shape_per_sample(few: torch.Size, many: torch.Size) -> tuple[tuple[int, boo
 
 
 def _feature(tensor: Tensor) -> Feature | None:
-    """What is handed over, if it has a row of numbers for each sample."""
+    """The feature that a tensor is. None: the tensor does not have one row for each sample."""
     if tensor.dtype != torch.float32 or tensor.shape[:1] != (_SIZES[0],):
         return None
     axes = tuple(range(tensor.ndim - 1))
@@ -294,7 +298,7 @@ def _flat(values: object) -> Iterator[Tensor]:
 
 
 class _CallReplayer(TorchFunctionMode):
-    """A forward pass that calls what one did that was watched."""
+    """Runs a forward pass and checks that it makes the recorded calls."""
 
     def __init__(self, made: _Pass) -> None:
         super().__init__()
@@ -312,7 +316,7 @@ class _FeatureRecorder(_CallReplayer):
     """Keeps the features of a pass.
 
     Attributes:
-        found: by their place among the features.
+        found: tensors by the number of the feature.
     """
 
     def __init__(self, made: _Pass) -> None:
@@ -332,7 +336,7 @@ class _FeatureRecorder(_CallReplayer):
 
 
 class _FeatureReplayer(_CallReplayer):
-    """Gives the features, and zeros for what else lies below."""
+    """Returns the features, and zeros for all other results of calls below."""
 
     def __init__(self, made: _Pass, features: list[Tensor]) -> None:
         super().__init__(made)

@@ -1,4 +1,4 @@
-"""The one local training loop: the run's optimiser on the flat vector, over any backend."""
+"""The local training loop: the run's optimiser on the flat vector, with any backend."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -28,19 +28,21 @@ from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.score_gain import Gain, score_gain
 from fleetune.protocols.tasks.task import Task
 
-_EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
+# samples per evaluation: larger batches are no faster in ONNX Runtime and would set the peak of memory
+_EVALUATION_BATCH = 32
 
 
 def never() -> bool:
-    """No."""
+    """Never end local training early."""
     return False
 
 
 def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
-    """Where an epoch's order is cut into batches.
+    """Divide an epoch of samples into batches.
 
-    The last, partial batch is used. A last batch of a single sample is merged into the one before it,
-    for every model alike: batch normalisation cannot take it, and its gradient is the noisiest.
+    The last, partial batch is used. If it has a single sample, it is merged into the batch before it for
+    every
+    model: batch normalisation cannot process one sample, and its gradient is the noisiest.
     """
     starts = list(range(0, num_samples, batch_size))
     if len(starts) > 1 and batch_size > 1 and num_samples - starts[-1] == 1:
@@ -50,19 +52,19 @@ def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """A `protocols.method.trainer.Trainer` over a backend and a device's data.
+    """A `protocols.method.trainer.Trainer` with a backend and a device's data.
 
     Attributes:
-        backend: computes losses and gradients; its vectors are scratch space between calls.
-        data: in the model's shape (see `edge_agent.training.device_data.check_fits`).
-        settings: the run's [training] section, with the learning rate of the round at hand.
-        optimiser_states: what the optimiser remembers from round to round; None: each `fit` begins anew.
-        local_work: how much of the run's epochs `fit` and `batches` do, from their first step on and beyond
-            their last; epochs that a plan sets itself are done as they are.
-        enough: asked after every step of `fit`, unless the last one's gradient is wanted; True ends it with
-            what it has.
-        stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
-        progress: told the finished fraction of a `fit` after every batch, up to 1.
+        backend: computes losses and gradients. Its vectors may change between calls.
+        data: samples in the model's shape, see `edge_agent.training.device_data.check_fits`.
+        settings: the run's [training] section with the learning rate of the current round.
+        optimiser_states: the optimiser's state from round to round. None: each `fit` starts without one.
+        local_work: factor on the run's number of steps in `fit` and `batches`. Epochs set by a plan are not
+            scaled.
+        enough: called after every step of `fit` unless the plan keeps the last gradient. True ends training
+            early.
+        stop: called before every batch of `fit`. A reason ends training with TrainingStopped.
+        progress: called after every batch with the finished fraction of `fit`, up to 1.
     """
 
     backend: Backend
@@ -82,7 +84,7 @@ class LocalTrainer:
         local_work: float = 1.0,
         enough: Callable[[], bool] = never,
     ) -> "LocalTrainer":
-        """The trainer for a round of the run, which begins at 1."""
+        """The trainer for one round. Rounds count from 1."""
         return replace(
             self,
             settings=rate_schedule.in_round(self.settings, number),
@@ -97,44 +99,45 @@ class LocalTrainer:
 
     @property
     def task(self) -> Task:
-        """What is learned."""
+        """The run's task."""
         return self.backend.task
 
     @property
     def num_samples(self) -> int:
-        """Training samples (validation and test not counted)."""
+        """Number of training samples, without validation and test."""
         return self.data.size("train")
 
     @property
     def num_classes_held(self) -> int:
-        """How many of the model's classes occur among the training samples; 1 where the task has none."""
+        """Number of the model's classes among the training samples. 1 if the task has no classes."""
         labels = self.data.part("train")[1]
         return np.unique(labels).size if labels.ndim == 1 else 1
 
     @property
     def num_test(self) -> int:
-        """Samples of the test split."""
+        """Number of test samples."""
         return self.data.size("test")
 
     def on_all(self) -> "LocalTrainer":
-        """The same as if no validation samples had been held out."""
+        """A trainer that also trains on the validation samples."""
         return replace(self, data=self.data.without_validation())
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
-        """Train from `weights` by the run's optimiser on the gradients of data, loss term and pull, clipped.
+        """Train from `weights` with the run's optimiser, on the clipped gradient of loss, loss term and
+        pull.
 
-        The optimiser remembers nothing, or what `optimiser_states` has. Epoch e takes the samples in the
-        order `key.child("epoch", e).permutation(n)`, cut by `batch_slices`; step s augments its batch with
-        `key.child("augment", s)`. The loss and `last_gradient` are of the data's loss alone, without pull
-        and weight decay, and the gradient covers frozen entries too. A loss term is in the gradient, not in
-        the loss; what other models answer in it, they answer to the samples as they are. Where the plan
-        promises that all is 0 outside some neurons, and the backend can, a smaller network trains.
+        The optimiser starts without a state, or with that of `optimiser_states`. Epoch e takes the samples in
+        the order `key.child("epoch", e).permutation(n)`, divided by `batch_slices`. Step s augments its batch
+        with `key.child("augment", s)`. The returned loss and `last_gradient` are those of the data alone,
+        without pull and weight decay; the gradient covers frozen entries too. The models of a loss term
+        answer to samples without augmentation. If the plan guarantees zeros outside some neurons and the
+        backend supports it, a smaller network is trained instead.
 
         Raises:
-            TrainingStopped: `stop` gave a reason; nothing was changed.
-            TrainingDiverged: the loss, the gradient or the weights are no longer finite; nothing was changed.
-            SettingError: the run's augmentation failed; nothing was changed.
-            ModelError: the backend cannot compute the loss term; nothing was changed.
+            TrainingStopped: `stop` returned a reason.
+            TrainingDiverged: loss, gradient or weights became NaN or infinite.
+            SettingError: the run's augmentation failed.
+            ModelError: the backend cannot compute the loss term.
         """
         if part := sub_model_of(self.backend, weights, plan):
             alone = replace(
@@ -143,11 +146,13 @@ class LocalTrainer:
             return part.put_back(alone.fit(part.taken(weights), part.plan(plan), key), weights)
         answers = self._answers(plan.loss_term)
         self.backend.load(weights)
-        with np.errstate(over="ignore", invalid="ignore"):  # divergence is found and named below
+        with np.errstate(over="ignore", invalid="ignore"):  # divergence is detected and reported below
             return self._descend(plan, answers, key)
 
     def _answers(self, loss_term: LossTerm | None) -> list[NDArray[np.float32]]:
-        """What each model of the loss term answers on all training samples; asked once: they are fixed."""
+        """Answers of each model of the loss term on all training samples. The models are fixed, so this runs
+        once.
+        """
         answers: list[NDArray[np.float32]] = []
         if loss_term is None or not self.num_samples:
             return answers
@@ -189,7 +194,9 @@ class LocalTrainer:
                 mean = self.backend.step(
                     x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else wanted
                 )
-                self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
+                self._check_finite(
+                    math.isfinite(mean), f"the loss is {mean:g} in step {step + 1} of {num_steps}"
+                )
                 total += mean * rows.size
                 seen += rows.size
                 step += 1
@@ -216,7 +223,7 @@ class LocalTrainer:
         return Fit(weights.copy(), loss, num_steps, last_gradient, done)
 
     def _trained(self, plan: FitPlan) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-        """Names of the tensors that train (None: all do), and of those of them that no lower layer has."""
+        """Names of all trained tensors (None: all), and of those without entries in lower layers."""
         every = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
         if plan.lower is None:
             return every, every
@@ -231,8 +238,9 @@ class LocalTrainer:
             raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0. Of
-        the validation samples those never trained on do not count.
+        """Mean loss in evaluation mode over a part, or over its samples `rows`. 0 if there are none.
+
+        Validation samples that are never trained on do not count.
         """
         self.backend.load(weights)
         chosen = self._with_loss(part) if rows is None else rows
@@ -240,8 +248,8 @@ class LocalTrainer:
         return total / max(1, chosen.size)
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """Each sample's loss in evaluation mode over a part, shape (n,); of the validation samples without
-        those that are never trained on.
+        """Fraction of correct predictions in evaluation mode, 0..1. None: no samples, or the task has no
+        accuracy.
         """
         self.backend.load(weights)
         found = [self.backend.losses(x, y) for x, y in self._parts(part, self._with_loss(part))]
@@ -251,43 +259,46 @@ class LocalTrainer:
         return self.data.compared if part == "validation" else np.arange(self.data.size(part))
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty, or the task has no
-        accuracy.
+        """The loss of each sample of a part in evaluation mode, shape (n,).
+
+        Validation samples that are never trained on are left out.
         """
         has = any(one.name == "accuracy" for one in self.task.scores)
         return self._figure(weights, part, "accuracy") if has else None
 
     def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """The task's score in evaluation mode. None: the part is empty, or cannot tell."""
+        """The task's score in evaluation mode. None: the part is empty or has too few kinds of samples."""
         return self._figure(weights, part, self.task.score.name)
 
     @property
     def lower_is_better(self) -> bool:
-        """Of two scores."""
+        """True if the lower of two scores is the better one."""
         return self.task.score.better == "lower"
 
     def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
-        """All scores of the task that a part can tell, by name."""
+        """All scores of the task that can be computed on a part, by name."""
         if not self.data.size(part):
             return {}
         reference = self._reference(weights)[0] if self.task.by_reference else None
         return self.task.figures(self.judged(weights, part), self.data.part(part)[1], reference)
 
     def threshold(self, weights: FlatArray) -> Threshold | None:
-        """Above which an error is an anomaly; None: the task has no such thing, or there are no samples."""
+        """Error above which a sample is an anomaly. None: the task has no threshold, or there are no
+        samples.
+        """
         if not isinstance(self.task, Reconstruction) or not self.num_samples:
             return None
         reference, of = self._reference(weights)
         quantile = self.task.section.anomaly_quantile
         known = false_alarms_of(len(reference), quantile, of) if of else None
-        # it is a sample's own error, and an exported model computes that with other roundings
+        # The error of a sample can equal the threshold, and an exported model rounds it differently.
         return Threshold(self.task.threshold(reference) * (1 + ROUNDING), known)
 
     def _reference(self, weights: FlatArray) -> tuple[NDArray[Any], str]:
-        """What is `judged` of the normal samples by which a threshold is found, and which samples these are.
+        """`judged` values of normal samples that define the threshold, and the name of their part.
 
-        They are the validation samples, where they are enough for the quantile, else the test samples too.
-        Without any these are the training samples: "".
+        The validation samples are used if they suffice for the quantile, otherwise the test samples too.
+        Without either, the training samples are used, with an empty name.
         """
         held_out: tuple[Part, ...] = ("validation", "test")
         normal = {part: self._normal(part) for part in held_out}
@@ -299,7 +310,7 @@ class LocalTrainer:
         return np.concatenate(found), " and ".join(parts)
 
     def _normal(self, part: Part) -> Rows:
-        """The samples of a part that could be trained on."""
+        """Indices of a part's samples that can be trained on."""
         labels = self.data.part(part)[1]
         found = self.task.trained_on(labels)
         return np.arange(len(labels)) if found is None else np.flatnonzero(found)
@@ -311,22 +322,26 @@ class LocalTrainer:
         return self.task.figure(name, self.judged(weights, part), self.data.part(part)[1], reference)
 
     def judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
-        """What the task keeps of a part's outputs, see `Task.judged`; the part is not empty."""
+        """The values that the task computes from a part's outputs, see `Task.judged`. The part must not be
+        empty.
+        """
         self.backend.load(weights)
         return np.concatenate(
             [self.task.judged(self.backend.evaluate(x, y)[1], y) for x, y in self._parts(part)]
         )
 
     def gain(self, weights: FlatArray, others: FlatArray, part: Part = "test") -> Gain | None:
-        """How much better a model scores than another, on the same samples; None: the part cannot tell."""
+        """How much better one model scores than another on the same samples. None: the part has no score."""
         if not self.data.size(part):
             return None
         ours, theirs = (self.judged(one, part) for one in (weights, others))
         return score_gain(self.task, ours, theirs, self.data.part(part)[1])
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
-        or those in `rows`.
+        """Gradient of the mean loss in evaluation mode over all training samples or `rows`.
+
+        Returns:
+            float32, shape (spec.size,), 0 at statistics.
         """
         self.backend.load(weights)
         mean = np.zeros(self.spec.size, np.float32)
@@ -338,10 +353,10 @@ class LocalTrainer:
         return mean
 
     def batches(self, key: Key) -> Iterator[Rows]:
-        """Each batch's rows, in the order of `fit` with the same key.
+        """Yield the sample indices of each batch, in the order of `fit` with the same key.
 
         Raises:
-            TrainingStopped: `stop` gave a reason.
+            TrainingStopped: `stop` returned a reason.
         """
         slices = batch_slices(self.num_samples, self.settings.batch_size)
         done, num_batches = 0, num_local_steps(self.settings.epochs * len(slices), self.local_work)
@@ -355,7 +370,7 @@ class LocalTrainer:
                 self.progress(done / num_batches)
 
     def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
-        """Yield the inputs and targets of a part, or those in `rows`, a few at a time."""
+        """Yield inputs and targets of a part, or of its samples `rows`, in small batches."""
         chosen = np.arange(self.data.size(part)) if rows is None else rows
         for start in range(0, chosen.size, _EVALUATION_BATCH):
             yield self._batch(part, chosen[start : start + _EVALUATION_BATCH])

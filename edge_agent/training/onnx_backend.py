@@ -1,4 +1,4 @@
-"""A bundle's graphs as a `Backend`: training with stock ONNX Runtime and numpy."""
+"""A `Backend` that runs a bundle's graphs with ONNX Runtime and numpy."""
 
 import copy
 from collections.abc import Collection, Mapping
@@ -39,23 +39,22 @@ from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
 
-LOWER = "lower"  # of a bundle that is cut: from samples to features
+LOWER = "lower"  # graph of a divided bundle that computes features from samples
 
 Array = NDArray[Any]
 
 
 class OnnxBackend:
-    """See `edge_agent.training.backend.Backend`. The tensors that the runtime reads are views of the flat
-    vector.
+    """A `Backend` on ONNX Runtime. The tensors that the runtime reads are views of the flat vector.
 
     Args:
-        bundle: of the model.
+        bundle: the model's bundle.
         threads: processor threads of a step.
-        frozen: the tensors of the model's backbone, which the runtime reads where they are.
+        frozen: tensors of the model's backbone, which the runtime reads without copying.
         guard, room, kept_bytes, device: see `Sessions`.
 
     Raises:
-        ModelError: ONNX Runtime is not installed, or too old, or cannot compute there.
+        ModelError: ONNX Runtime is missing or too old, or cannot compute on the device.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class OnnxBackend:
 
     @property
     def vocabulary(self) -> int | None:
-        """Of token ids, see `Backend.vocabulary`."""
+        """Number of token ids, see `Backend.vocabulary`."""
         return self._bundle.vocabulary
 
     @property
@@ -128,12 +127,15 @@ class OnnxBackend:
         plan: FitPlan,
         before: OptimiserState | None,
     ) -> None:
-        """None: it computes with `weights` and `gradient`."""
+        """None: this backend computes with `weights` and `gradient` themselves."""
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
         if weights.shape != (self._spec.size,):
-            raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
+            raise ModelError(
+                f"model {self._spec.name} has {self._spec.size} weights, but got an array of shape"
+                f" {weights.shape}"
+            )
         self._weights[:] = weights
         self._batches = 0
 
@@ -147,7 +149,7 @@ class OnnxBackend:
         extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
-        """Forward and backward over one batch, see `Backend.step`."""
+        """Compute the gradient of a batch and return its mean loss, see `Backend.step`."""
         self._check(x, y)
         wanted = self._gradients.keys() if tensors is None else tensors
         graph, outputs = _graph(training, extra_loss), self._outputs(wanted, training=training)
@@ -161,7 +163,7 @@ class OnnxBackend:
         return float(self._loss)
 
     def upper_layers(self) -> UpperLayers | None:
-        """See `Backend.upper_layers`: the graphs, cut in two."""
+        """The bundle's graphs from the boundary on, see `Backend.upper_layers`."""
         whole = self._cut is None and not self._task.targets_are_samples
         found = cut(self._bundle) if whole else None
         if found is None:
@@ -179,7 +181,7 @@ class OnnxBackend:
         return UpperLayers(upper, found.size, features)
 
     def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:
-        """See `Backend.smaller_network`: the bundle's training graph with other sizes."""
+        """The bundle's training graph with smaller tensors, see `Backend.smaller_network`."""
         return self._smaller.of(counts)
 
     def _make_smaller(self, counts: tuple[int, ...]) -> "OnnxBackend | None":
@@ -191,10 +193,10 @@ class OnnxBackend:
         self._sessions = self._new_sessions(self._bundle)
 
     def _samples(self, x: InputArray) -> dict[str, Array]:
-        """A batch as the graphs take it: samples, or what of them is handed over at the boundary."""
+        """Inputs of the graphs: samples, or the features at the boundary of a divided bundle."""
         if self._cut is None:
             return {"x": self._input(x)}
-        given, start = {"x": np.asarray(x)}, 0  # which tells how many there are
+        given, start = {"x": np.asarray(x)}, 0  # an array that shows the number of samples
         for port, size in self._cut.ports:
             rows = np.ascontiguousarray(x[:, start : start + size], np.float32)
             given[port.name] = rows.reshape(len(x), *(int(one) for one in port.shape[1:]))
@@ -208,14 +210,14 @@ class OnnxBackend:
         return float(self._sample_losses(x, y, outputs).sum()), outputs
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """Each sample's loss, see `Backend.losses`."""
+        """The loss of each sample, see `Backend.losses`."""
         self._check(x, y)
         return self._sample_losses(x, y, None)
 
     def _sample_losses(
         self, x: InputArray, y: LabelArray, outputs: NDArray[np.float32] | None
     ) -> NDArray[np.float64]:
-        """By numpy, or, where the loss is a user's, by its graph."""
+        """Loss of each sample by numpy, or by the user's own graph."""
         if not self._task.users_loss:
             given = self.answer(x, "logits") if outputs is None else outputs
             return self._task.sample_losses(given, y)
@@ -224,24 +226,25 @@ class OnnxBackend:
         return found.astype(np.float64)
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """What the model gives, or gives its last layer, see `Backend.answer`."""
+        """The logits, or the input of the last layer, see `Backend.answer`."""
         if what not in self._bundle.graphs[graphs.ANSWER].output_names:
             raise ModelError(
-                f"model {self._spec.name}: its last layer is not called once with one tensor, as this method"
-                " needs; choose another method or model"
+                f"model {self._spec.name}: this method needs a last layer that is called once with one"
+                " tensor;"
+                " choose another method or model"
             )
         feeds = {**self._samples(x), **self._tensors}
         array: NDArray[np.float32] = self._sessions.run(graphs.ANSWER, frozenset({what}), feeds)[what]
         return array
 
     def _outputs(self, wanted: Collection[str], *, training: bool) -> frozenset[str]:
-        """Of a step: its loss, the gradients of these tensors, and the new statistics."""
+        """Names of the outputs of a step: loss, gradients of these tensors, and new statistics."""
         statistics = self._statistics if training else ()
         gradients = (f"gradient:{name}" for name in wanted)
         return frozenset({"loss", *gradients, *(f"statistic:{name}" for name in statistics)})
 
     def _take(self, found: Mapping[str, Array], wanted: Collection[str], *, training: bool) -> None:
-        """What a step found, but for gradients that are in their place already."""
+        """Copy a step's results into the flat vectors, except gradients that the runtime wrote there."""
         for name, gradient in self._gradients.items():
             if name not in wanted:
                 gradient[...] = 0
@@ -255,8 +258,9 @@ class OnnxBackend:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
 
     def _training_feeds(self, key: Key, num_samples: int, taken: Collection[str]) -> dict[str, Array]:
-        """What dropout draws, and the number of steps since the weights were loaded, this one included, which
-        norms without a momentum average over.
+        """Dropout factors, and the number of steps since the weights were loaded, with this one.
+
+        Norms without momentum average over that number.
         """
         self._batches += 1
         drawn = {
@@ -267,21 +271,21 @@ class OnnxBackend:
         return {**drawn, "batches": np.array(self._batches, np.float32)}
 
     def _check(self, x: InputArray, y: LabelArray) -> None:
-        """What torch would refuse and the runtime would not: it computes something from any label."""
+        """Check a batch as torch would. The runtime would compute something from any label."""
         spec = self._spec
         shape = spec.input_shape if self._cut is None else (self._cut.size,)
         if x.shape != (len(y), *shape) or not len(y):
             raise ModelError(
-                f"model {spec.name} takes samples of shape {shape}, not a batch of {x.shape}"
+                f"model {spec.name} takes samples of shape {shape}; got a batch of {x.shape}"
                 f" with {len(y)} labels"
             )
         wanted = self._task.target_shape(spec.num_classes, spec.input_shape)
         kind = np.integer if wanted == () else np.floating
         if not np.issubdtype(x.dtype, np.number) or not np.issubdtype(y.dtype, kind):
             labels = "whole labels" if wanted == () else "numbers as labels"
-            raise ModelError(f"model {spec.name} takes numbers and {labels}, not {x.dtype} and {y.dtype}")
+            raise ModelError(f"model {spec.name} takes numbers and {labels}; got {x.dtype} and {y.dtype}")
         if y.shape[1:] != wanted:
-            raise ModelError(f"model {spec.name} takes labels of shape {wanted}, not {y.shape[1:]}")
+            raise ModelError(f"model {spec.name} takes labels of shape {wanted}; got {y.shape[1:]}")
         if wanted == ():
             check_labels(spec, y)
 

@@ -1,4 +1,4 @@
-"""Graphs of a bundle in ONNX Runtime: one session for each set of outputs that is asked for."""
+"""Runs a bundle's graphs in ONNX Runtime, with one session for each set of outputs."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.settings.section import PROCESSOR
 
 OLDEST = (1, 16)
-# As it is where nobody says it; but then Python finds that out by an exception, 20 to 40 us in each run.
+# This is the default. Without it Python finds out by an exception, which takes 20 to 40 us in each run.
 _CAPTURED_GRAPH = "gpu_graph_id", "0"
-MAX_SESSIONS = 6  # a method asks for a few sets of layers; each session holds memory of its own
+MAX_SESSIONS = 6  # A method uses a few sets of layers, and each session holds its own memory.
 
 Array = NDArray[Any]
 
@@ -30,16 +30,16 @@ class Sessions:
     """Runs a bundle's graphs.
 
     Args:
-        bundle: of the model.
+        bundle: the model's bundle.
         threads: processor threads of one run.
-        guard: ends runs; None: nothing does.
-        room: bytes that a run may take at most; None: whatever the model's description allows.
-        kept_bytes: memory of a run that takes no more than so many bytes is kept for the next one.
-        dequantised: inputs that are fed as int8 and scales, see `write_onnx`.
-        device: that computes, see `onnx_providers`.
+        guard: ends runs that take too long. None: runs are not limited.
+        room: most bytes that a run may take. None: as many as the model's description allows.
+        kept_bytes: memory of a run up to this size is kept for the next run.
+        dequantised: inputs that are passed as int8 and scales, see `write_onnx`.
+        device: device that computes, see `onnx_providers`.
 
     Raises:
-        ModelError: ONNX Runtime is not installed, or too old, or cannot compute there.
+        ModelError: ONNX Runtime is missing or too old, or cannot compute on the device.
     """
 
     def __init__(
@@ -68,22 +68,19 @@ class Sessions:
         feeds: Mapping[str, Array],
         into: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """What `graph` makes of `feeds`, of which it takes what it needs.
+        """Run a graph and return its outputs by name, without those written `into` an array.
 
         Args:
-            graph: its name in the bundle.
-            outputs: those of its outputs that are wanted; nothing else is computed.
-            feeds: contiguous arrays by the name of an input.
-            into: where to write an output, by its name, instead of into an array of its own: contiguous, of
-                its shape and type, and none of the `feeds`.
-
-        Returns:
-            The outputs by name, without those that went `into` an array.
+            graph: name of the graph in the bundle.
+            outputs: names of the wanted outputs. Nothing else is computed.
+            feeds: contiguous arrays by the name of an input. The graph takes those that it needs.
+            into: by the name of an output, a contiguous array of its shape and type to write to, which must
+                not be one of the `feeds`.
 
         Raises:
-            ModelError: the bundle has no such graph, or the runtime cannot compute it, or it takes too long.
-            PacketError: it would take more than the model's description, or this device, allows.
-            TrainingStopped: the guard was told so; nothing was changed.
+            ModelError: the bundle has no such graph, the runtime cannot compute it, or it takes too long.
+            PacketError: it would take more than the model's description or this device allows.
+            TrainingStopped: the guard was asked to stop; nothing was changed.
         """
         self.price(graph, outputs, len(feeds["x"]))
         session = self._session(graph, outputs, len(feeds["x"]))
@@ -92,20 +89,20 @@ class Sessions:
         with self._guard.over(options) as run:
             try:
                 found = session.run(feeds, into, options)
-            except Exception as problem:  # each of the runtime's errors is a type of its own
+            except Exception as problem:  # the runtime's errors have no common type
                 reason = f"model {self._bundle.spec.name} cannot compute: {_line(problem)}"
                 raise run.problem or ModelError(reason) from problem
         return found
 
     def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
-        """What a run of so many samples would take is looked at once, before anything is made for it.
+        """Check the predicted cost of a run with so many samples, before anything is allocated for it.
 
         Returns:
-            The inputs that it takes.
+            The inputs that the run takes.
 
         Raises:
             ModelError: the bundle has no such graph.
-            PacketError: it would take more than the model's description, or this device, allows.
+            PacketError: it would take more than the model's description or this device allows.
         """
         key = graph, outputs, num_samples
         if key in self._priced:
@@ -121,7 +118,7 @@ class Sessions:
     def _kept(self, graph: str, outputs: frozenset[str]) -> Graph:
         name = self._bundle.spec.name
         if graph not in self._bundle.graphs:
-            raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
+            raise ModelError(f"the bundle of model {name} has no graph {graph!r}, which this method needs")
         return self._bundle.graphs[graph].keeping(outputs)
 
     def _session(self, graph: str, outputs: frozenset[str], num_samples: int) -> "_Session":
@@ -138,17 +135,18 @@ class Sessions:
         keeps = cost_of(graph, kept, num_samples).num_bytes <= self._kept_bytes
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
-        options.log_severity_level = 4  # what goes wrong is raised
-        options.enable_cpu_mem_arena = keeps  # it never gives back, and may take twice what a run takes
-        options.enable_mem_pattern = keeps  # one block for a whole step: more at its peak
+        options.log_severity_level = 4  # log nothing below errors: failures are raised
+        # The arena never returns memory and may take twice what a run needs.
+        options.enable_cpu_mem_arena = keeps
+        options.enable_mem_pattern = keeps  # One block for a whole step has a higher peak.
         try:
             session = self._runtime.InferenceSession(
                 write_onnx(kept, dequantised=self._dequantised), options, providers=self._providers
             )
-        except Exception as problem:  # as above
+        except Exception as problem:  # see above
             version = self._runtime.__version__
             raise ModelError(
-                f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer one may:"
+                f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer version may:"
                 " pip install -U onnxruntime"
             ) from problem
         check_used(session, self._device)
@@ -157,12 +155,12 @@ class Sessions:
 
 
 class _Session:
-    """One of the runtime's, and what its inputs and outputs are bound to: most are the same ones each time.
+    """One of the runtime's sessions and its bound inputs and outputs, most of which stay the same.
 
     Args:
-        session: the runtime's.
-        inputs, outputs: names of what it takes and gives.
-        reads_in_place: what is bound is read as it is when it runs; a card has a copy of what it was.
+        session: the runtime's session.
+        inputs, outputs: names of the session's inputs and outputs.
+        reads_in_place: True if a run reads a bound array itself. On a GPU it reads an earlier copy.
     """
 
     def __init__(self, session: Any, inputs: list[str], outputs: list[str], *, reads_in_place: bool) -> None:
@@ -172,14 +170,14 @@ class _Session:
         self._bound: dict[str, Array] = {}
 
     def run(self, feeds: Mapping[str, Array], into: Mapping[str, Array], options: Any) -> dict[str, Array]:
-        """See `Sessions.run`."""
+        """Bind the arrays that changed and run the session, see `Sessions.run`."""
         for name in self._inputs:
             if self._is_new(name, feeds[name]) or not self._reads_in_place:
                 self._binding.bind_cpu_input(name, feeds[name])
         for name in self._outputs:
             if name not in into:
                 self._bound.pop(name, None)
-                self._binding.bind_output(name, "cpu")  # anew: its shape may be another one
+                self._binding.bind_output(name, "cpu")  # bind again, as its shape may have changed
             elif self._is_new(name, place := into[name]):
                 self._binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
         self._session.run_with_iobinding(self._binding, options)
@@ -189,7 +187,7 @@ class _Session:
         return {name: value.numpy() for name, value in found if name not in into}
 
     def _is_new(self, name: str, array: Array) -> bool:
-        """Whether this is not bound yet; then it is, and is held on to."""
+        """True if this array is not bound yet. Binds it and keeps a reference."""
         if self._bound.get(name) is array:
             return False
         self._bound[name] = array
@@ -200,7 +198,7 @@ def runtime() -> Any:
     """The module `onnxruntime`.
 
     Raises:
-        ModelError: it is not installed, or too old.
+        ModelError: it is missing or too old.
     """
     try:
         with without_torch():
@@ -210,7 +208,7 @@ def runtime() -> Any:
     if version(onnxruntime) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ModelError(
-            f"onnxruntime {onnxruntime.__version__} is too old, {oldest} is needed:"
+            f"onnxruntime {onnxruntime.__version__} is too old; at least {oldest} is needed:"
             f" pip install 'onnxruntime>={oldest}'"
         )
     return onnxruntime

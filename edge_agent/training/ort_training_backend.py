@@ -1,4 +1,4 @@
-"""A bundle as a `Backend` on onnxruntime-training: ONNX Runtime that trains by its own kernels."""
+"""A `Backend` on onnxruntime-training, which has its own training kernels."""
 
 import tempfile
 from collections import OrderedDict
@@ -22,26 +22,28 @@ from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import TensorSpec
 from fleetune.protocols.randomness import Key
 
-MAX_MODULES = 3  # a method asks for a few sets of layers; each has parameters and gradients of its own
+MAX_MODULES = 3  # A method uses a few sets of layers, and each has its own parameters and gradients.
 
-_SILENT = 4  # what goes wrong is raised
-_FOREIGN = "bundle of model {}: its part for onnxruntime-training is of another model"
+_SILENT = 4  # log nothing below errors: failures are raised
+_FOREIGN = "bundle of model {}: its part for onnxruntime-training belongs to another model"
 
 Array = NDArray[Any]
 
 
 class OrtTrainingBackend(OnnxBackend):
-    """See `edge_agent.training.backend.Backend`. Steps with a loss term, gradients in evaluation mode and
-    answers come from the bundle's graphs, which the same package runs as onnxruntime would.
+    """A `Backend` on onnxruntime-training.
+
+    Steps with a loss term, gradients in evaluation mode and answers run the bundle's graphs, as with
+    onnxruntime.
 
     Args:
-        bundle: of the model.
+        bundle: the model's bundle.
         threads: processor threads of a step.
         frozen: see `OnnxBackend`.
-        guard, room: see `Sessions`; the package's own steps cannot be ended in their middle.
+        guard, room: see `Sessions`. They cannot end the package's own steps early.
 
     Raises:
-        ModelError: onnxruntime-training is not installed, or the bundle has nothing for it.
+        ModelError: onnxruntime-training is missing, or the bundle has no part for it.
     """
 
     def __init__(
@@ -57,17 +59,18 @@ class OrtTrainingBackend(OnnxBackend):
         super().__init__(bundle, threads, frozen=dict(frozen), guard=guard, room=room)
         if ort_training.TRAINING_MODEL not in bundle.ort_training:
             raise ModelError(
-                f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training: --trainer onnx"
+                f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training; use"
+                " --trainer onnx"
             )
         self._threads = threads
         self._modules: OrderedDict[frozenset[str], _TrainingModule] = OrderedDict()
 
     def upper_layers(self) -> UpperLayers | None:
-        """None: the package's training model is one piece."""
+        """None: the package's training model cannot be divided."""
         return None
 
     def smaller_network(self, counts: tuple[int, ...]) -> None:  # noqa: ARG002 - of none
-        """None: the package's training model has its sizes."""
+        """None: the package's training model has fixed sizes."""
         return
 
     def step(
@@ -80,17 +83,17 @@ class OrtTrainingBackend(OnnxBackend):
         extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
-        """Forward and backward over one batch, see `Backend.step`."""
+        """Compute the gradient of a batch and return its mean loss, see `Backend.step`."""
         wanted = frozenset(self._gradients if tensors is None else tensors)
         if not training or extra_loss is not None:
             return super().step(x, y, key, training=training, extra_loss=extra_loss, tensors=tensors)
         self._check(x, y)
         if (
             TRAIN in self._bundle.graphs
-        ):  # of what came over the wire it always is, and tells what a step takes
+        ):  # A bundle from the wire always has this figure, which tells what a step takes.
             self._sessions.price(TRAIN, self._outputs(self._gradients, training=True), len(y))
         feeds = {"x": self._input(x), "y": np.ascontiguousarray(y), **self._tensors}
-        last = next(reversed(self._gradients))  # a Module has to find a gradient; this costs least
+        last = next(reversed(self._gradients))  # A Module must compute a gradient; this one costs least.
         module = self._module(wanted or frozenset({last}))
         found = module.run(feeds | self._training_feeds(key, len(y), module.inputs))
         self._take(found, wanted, training=True)
@@ -110,14 +113,14 @@ class _TrainingModule:
 
     Args:
         api: `onnxruntime.training.api`.
-        bundle: of the model.
-        wanted: names of parameters, at least one; nothing is computed for the others alone.
+        bundle: the model's bundle.
+        wanted: names of at least one parameter. Gradients of all others are not computed.
         threads: processor threads of a step.
 
     Raises:
         ModelError: the package cannot load the model.
-        StoreError: there is no room for temporary files, through which it wants to be given all.
-        PacketCorrupt, PacketForeign: the bundle's training model is damaged, or of another model.
+        StoreError: temporary files, which the package needs, do not fit on the disk.
+        PacketCorrupt, PacketForeign: the bundle's training model is damaged or of another model.
     """
 
     def __init__(self, api: Any, bundle: Bundle, wanted: frozenset[str], threads: int) -> None:
@@ -132,7 +135,7 @@ class _TrainingModule:
         try:
             self._module, state = _load(api, model, parameters, wanted, threads)
         except OSError as problem:
-            line = f"{tempfile.gettempdir()}: {problem.strerror}; make room, or set TMPDIR"
+            line = f"{tempfile.gettempdir()}: {problem.strerror}; free space there, or set TMPDIR"
             raise StoreError(line) from problem
         except Exception as problem:  # the runtime's errors have no common type
             line = f"onnxruntime-training cannot load model {spec.name}: {_line(problem)}"
@@ -144,17 +147,17 @@ class _TrainingModule:
             raise PacketForeign(_FOREIGN.format(spec.name))
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """One step.
+        """Run one step.
 
         Args:
             feeds: samples, labels, noises and all tensors by the names of `protocols.bundle.bundle`.
 
         Returns:
-            The loss, gradients and new statistics, by such names; the gradients are valid until the next run.
+            Loss, gradients and new statistics by such names. Gradients are valid until the next run.
 
         Raises:
             ModelError: the package cannot compute it.
-            PacketForeign: the training model takes something else.
+            PacketForeign: the training model has other inputs.
         """
         for name, view in self._parameters.items():
             view[...] = feeds[name]
@@ -172,7 +175,9 @@ class _TrainingModule:
 def _load(
     api: Any, model: bytes, parameters: list[TensorSpec], wanted: frozenset[str], threads: int
 ) -> tuple[Any, Any]:
-    """The package's Module and CheckpointState, with room for all parameters; it reads files only."""
+    """The package's Module and CheckpointState, with memory for all parameters. The package reads only
+    files.
+    """
     runtime, native = import_module("onnxruntime"), import_module("onnxruntime.capi._pybind_state")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -182,7 +187,7 @@ def _load(
     with tempfile.TemporaryDirectory(prefix="fleetune-") as folder:
         training_model, checkpoint = Path(folder, ort_training.TRAINING_MODEL), Path(folder, "checkpoint")
         training_model.write_bytes(model)
-        native.save_checkpoint(trained, frozen, str(checkpoint), True)  # without values
+        native.save_checkpoint(trained, frozen, str(checkpoint), True)  # types and shapes without values
         state = api.CheckpointState.load_checkpoint(checkpoint)
         module = api.Module(training_model, state, session_options=options)
     blank = np.zeros(module.get_parameters_size(trainable_only=False), np.float32)
@@ -192,5 +197,5 @@ def _load(
 
 
 def _line(problem: Exception) -> str:
-    """What the runtime says, without where in its source."""
+    """The runtime's message without the place in its source."""
     return " ".join(str(problem).split()).rpartition("[ONNXRuntimeError]")[2][-300:].strip(" :")

@@ -1,4 +1,4 @@
-"""The device side of the package onnxruntime-training, imported without the torch that it asks for."""
+"""Imports the device part of the package onnxruntime-training without torch."""
 
 import sys
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ _PARENT = "onnxruntime.training"
 _FOR_TORCH = f"{_PARENT}.ortmodule"
 MISSING = (
     "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"
-    " pip install --no-deps onnxruntime-training-cpu==1.19.2, which exists for Python 3.11 and 3.12 on x86-64"
-    " (Linux, macOS, Windows), not for aarch64 and not for later Pythons; everywhere: --trainer onnx"
+    " pip install --no-deps onnxruntime-training-cpu==1.19.2. It exists for Python 3.11 and 3.12 on x86-64"
+    " (Linux, macOS, Windows), not for aarch64 or later Pythons. --trainer onnx runs everywhere"
 )
 
 
@@ -23,7 +23,7 @@ def training_api() -> Any:
     """The module `onnxruntime.training.api`.
 
     Raises:
-        ModelError: it is not installed, or onnxruntime is, which takes its place.
+        ModelError: it is missing, or onnxruntime is installed in its place.
     """
     with without_torch():
         try:
@@ -34,11 +34,11 @@ def training_api() -> Any:
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """Lets `onnxruntime`, and `onnxruntime.training.api`, be imported alone.
+    """Let `onnxruntime` and `onnxruntime.training.api` be imported without torch.
 
-    Its parent package imports torch and onnx for the sake of other parts, and onnxruntime itself tries
-    `onnxruntime.training.ortmodule`, which imports torch where there is one. So an empty package stands for
-    the parent, and None, which makes an import fail, for ortmodule. Both are gone afterwards.
+    The parent package imports torch and onnx for other parts, and onnxruntime tries
+    `onnxruntime.training.ortmodule`, which imports torch. So an empty module stands in for the parent, and
+    None, which makes an import fail, for ortmodule. Both are removed afterwards.
     """
     place = find_spec("onnxruntime")
     if _PARENT in sys.modules or place is None:
@@ -46,7 +46,7 @@ def without_torch() -> Iterator[None]:
         return
     parent = ModuleType(_PARENT)
     parent.__path__ = [f"{folder}/training" for folder in place.submodule_search_locations or ()]
-    modules: dict[str, Any] = sys.modules  # None is a value that an import understands
+    modules: dict[str, Any] = sys.modules  # an import of a module that is None fails
     modules |= {_PARENT: parent, _FOR_TORCH: None}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Training on one sample a batch: batch norms that have one value a channel use their running statistics."""
+"""Training with one sample a batch. Batch norms with one value per channel use running statistics."""
 
 import numpy as np
 
@@ -7,18 +7,19 @@ from fleetune.edge_agent.training.smaller_network import made_up_samples, synthe
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 
-_NAMED = 3  # layers in a line
+_NAMED = 3  # most norms that a line names
 
 
 def has_single_batches(spec: ModelSpec, num_samples: int, batch_size: int) -> bool:
-    """Whether a device trains on batches of one sample, with a model that has batch norms."""
+    """True if a device trains on batches of one sample with a model that has batch norms."""
     normed = any(tensor.kind == "stat" for tensor in spec.tensors)
     return normed and (num_samples == 1 or (num_samples > 1 and batch_size == 1))
 
 
 def norms_with_fixed_statistics(backend: Backend) -> list[str]:
-    """Names of the norms whose running statistics a step on one sample leaves as they are, and one on several
-    moves. The backend's weights are overwritten.
+    """Names of the norms whose running statistics change in a step on several samples, but not on one.
+
+    Overwrites the backend's weights.
 
     Raises:
         ModelError: the backend cannot train on one sample.
@@ -43,12 +44,12 @@ def norms_with_fixed_statistics(backend: Backend) -> list[str]:
 
 
 def describe_single_batches(who: str, norms: list[str], batch_size: int) -> str:
-    """Which device trains on single samples, and what its norms do then; "": nothing else than elsewhere.
+    """One line that says which devices train on single samples and what their norms do. "": nothing differs.
 
     Args:
-        who: has one training sample, in words.
-        norms: of `norms_with_fixed_statistics`.
-        batch_size: of the run.
+        who: words for the devices with one training sample.
+        norms: names from `norms_with_fixed_statistics`.
+        batch_size: the run's batch size.
     """
     if not norms:
         return ""

@@ -1,9 +1,9 @@
-"""Training a sub-model as the smaller network that it is: gathered, trained by the same loop, put back.
+"""Trains a sub-model as a smaller network: gathers its entries, trains them, and writes them back.
 
-A sub-model has zeros outside its neurons, and they stay (see `FitPlan.neurons`). Then the network of these
-neurons alone computes the same in less time. Whether it does is not taken on trust, as a model may be any
-function of a user's: once for each size, both take two steps from made-up weights, and where losses,
-gradients or statistics differ by more than rounding, or there is no smaller network, training masks.
+A sub-model has zeros outside its neurons, and these stay 0 (see `FitPlan.neurons`). So a network of these
+neurons alone computes the same in less time. A user's model may be any function, so this is tested once for
+each size: both networks take two steps from synthetic weights. If losses, gradients or statistics differ by
+more than rounding, training masks the whole model instead.
 """
 
 import math
@@ -24,28 +24,30 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.selection import neuron_mask
 
-MAX_SIZES = 10  # of smaller networks that are kept: a simulated fleet's devices may have each ratio there is
+MAX_SIZES = 10  # smaller networks that are kept; devices of a simulated fleet may have every possible ratio
 
 TORCH_LEAST_PRODUCTS = 1_500_000
-_SAMPLES = 4  # of the steps that are compared
-_MOST = 1e-3  # relative difference: rounding makes 1e-6 of it, another function 0.1 and more
+_SAMPLES = 4  # samples of the steps that are compared
+_MOST = 1e-3  # relative difference: rounding causes about 1e-6, another function 0.1 or more
 
-Counts = tuple[int, ...]  # neurons of each group
+Counts = tuple[int, ...]  # number of neurons in each group
 
 
 def is_worth_shrinking(spec: ModelSpec) -> bool:
-    """Whether torch's calls do not set the time already: on LeNet-5 (0.8 million multiplications a sample) a
-    smaller network gained less than 1.3 times at p = 0.4, on har-cnn (2.5 million) more (docs/ratios.md).
+    """True if a smaller network saves time with torch.
+
+    In small models the overhead of torch's calls dominates. LeNet-5 (0.8 million multiplications a sample)
+    was less than 1.3 times faster at p = 0.4, har-cnn (2.5 million) more (docs/ratios.md).
     """
     return step_products(spec) >= TORCH_LEAST_PRODUCTS
 
 
 class SmallerNetworks:
-    """SmallerNetwork networks of a backend's, by how many neurons they have.
+    """A cache of smaller networks by their numbers of neurons.
 
     Args:
-        whole: the backend.
-        build: of a backend with so many neurons, or a few more; None: there is none.
+        whole: backend of the whole model.
+        build: returns a backend with at least so many neurons. None: there is none.
     """
 
     def __init__(self, whole: Backend, build: Callable[[Counts], Backend | None]) -> None:
@@ -53,7 +55,7 @@ class SmallerNetworks:
         self._found: OrderedDict[Counts, SmallerNetwork | None] = OrderedDict()
 
     def of(self, counts: Counts) -> SmallerNetwork | None:
-        """See `Backend.smaller_network`."""
+        """The smaller network with so many neurons, see `Backend.smaller_network`."""
         if not has_smaller(self._whole.spec) or not all(counts) or counts == self._whole.spec.groups:
             return None
         if counts not in self._found:
@@ -73,10 +75,10 @@ class SmallerNetworks:
 
 
 def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None:
-    """What is to be known of absent neurons' statistics; None: the smaller backend computes something else.
+    """Factors by which absent neurons' statistics fade. None: the smaller backend computes something else.
 
     Raises:
-        ModelError: one of both cannot take such steps.
+        ModelError: one of the backends cannot take such steps.
     """
     spec = whole.spec
     groups = zip(spec.groups, smaller.spec.groups, strict=True)
@@ -94,7 +96,9 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
 
 
 def _two_steps(backend: Backend, weights: FlatArray) -> list[FlatArray]:
-    """Losses, and the running statistics after each step; its gradient holds the second's."""
+    """Losses, and the running statistics after each of two steps. The backend's gradient is the second
+    step's.
+    """
     backend.load(weights)
     x, y = made_up_samples(backend)
     losses, after = [], []
@@ -112,10 +116,11 @@ def _alike(one: FlatArray, other: FlatArray) -> bool:
 def _fading(
     spec: ModelSpec, absent: MaskArray, before: FlatArray, once: FlatArray, twice: FlatArray
 ) -> dict[str, float] | None:
-    """Of running statistics `before`, after one step and after two.
+    """Factors by which absent neurons' running statistics fade in a step, from their values before, after one
+    step and after two.
 
     Returns:
-        None: those of absent neurons do something else than fade.
+        None: absent neurons' statistics do something else than fade.
     """
     found = {}
     for tensor in spec.tensors:
@@ -134,7 +139,7 @@ def _fading(
 
 
 def synthetic_weights(spec: ModelSpec) -> FlatArray:
-    """Of usual sizes, none of them 0; variances positive."""
+    """Weights of usual sizes, none of them 0, with positive variances."""
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
         inputs = math.prod(tensor.shape[1:]) if tensor.kind == "weight" else 1
@@ -161,12 +166,12 @@ def made_up_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
 
 @dataclass(frozen=True)
 class SubModel:
-    """A device's sub-model as a network by itself.
+    """A device's sub-model as a network of its own.
 
     Attributes:
-        network: which computes it.
-        present: the entries of the whole vector that it has, shape (whole.size,).
-        whole: the model.
+        network: computes the sub-model.
+        present: True at the entries of the whole vector that it has, shape (whole.size,).
+        whole: description of the whole model.
     """
 
     network: SmallerNetwork
@@ -174,12 +179,12 @@ class SubModel:
     whole: ModelSpec
 
     def taken(self, vector: FlatArray) -> FlatArray:
-        """What it has of a whole vector."""
+        """The sub-model's entries of a whole vector."""
         return vector[self.present]
 
     def plan(self, plan: FitPlan) -> FitPlan:
-        """The same plan for the network."""
-        assert plan.trainable is not None, "or it would not be a part"
+        """The same plan for the smaller network."""
+        assert plan.trainable is not None, "a present entry is missing from the sub-model"
         trainable, pull = plan.trainable[self.present], plan.pull
         spec = self.network.backend.spec
         if pull is not None:
@@ -189,11 +194,11 @@ class SubModel:
         return replace(plan, trainable=None if whole else trainable, pull=pull, neurons=None)
 
     def states(self, states: RoundOptimiserStates | None) -> RoundOptimiserStates | None:
-        """Of the optimiser, as the network's."""
+        """The optimiser's states for the smaller network."""
         return None if states is None else _SubModelStates(states, self)
 
     def put_back(self, fit: Fit, weights: FlatArray) -> Fit:
-        """What masked training from `weights` would have made."""
+        """The result that masked training from `weights` would have returned."""
         after = weights.copy()
         for name, factor in self.network.fading.items():
             after[self.whole.slices[name]] *= np.float32(factor**fit.num_steps)
@@ -202,7 +207,7 @@ class SubModel:
 
 
 def sub_model_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> SubModel | None:
-    """The network that trains the same as this plan; None: that has to be masked."""
+    """The network that trains the same as this plan. None: the plan needs masked training."""
     if plan.neurons is None or plan.trainable is None or plan.lower:
         return None
     if plan.loss_term or plan.keep_last_gradient:
@@ -222,14 +227,14 @@ def sub_model_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> SubMode
 
 
 def _padded(active: MaskArray, count: int) -> MaskArray:
-    """With the first absent neurons, so that there are `count`; their weights are 0 and do not train."""
+    """`active` with the first absent neurons added, so that there are `count`. Their weights stay 0."""
     padded = active.copy()
     padded[np.flatnonzero(~active)[: count - np.count_nonzero(active)]] = True
     return padded
 
 
 class _SubModelStates(RoundOptimiserStates):
-    """What an optimiser keeps of the whole model's parameters, as that of a part."""
+    """The optimiser's states of a sub-model, stored in those of the whole model."""
 
     def __init__(self, whole: RoundOptimiserStates, part: SubModel) -> None:
         super().__init__(())
@@ -238,12 +243,12 @@ class _SubModelStates(RoundOptimiserStates):
         self._started = OptimiserState(())
 
     def next(self) -> OptimiserState:
-        """To begin the next local training with."""
+        """The state that the next local training starts from."""
         self._started = self._whole.next()
         return OptimiserState(tuple(vector[self._present] for vector in self._started.vectors))
 
     def put(self, state: OptimiserState) -> None:
-        """What that local training ended with; the rest stays."""
+        """Store the state after that local training. All other entries stay unchanged."""
         vectors = []
         for number, new in enumerate(state.vectors):
             started = self._started.vectors

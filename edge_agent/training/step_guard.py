@@ -1,4 +1,4 @@
-"""Ends a run of ONNX Runtime that takes too long, or that nobody wants any more, from a thread beside it."""
+"""Ends a run of ONNX Runtime that takes too long or is no longer needed, from a second thread."""
 
 import threading
 import time
@@ -9,13 +9,13 @@ from typing import Any
 
 from fleetune.protocols.errors import FleetuneError, ModelError, TrainingStopped
 
-IDLE_S = 5.0  # then the thread ends; the next run starts another
-LOOK_EVERY_S = 0.25  # a step is mostly over before the first look
+IDLE_S = 5.0  # seconds without a run after which the thread ends; the next run starts another
+LOOK_EVERY_S = 0.25  # seconds between checks; most steps end before the first one
 
 
 @dataclass
 class _Run:
-    """One run of the runtime: the options that end it, since when it goes on, and why it was ended."""
+    """One run of the runtime: the options that end it, its start time, and the reason for ending it."""
 
     options: Any
     began: float
@@ -26,9 +26,9 @@ class StepGuard:
     """Watches one run at a time.
 
     Args:
-        stop: why a run should end, if it should; asked while one goes on, from the guard's thread.
-        longest_s: a run may take; None: any time.
-        clock: seconds that never jump.
+        stop: returns the reason to end a run, or None. Called from the guard's thread.
+        longest_s: most seconds of a run. None: no limit.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StepGuard:
 
     @contextmanager
     def over(self, options: Any) -> Iterator[_Run]:
-        """While inside, `options.terminate` is set when the run must end; its `problem` says why."""
+        """Watch the run inside. `options.terminate` is set if it must end, and its `problem` says why."""
         run = _Run(options, self._clock())
         with self._begun:
             self._run = run
@@ -72,8 +72,8 @@ class StepGuard:
     def _look(self, run: _Run) -> None:
         took = self._clock() - run.began
         if self._longest_s is not None and took > self._longest_s:
-            run.problem = ModelError(f"one step took longer than {self._longest_s:g} s, and was ended")
+            run.problem = ModelError(f"a step took longer than {self._longest_s:g} s and was ended")
         elif reason := self._stop():
-            run.problem = TrainingStopped(f"training stopped in the middle of a step: {reason}")
+            run.problem = TrainingStopped(f"training stopped during a step: {reason}")
         if run.problem is not None:
             run.options.terminate = True

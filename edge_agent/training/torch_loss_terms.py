@@ -1,4 +1,4 @@
-"""What a loss term adds to a batch's loss, in torch, and the last layer that some of them look at."""
+"""Loss terms in torch, and access to the last layer that some of them need."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 
 
 def loss_term_value(extra_loss: ExtraLoss, own: Tensor) -> Tensor:
-    """The loss term's part of a batch's loss.
+    """Value of a loss term on a batch.
 
     Args:
-        extra_loss: the loss term and what its models answered on the batch.
-        own: what the model in training answers, shape (n, ...), as the others' answers.
+        extra_loss: the loss term and the answers of its models on the batch.
+        own: answer of the model in training, shape (n, ...).
     """
     loss_term = extra_loss.loss_term
     answers = [torch.from_numpy(answer).to(own.device) for answer in extra_loss.answers]
@@ -32,14 +32,14 @@ def loss_term_value(extra_loss: ExtraLoss, own: Tensor) -> Tensor:
 
 
 class LastLayer:
-    """The last layer with weights of a module."""
+    """The last layer of a module that has weights."""
 
     def __init__(self, spec: ModelSpec, module: nn.Module) -> None:
         self._model, self._name, self._module = spec.name, last_layer(spec, module), module
 
     @contextmanager
     def watched(self) -> Iterator[list[Any]]:
-        """Collects the arguments of every call of it."""
+        """Collect the arguments of every call of the layer."""
         calls: list[Any] = []
         hook = self._module.get_submodule(self._name).register_forward_pre_hook(
             lambda _, arguments: calls.append(arguments)
@@ -50,14 +50,14 @@ class LastLayer:
             hook.remove()
 
     def features(self, calls: list[Any]) -> Tensor:
-        """What it got, shape (n, ...), from its calls in one forward pass.
+        """Input of the layer, shape (n, ...), from its calls in one forward pass.
 
         Raises:
-            ModelError: it was not called once with one tensor.
+            ModelError: the layer was not called once with one tensor.
         """
         if len(calls) == 1 and len(calls[0]) == 1 and isinstance(calls[0][0], Tensor):
             return calls[0][0].flatten(1).float()
         raise ModelError(
-            f"model {self._model}: its last layer {self._name!r} is not called once with one tensor, as this"
-            " method needs; choose another method or model"
+            f"model {self._model}: this method needs a last layer that is called once with one tensor, and"
+            f" {self._name!r} is not; choose another method or model"
         )

@@ -1,4 +1,4 @@
-"""What trains on this device: what is installed here, what its owner chose, and what a run needs for it."""
+"""Chooses the backend that trains: by what is installed, the owner's option, and the run's needs."""
 
 import importlib.metadata
 import importlib.util
@@ -24,12 +24,11 @@ Kind = Literal["onnx", "torch", "ort-training"]
 AUTO = "auto"
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-# Resident after the import, beyond what an agent holds (x86-64: torch 2.13 CPU, onnxruntime 1.31, its
-# training package 1.19.2; measured). What a first step takes beside it is
-# `edge_agent.budget.cost_forecast`'s.
+# Resident bytes after the import, beyond those of the agent (x86-64: torch 2.13 CPU, onnxruntime 1.31, its
+# training package 1.19.2; measured). `edge_agent.budget.cost_forecast` has the memory of the first step.
 IMPORT_BYTES: dict[Kind, int] = {"torch": 190_000_000, "onnx": 20_000_000, "ort-training": 17_000_000}
 
-# What to give to pip: the packages themselves, which are there whether we came as a wheel or a checkout.
+# Names for pip. They exist with a wheel and with a checkout alike.
 PIP: dict[str, str] = {
     "onnx": "onnxruntime",
     "torch": "torch",
@@ -40,7 +39,7 @@ _ORT_TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
 
 
 def installed() -> tuple[Kind, ...]:
-    """Those that can be imported here, the lightest first. Nothing is imported to find out."""
+    """The trainers that can be imported here, the lightest first. None of them is imported."""
     return tuple(kind for kind in KINDS if _is_installed(kind))
 
 
@@ -53,17 +52,17 @@ def _is_installed(kind: Kind) -> bool:
 
 @dataclass
 class Trainers:
-    """Chooses for each run.
+    """Chooses the trainer of each run.
 
     Attributes:
-        choice: of the owner: one of `KINDS`, or "auto": the lightest that is installed and can do the run.
-        lacking: why runs have no bundle, by their id.
-        train_on: what computes.
-        usable: those of `KINDS` that are chosen from: installed here, and able to compute there.
+        choice: the owner's option: one of `KINDS`, or "auto" for the lightest one that fits the run.
+        lacking: by the id of a run, why it has no bundle.
+        train_on: device that computes.
+        usable: those of `KINDS` that are installed here and can compute on `train_on`.
 
     Raises:
-        SettingError: there is no such choice.
-        ModelError: it is not installed, or nothing is, or it cannot compute there.
+        SettingError: the choice is unknown.
+        ModelError: the chosen trainer or every trainer is missing, or it cannot compute on the device.
     """
 
     choice: str = AUTO
@@ -72,7 +71,7 @@ class Trainers:
 
     def __post_init__(self) -> None:
         if self.choice not in (AUTO, *KINDS):
-            raise SettingError(f"--trainer {self.choice}: choose {AUTO}, {', '.join(KINDS)}")
+            raise SettingError(f"--trainer {self.choice} is unknown; choose {AUTO}, {', '.join(KINDS)}")
         self.usable = installed()
         if not self.usable:
             raise ModelError(f"no trainer is installed here: pip install {PIP['onnx']}")
@@ -80,7 +79,7 @@ class Trainers:
             raise ModelError(MISSING)
         if self.choice != AUTO and self.choice not in self.usable:
             raise ModelError(
-                f"--trainer {self.choice}: it is not installed here, {', '.join(self.usable)} is;"
+                f"--trainer {self.choice} is not installed here, but {', '.join(self.usable)} is;"
                 f" pip install {PIP[self.choice]}"
             )
         self._keep_those_that_can()
@@ -93,7 +92,7 @@ class Trainers:
             raise ModelError(f"--train-on {self.train_on}: {'; '.join(reasons.values())}")
 
     def kind(self, run: str) -> Kind:
-        """What trains in a run.
+        """The trainer of a run.
 
         Raises:
             ModelError: the run has no bundle, and torch is not installed or not chosen.
@@ -103,15 +102,15 @@ class Trainers:
             return chosen
         if self.choice == AUTO and "torch" in self.usable:
             return "torch"
-        raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install {PIP['torch']}")
+        raise ModelError(f"{self.lacking[run]}; torch can train it: pip install {PIP['torch']}")
 
 
 def _why_not_on(kind: Kind, device: str) -> str:
-    """Why a trainer cannot compute there; "": it can. Imported to find out, but for the processor."""
+    """Why a trainer cannot compute on a device. "": it can. Imports the trainer unless the device is cpu."""
     if device == PROCESSOR:
         return ""
     if kind == "ort-training":
-        return "ort-training trains on the processor"
+        return "ort-training trains only on the processor"
     try:
         if kind == "torch":
             from fleetune.edge_agent.training.gpu.torch_device import torch_device
@@ -127,12 +126,12 @@ def _why_not_on(kind: Kind, device: str) -> str:
 
 
 def needs_bundle(kind: Kind) -> bool:
-    """Whether it trains from a bundle; torch builds the model by its name."""
+    """True if a trainer needs a bundle. torch builds the model by its name."""
     return kind != "torch"
 
 
 def trains_smaller(kind: Kind, spec: ModelSpec) -> bool:
-    """Whether it trains a sub-model as the smaller network that it is, in a model that has such networks."""
+    """True if a trainer trains sub-models of this model as smaller networks."""
     return kind == "onnx" or (kind == "torch" and is_worth_shrinking(spec))
 
 
@@ -153,20 +152,20 @@ def make_backend(
     """The backend of a model.
 
     Args:
-        kind: what trains.
-        spec: the model.
-        bundle: of it, see `needs_bundle`.
+        kind: the trainer.
+        spec: description of the model.
+        bundle: the model's bundle, see `needs_bundle`.
         threads: processor threads.
-        task: whose loss it computes.
-        frozen: the tensors of the model's backbone, if it has one; they are used where they are.
-        guard: may end a step in its middle, where the backend can.
-        room: bytes that a step of a bundle may take; None: as its model's description allows.
-        kept_bytes: ONNX Runtime keeps the memory of a step that takes no more, as a device does not.
-        device: that computes, by torch's name for it, or see `onnx_providers`.
-        precision: of torch's training steps, see `FleetSection`; the others have one.
+        task: the run's task, which has the loss.
+        frozen: tensors of the model's backbone, which are not copied.
+        guard: may end a step early, if the backend supports it.
+        room: most bytes that a step of a bundle may take. None: as its model's description allows.
+        kept_bytes: ONNX Runtime keeps the memory of steps up to this size. Devices keep none.
+        device: device that computes, by torch's name for it, or see `onnx_providers`.
+        precision: precision of torch's training steps, see `FleetSection`. Other trainers have only one.
 
     Raises:
-        ModelError: the model cannot be built here, or differs from the fleet's; there is no such device.
+        ModelError: the model cannot be built here or differs from the fleet's, or the device is missing.
     """
     if kind == "torch":
         if "torch" not in installed():
@@ -180,7 +179,7 @@ def make_backend(
         return TorchBackend.from_spec(spec, task, frozen, torch_device(device), precision)
     assert bundle is not None, "needs_bundle says so"
     if bundle.learns != task:
-        raise ModelError(f"the bundle of model {spec.name} computes the loss of another task than the run's")
+        raise ModelError(f"the bundle of model {spec.name} has the loss of another task than the run's")
     if kind == "ort-training":
         from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
 
@@ -193,19 +192,20 @@ def make_backend(
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:
-    """Whether the trainer's own code fits into memory, before it is imported.
+    """Check that the trainer's own code fits into memory, before it is imported.
 
     Args:
-        kind: what trains.
-        usable: bytes this process may hold; None: not known.
-        held: bytes it holds.
+        kind: the trainer.
+        usable: bytes that this process may hold. None: unknown.
+        held: bytes that it holds.
 
     Raises:
-        ModelError: it does not.
+        ModelError: it does not fit.
     """
     module, needed = "torch" if kind == "torch" else "onnxruntime", IMPORT_BYTES[kind]
     if module not in sys.modules and usable is not None and held + needed > usable:
         raise ModelError(
-            f"{module} alone needs {needed / 1e6:.0f} MB beside the {held / 1e6:.0f} MB held already, "
-            f"and this process may take {usable / 1e6:.0f} MB"
+            f"{module} needs {needed / 1e6:.0f} MB on top of the {held / 1e6:.0f} MB in use, but this"
+            " process "
+            f"may take only {usable / 1e6:.0f} MB"
         )

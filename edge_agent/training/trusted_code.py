@@ -1,4 +1,4 @@
-"""What a run may make a device import: only what the device's owner trusts."""
+"""Limits the modules that a run can make a device import to those that its owner trusts."""
 
 from msgspec import UNSET
 
@@ -7,15 +7,16 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
-    """A coordinator must not make a device import whatever it likes.
+    """Refuse a run that names code the owner does not trust.
 
     Args:
-        enrolment: of the run.
+        enrolment: the run's enrolment.
         trusted: modules that the owner lets a run name.
-        builds_model: by its name, and computes the loss; a bundle imports nothing.
+        builds_model: True if this device builds the model by its name and computes the loss. A bundle
+            imports nothing.
 
     Raises:
-        SettingError: the run names another one.
+        SettingError: the run names another module.
     """
     by_torch = [enrolment.spec.name] if builds_model else []
     if builds_model and enrolment.task is not UNSET:
@@ -23,4 +24,6 @@ def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model:
     for named in (*by_torch, str(enrolment.method.get("name")), *enrolment.training.augmentations):
         module, separator, _ = named.partition(":")
         if separator and module not in trusted:
-            raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")
+            raise SettingError(
+                f"the run wants to import {named!r} on this device; allow it with --trust {module}"
+            )

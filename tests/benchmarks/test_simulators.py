@@ -48,7 +48,7 @@ def test_a_card_that_is_not_here_is_one_line_and_nothing_is_made(tmp_path: Path)
     command = ["--device", "gpu", "--out", str(tmp_path / "out")]
     found = CliRunner().invoke(app, command)
     assert (found.exit_code, found.output.count("\n")) == (2, 1)
-    assert "device gpu: torch here has no such device" in found.output
+    assert "device gpu is unknown to torch" in found.output
     assert not (tmp_path / "out").exists()
 
 

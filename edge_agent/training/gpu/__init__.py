@@ -1,1 +1,1 @@
-"""Training on a card with a memory of its own: weights that stay there, steps that it repeats by itself."""
+"""Training on a GPU: weights that stay in its memory, and steps that it repeats as CUDA graphs."""

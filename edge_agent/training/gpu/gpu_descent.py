@@ -1,8 +1,8 @@
-"""The run's optimiser at work on a card, on weights that stay there: of one network, or of many in one go.
+"""The run's optimiser on a GPU, for one network or for many at once.
 
-It does what `edge_agent.training.descent` does, in the same order, so that without clipping it comes to the
-same bits as far as the card computes them. A step is a few operators on all entries, frozen ones included,
-whose step is 0.
+It does the same as `edge_agent.training.descent` in the same order. Without clipping the results are equal
+to the bit, as far as the GPU computes alike. A step is a few operators on all entries; frozen entries move
+by 0.
 """
 
 import math
@@ -27,17 +27,17 @@ from fleetune.protocols.settings.device import TrainingSection
 
 @dataclass
 class _Stretch:
-    """Consecutive entries of one network that take the same steps, where they lie on the card.
+    """Consecutive entries of one network on the GPU that take the same steps.
 
     Attributes:
-        place: where they stand.
-        weights, gradient: theirs.
-        keep: 1 where trainable, else 0; None: all are.
-        vectors: the optimiser's.
-        levels, index: the steps that they had taken before, see `StepCounts`.
-        target, pulled: the pull's, and 1 where it pulls; None: nowhere, or everywhere.
-        times: how many times the gradient counts.
-        num_steps: taken here.
+        place: range of the entries.
+        weights, gradient: tensors of these entries.
+        keep: 1 where trainable, else 0. None: all are trainable.
+        vectors: the optimiser's vectors.
+        levels, index: steps that the entries had taken before, see `StepCounts`.
+        target, pulled: target of the pull, and 1 where it pulls. None: nowhere, or everywhere.
+        times: factor on the gradient.
+        num_steps: steps taken in this descent.
     """
 
     place: slice
@@ -54,16 +54,16 @@ class _Stretch:
 
     @property
     def alike(self) -> object:
-        """Stretches where this is the same can take a step in one go."""
+        """A key: stretches with equal keys can take a step together."""
         return self.place.start, self.keep is None, self.index is None, self.pulled is None
 
 
 class GpuDescent:
-    """See `edge_agent.training.descent.Descent`, whose `step` and `state` these are.
+    """An optimiser on the GPU, with the interface of `edge_agent.training.descent.Descent`.
 
     Args:
-        near: where the weights are, and the gradient of each step; the row is held there from now on.
-        row: whose.
+        near: vectors on the GPU with weights and gradients. The row stays there from now on.
+        row: row of the network.
         size, settings, plan, before: see `Descent`.
     """
 
@@ -83,21 +83,21 @@ class GpuDescent:
         self._stretches = self._all_stretches(plan)
 
     def step(self, *, move_lower: bool = True) -> float | None:
-        """See `Descent.step`."""
+        """Move the trainable weights, see `Descent.step`."""
         return step_all([self], move_lower=move_lower)[0]
 
     def moving(self, *, move_lower: bool) -> list[_Stretch]:
-        """What takes a step."""
+        """The stretches that take a step."""
         return [one for one in self._stretches if move_lower or not self._is_lower(one.place)]
 
     def alike(self, *, move_lower: bool) -> object:
-        """Descents where this is the same can take a step in one go."""
+        """A key: descents with equal keys can take a step together."""
         stretches = tuple((one.alike, one.times) for one in self.moving(move_lower=move_lower))
         return self.optimiser, self.clip_norm, self.pull_strength, move_lower, stretches
 
     def state(self) -> OptimiserState:
-        """See `Descent.state`."""
-        assert self._before is not None, "it was told what is remembered from before"
+        """The optimiser's state, see `Descent.state`."""
+        assert self._before is not None, "state() needs an optimiser that was given its earlier state"
         found = [
             self._back([one.vectors[number] for one in self._stretches])
             for number in range(self.optimiser.num_vectors)
@@ -115,13 +115,13 @@ class GpuDescent:
         return self._plan.lower is not None and place.stop <= self._near.torch_stop(self._plan.lower.stop)
 
     def _there(self, vector: NDArray[Any]) -> Tensor:
-        """The parameters' entries of a flat vector, 0 elsewhere, as they lie on the card."""
+        """The parameters' entries of a flat vector in the GPU's layout, 0 elsewhere."""
         whole = torch.zeros(1, self._near.weights.shape[1])
         whole[0, : self._size] = torch.from_numpy(vector[: self._size].astype(np.float32))
         return self._near.to_torch(whole.to(self._near.torch_weights.device))[0]
 
     def _back(self, stretches: Sequence[Tensor]) -> NDArray[np.float32]:
-        """One vector of the parameters, of what the stretches have."""
+        """A flat vector of the parameters, from the values of the stretches."""
         whole = torch.zeros(1, self._near.torch_size, device=self._near.torch_weights.device)
         for stretch, values in zip(self._stretches, stretches, strict=True):
             whole[0, stretch.place] = values
@@ -160,7 +160,7 @@ class GpuDescent:
 
 
 def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.float64], Tensor | None]:
-    """Of entries that have taken these numbers of steps; None: none."""
+    """`StepCounts.levels` and `index` of entries with these numbers of steps. None: no steps."""
     of_trainable = counted if counted is None or keep is None else counted[keep > 0]
     if counted is None or of_trainable is None or not of_trainable.numel():
         return np.zeros(1), None
@@ -173,10 +173,10 @@ def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.flo
 
 @torch.no_grad()
 def step_all(descents: Sequence[GpuDescent], *, move_lower: bool) -> list[float | None]:
-    """A step of each; they are alike.
+    """Take one step of several descents that have equal keys.
 
     Returns:
-        See `Descent.step`, of each.
+        Result of `Descent.step` for each.
     """
     first, moving = descents[0], [one.moving(move_lower=move_lower) for one in descents]
     together = [list(stretches) for stretches in zip(*moving, strict=True)]
@@ -187,7 +187,8 @@ def step_all(descents: Sequence[GpuDescent], *, move_lower: bool) -> list[float 
     scales = [1.0] * len(descents)
     if first.clip_norm is not None:
         norms = _norms(together, len(descents))
-        finite = [norm if math.isfinite(norm) else 0.0 for norm in norms]  # who diverged is told so and ends
+        # a diverged network raises an error later; here it must not spoil the scale
+        finite = [norm if math.isfinite(norm) else 0.0 for norm in norms]
         scales = [min(1.0, first.clip_norm / (norm + CLIP_EPS)) for norm in finite]
     for stretches in together:
         _move(first.optimiser, stretches, [scale * stretches[0].times for scale in scales])
@@ -195,12 +196,12 @@ def step_all(descents: Sequence[GpuDescent], *, move_lower: bool) -> list[float 
 
 
 def _of_all(tensors: Iterable[Tensor | None]) -> TensorGroup:
-    """Where one of them has a tensor all have: they are alike."""
+    """The tensors as a group. With equal keys, either all are tensors or all are None."""
     return TensorGroup([one for one in tensors if one is not None])
 
 
 def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
-    """Its gradient, strength * (w - target) where pulled."""
+    """Add the pull's gradient, strength * (w - target), where it pulls."""
     extra = _of_all(one.weights for one in stretches) - _of_all(one.target for one in stretches)
     extra *= strength
     if stretches[0].pulled is not None:
@@ -210,7 +211,7 @@ def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
 
 
 def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
-    """Of what moves of each."""
+    """Gradient norm of the moving entries of each network."""
     if not together:
         return [0.0] * number
     squares = torch.zeros(number, device=together[0][0].gradient.device)
@@ -222,7 +223,7 @@ def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
 
 
 def _kept(values: TensorGroup, stretches: Sequence[_Stretch]) -> TensorGroup:
-    """0 where frozen."""
+    """Values with 0 at frozen entries."""
     if stretches[0].keep is None:
         return values
     kept: TensorGroup = values * _of_all(one.keep for one in stretches)

@@ -1,5 +1,6 @@
-"""Tensors of several networks that numpy's functions work on, all in one call of torch: so that an optimiser,
-which is written with those, is at work on a card as it is on the processor.
+"""Groups of tensors, one for each network, that numpy's functions process in one call of torch.
+
+So optimisers written with numpy run on a GPU as they do on the processor.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ _NAMES = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide:
 
 
 class TensorGroup(NDArrayOperatorsMixin):
-    """One tensor of each network. What is written to a function's first argument is written in place; what is
-    written to another becomes new tensors.
+    """One tensor of each network.
+
+    A function that writes to its first argument writes in place. Any other output becomes new tensors.
     """
 
     dtype = np.dtype(np.float32)
@@ -26,7 +28,7 @@ class TensorGroup(NDArrayOperatorsMixin):
 
     @property
     def size(self) -> int:
-        """Networks."""
+        """Number of networks."""
         return len(self.tensors)
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *given: Any, out: tuple[Any, ...] = ()) -> Any:
@@ -44,18 +46,18 @@ class TensorGroup(NDArrayOperatorsMixin):
 
 
 class StepCountsGroup:
-    """How many steps the entries of each network have taken, see `StepCounts`.
+    """Step counts of the entries of each network, see `StepCounts`.
 
     Args:
-        levels: of each, the different numbers, this step included.
-        index: of each, which of them is each entry's; None: all have the only one.
+        levels: for each network the different numbers, this step included.
+        index: for each network the index into `levels` of each entry. None: all entries have the same.
     """
 
     def __init__(self, levels: Sequence[NDArray[np.float64]], index: Sequence[Tensor] | None) -> None:
         self._levels, self._index = levels, index
 
     def each(self, value: Callable[[NDArray[np.float64]], NDArray[np.float64]], dtype: np.dtype[Any]) -> Any:
-        """See `StepCounts.each`."""
+        """`value` of each entry's number of steps, see `StepCounts.each`."""
         values = [value(levels) for levels in self._levels]
         if self._index is None:
             return [float(one[0]) for one in values]

@@ -1,4 +1,4 @@
-"""Where torch computes: the processor, or a card beside it with a memory of its own."""
+"""Devices that torch computes on: the processor, or a GPU with its own memory."""
 
 import os
 import warnings
@@ -16,11 +16,11 @@ PROCESSOR = torch.device("cpu")
 
 
 def torch_device(name: str) -> torch.device:
-    """A device by torch's name for it (`cpu`, `cuda:1`, `mps`, `xpu:0`), made ready to compute by the same
-    bits each time, in full float32.
+    """A torch device by name (`cpu`, `cuda:1`, `mps`, `xpu:0`), set to deterministic kernels and full
+    float32.
 
     Raises:
-        ModelError: torch knows no such device, or none is here.
+        ModelError: torch knows no such device, or none is present.
     """
     try:
         device = torch.device(name)
@@ -29,29 +29,31 @@ def torch_device(name: str) -> torch.device:
         module = torch.get_device_module(device)
         count = module.device_count() if module.is_available() else 0
     except (RuntimeError, AttributeError) as problem:
-        raise ModelError(f"device {name}: torch here has no such device; cpu always trains") from problem
+        raise ModelError(f"device {name} is unknown to torch; choose another, such as cpu") from problem
     if not count:
         raise ModelError(
-            f"device {name}: torch {torch.__version__} sees no {device.type} here; cpu always trains"
+            f"device {name}: torch {torch.__version__} finds no {device.type} here; choose another, such"
+            " as cpu"
         )
     if (device.index or 0) >= count:
-        raise ModelError(f"device {name}: the last one here is {device.type}:{count - 1}")
+        raise ModelError(f"device {name} does not exist; the last one here is {device.type}:{count - 1}")
     found = torch.device(device.type, device.index or 0)
-    if hasattr(module, "set_device"):  # else memory is taken of the first card, too
+    if hasattr(module, "set_device"):  # otherwise torch takes memory of the first GPU too
         module.set_device(found)
     _make_deterministic()
     return found
 
 
 def name_of(device: torch.device) -> str:
-    """What its maker calls it, where torch can tell."""
+    """The vendor's name of a device, if torch knows it."""
     tell = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(tell(device)) if tell else device.type
 
 
 def _make_deterministic() -> None:
-    """Kernels that give the same bits each time, where torch has them, and no word where it has not; no TF32,
-    which rounds at ten bits.
+    """Choose deterministic kernels, without warnings where torch has none, and no TF32.
+
+    TF32 rounds factors to ten bits.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -61,8 +63,9 @@ def _make_deterministic() -> None:
 
 
 def autocast_to(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Forward passes compute in it wherever torch holds that it does no harm; their backward passes do as
-    they did.
+    """A context in which torch computes forward passes in this precision where it considers that safe.
+
+    Backward passes use the types of the forward pass.
     """
     if precision == "float32":
         return nullcontext()
@@ -70,12 +73,12 @@ def autocast_to(precision: Precision, device: torch.device) -> AbstractContextMa
 
 
 def for_numpy(tensor: Tensor) -> Tensor:
-    """A tensor that numpy can read."""
+    """The tensor on the processor, where numpy can read it."""
     return tensor if tensor.device == PROCESSOR else tensor.to(PROCESSOR)
 
 
 def generator_states(device: torch.device) -> list[bytes]:
-    """Of torch's global generators, the processor's and the device's."""
+    """States of torch's global generators, on the processor and on the device."""
     states = [torch.default_generator.get_state()]
     if device != PROCESSOR:
         states.append(torch.get_device_module(device).get_rng_state(device))
@@ -84,7 +87,7 @@ def generator_states(device: torch.device) -> list[bytes]:
 
 @contextmanager
 def fork_seeded(key: Key, device: torch.device = PROCESSOR) -> Iterator[None]:
-    """Torch's global generators, the processor's and the device's, at `key`, and back where they were
+    """Seed torch's global generators, on the processor and the device, by `key`, and restore them
     afterwards.
     """
     generator = torch.default_generator

@@ -1,4 +1,4 @@
-"""The optimisers by name: one file each, one line here."""
+"""The optimisers by name: one file and one line here for each."""
 
 from fleetune.edge_agent.training.optimisers.adamw import AdamW
 from fleetune.edge_agent.training.optimisers.optimiser import Optimiser
@@ -14,5 +14,5 @@ REGISTRY: dict[str, type[Optimiser]] = {
 
 
 def optimiser_of(settings: TrainingSection) -> Optimiser:
-    """The run's, with its settings."""
+    """The run's optimiser with its settings."""
     return REGISTRY[settings.optimiser].of(settings)

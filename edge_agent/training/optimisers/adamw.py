@@ -14,8 +14,8 @@ class AdamW:
     """m = b1 * m + (1 - b1) * g; s = b2 * s + (1 - b2) * g^2; in an entry's t-th step
     w -= learning_rate * (m / (1 - b1^t) / (sqrt(s / (1 - b2^t)) + eps) + weight_decay * w).
 
-    Weight decay is no part of the gradient. t is each entry's own: one that a method trains for the first
-    time in a late round is not taken for an old one, as torch's t of whole tensors would have it.
+    Weight decay is not part of the gradient. Each entry has its own t, while torch counts whole tensors. So
+    an entry that a method first trains in a late round starts at t = 1.
     """
 
     counts_steps: ClassVar[bool] = True
@@ -27,12 +27,12 @@ class AdamW:
 
     @classmethod
     def of(cls, settings: TrainingSection) -> Self:
-        """By the run's [training] section."""
+        """The optimiser with the settings of a [training] section."""
         return cls(settings.learning_rate, settings.betas, settings.eps, settings.weight_decay)
 
     @property
     def num_vectors(self) -> int:
-        """M and s."""
+        """The two vectors m and s."""
         return 2
 
     def step(
@@ -43,7 +43,7 @@ class AdamW:
         counts: StepCounts,
         scratch: Floats,
     ) -> Floats:
-        """See `Optimiser.step`."""
+        """The change of the weights, see `Optimiser.step`."""
         (mean, square), (b1, b2) = vectors, self.betas
         mean += np.multiply(np.subtract(gradient, mean, out=scratch), 1 - b1, out=scratch)
         square *= b2

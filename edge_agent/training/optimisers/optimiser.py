@@ -1,7 +1,7 @@
-"""What an optimiser is: how far each weight moves, from its gradient and what is remembered of it.
+"""The interface of optimisers: the change of each weight, from its gradient and the optimiser's state.
 
-An optimiser is elementwise and sees a block of entries at a time; which entries those are, frozen ones, the
-pull and clipping are `edge_agent.training.descent`'s.
+An optimiser works elementwise on blocks of entries. `edge_agent.training.descent` chooses the entries and
+handles frozen ones, the pull and clipping.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ Floats = NDArray[np.floating]  # float32 in training; float64 stays float64
 
 @dataclass(frozen=True)
 class OptimiserState:
-    """What an optimiser remembers between the rounds of a device.
+    """An optimiser's state between the rounds of a device.
 
     Attributes:
-        vectors: the optimiser's own, each of shape (spec.num_parameters,), 0 at entries that were never
-            trained; where it counts steps, one more: how many steps each entry has taken, exact up to 2^24.
+        vectors: the optimiser's vectors, each of shape (spec.num_parameters,), 0 at entries that were never
+            trained. If it counts steps, one more vector with the steps of each entry, exact up to 2^24.
     """
 
     vectors: tuple[FlatArray, ...]
@@ -31,11 +31,11 @@ class OptimiserState:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """How many steps each entry of a block has taken, this one included.
+    """Number of steps that each entry of a block has taken, including this one.
 
     Attributes:
-        levels: the different numbers, shape (k,); entries that were always trained together share one.
-        index: which of them is each entry's, shape (entries,); None: all have the only one.
+        levels: the different numbers, shape (k,). Entries that always trained together share one.
+        index: index into `levels` for each entry, shape (entries,). None: all entries have the same number.
     """
 
     levels: NDArray[np.float64]
@@ -44,28 +44,28 @@ class StepCounts:
     def each(
         self, value: Callable[[NDArray[np.float64]], NDArray[np.float64]], dtype: np.dtype[np.floating]
     ) -> Floats | float:
-        """What `value` makes of each entry's number; a plain number where all have the same."""
+        """`value` of each entry's number of steps. A plain number if all entries have the same."""
         values = value(self.levels)
         return float(values[0]) if self.index is None else values.astype(dtype).take(self.index)
 
 
 class Optimiser(Protocol):
-    """One of `edge_agent.training.optimisers`.
+    """Base class of the optimisers.
 
     Attributes:
-        counts_steps: `step` heeds how many steps an entry has taken.
+        counts_steps: True if `step` uses the number of steps of each entry.
     """
 
     counts_steps: ClassVar[bool]
 
     @classmethod
     def of(cls, settings: TrainingSection) -> Self:
-        """By the run's [training] section."""
+        """The optimiser with the settings of a [training] section."""
         ...
 
     @property
     def num_vectors(self) -> int:
-        """Numbers that it remembers of each trained entry, step counts aside."""
+        """Number of values that it remembers for each trained entry, without step counts."""
         ...
 
     def step(
@@ -76,16 +76,16 @@ class Optimiser(Protocol):
         counts: StepCounts,
         scratch: Floats,
     ) -> Floats:
-        """What is to be taken off the weights.
+        """The amount to subtract from the weights.
 
         Args:
-            gradient: g of some entries, shape (k,); it may be used up.
-            weights: w of these, left alone.
-            vectors: `num_vectors` of them, 0 before the first step; updated in place.
-            counts: of these entries.
-            scratch: of shape (k,).
+            gradient: g of some entries, shape (k,). It may be overwritten.
+            weights: w of these entries, which stays unchanged.
+            vectors: `num_vectors` vectors, 0 before the first step, updated in place.
+            counts: step counts of these entries.
+            scratch: memory of shape (k,).
 
         Returns:
-            `gradient` or `scratch`, overwritten: never one of `vectors`.
+            `gradient` or `scratch`, overwritten, and never one of `vectors`.
         """
         ...

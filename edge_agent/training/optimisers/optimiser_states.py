@@ -1,4 +1,4 @@
-"""What the optimiser of a device remembers from round to round, where `optimiser_state` is `device`."""
+"""A device's optimiser states from round to round, if `optimiser_state` is `device`."""
 
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 
@@ -6,11 +6,13 @@ States = tuple[OptimiserState, ...]
 
 
 class RoundOptimiserStates:
-    """One state for each local training of a round, in their order: a method may train several models, or
-    parts of one after the other, and the n-th of a round goes on with what the n-th remembered last.
+    """One optimiser state for each local training of a round, in order.
+
+    A method may train several models or parts in a round. The n-th training continues with the state of the
+    n-th training in the round before.
 
     Args:
-        before: what is kept from earlier rounds, left alone.
+        before: states of earlier rounds, which stay unchanged.
     """
 
     def __init__(self, before: States) -> None:
@@ -18,15 +20,15 @@ class RoundOptimiserStates:
         self._after: States = ()
 
     def next(self) -> OptimiserState:
-        """To begin the next local training with."""
+        """The state that the next local training starts from."""
         number = len(self._after)
         return self._before[number] if number < len(self._before) else OptimiserState(())
 
     def put(self, state: OptimiserState) -> None:
-        """What that local training ended with."""
+        """Store the state after that local training."""
         self._after = (*self._after, state)
 
     @property
     def after(self) -> States:
-        """To be kept when the round's work is done; a local training that it did without keeps its own."""
+        """The states to keep after the round. A local training that did not run keeps its earlier state."""
         return (*self._after, *self._before[len(self._after) :])

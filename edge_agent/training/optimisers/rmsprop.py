@@ -14,8 +14,8 @@ class RMSprop:
     """With h = g + weight_decay * w: s = alpha * s + (1 - alpha) * h^2; v = momentum * v + h / (sqrt(s) +
     eps); w -= learning_rate * v.
 
-    s is not corrected for its start at 0: the first step of an entry is 1 / sqrt(1 - alpha) learning rates
-    long (10 of them with alpha = 0.99), as in torch.
+    As in torch, s is not corrected for its start at 0. So an entry's first step is 1 / sqrt(1 - alpha)
+    learning rates long (10 with alpha = 0.99).
     """
 
     counts_steps: ClassVar[bool] = False
@@ -28,14 +28,14 @@ class RMSprop:
 
     @classmethod
     def of(cls, settings: TrainingSection) -> Self:
-        """By the run's [training] section."""
+        """The optimiser with the settings of a [training] section."""
         return cls(
             settings.learning_rate, settings.alpha, settings.eps, settings.momentum, settings.weight_decay
         )
 
     @property
     def num_vectors(self) -> int:
-        """s, and v where there is momentum."""
+        """The vector s, and v if there is momentum."""
         return 2 if self.momentum else 1
 
     def step(
@@ -46,7 +46,7 @@ class RMSprop:
         counts: StepCounts,  # noqa: ARG002 - it is the same in every step
         scratch: Floats,
     ) -> Floats:
-        """See `Optimiser.step`."""
+        """The change of the weights, see `Optimiser.step`."""
         square = vectors[0]
         if self.weight_decay:
             gradient += np.multiply(weights, self.weight_decay, out=scratch)

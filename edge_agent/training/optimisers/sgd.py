@@ -21,12 +21,12 @@ class SGD:
 
     @classmethod
     def of(cls, settings: TrainingSection) -> Self:
-        """By the run's [training] section."""
+        """The optimiser with the settings of a [training] section."""
         return cls(settings.learning_rate, settings.momentum, settings.weight_decay)
 
     @property
     def num_vectors(self) -> int:
-        """v, where there is momentum."""
+        """The vector v if there is momentum."""
         return int(bool(self.momentum))
 
     def step(
@@ -37,7 +37,7 @@ class SGD:
         counts: StepCounts,  # noqa: ARG002 - it is the same in every step
         scratch: Floats,
     ) -> Floats:
-        """See `Optimiser.step`."""
+        """The change of the weights, see `Optimiser.step`."""
         if self.weight_decay:
             gradient += np.multiply(weights, self.weight_decay, out=scratch)
         if not vectors:

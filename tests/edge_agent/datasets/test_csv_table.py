@@ -86,7 +86,7 @@ def test_a_series_that_grows_changes_no_sides(table, tmp_path):
 
 def test_one_block_cannot_be_tested_and_trained_on(table):
     found = table("label=kwh&columns=kwh&window=4&horizon=2&block=120")
-    with pytest.raises(DataError, match="both need one"):
+    with pytest.raises(DataError, match="each part needs"):
         split(found, 0.4, 0.0)
     with pytest.raises(SettingError, match="samples of one block of csv:"):
         splits_of(found, Partition(), 1, Key(1))

@@ -86,10 +86,10 @@ def test_a_sample_has_one_role():
         (None, "npz:d.npz: there is no d.npz in "),
         (
             {"x": np.full((9, 2), np.nan), "y": np.arange(9)},
-            "npz:d.npz: NaN or infinite inputs; clean or drop",
+            "npz:d.npz: NaN or infinite inputs; correct or remove",
         ),
-        ({"x": np.eye(9), "y": np.arange(9) - 1}, "npz:d.npz: label -1; labels count from 0"),
-        ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, "9 training and 0 test samples; both need one"),
+        ({"x": np.eye(9), "y": np.arange(9) - 1}, "npz:d.npz: label -1 is negative; labels count from 0"),
+        ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, "9 training and 0 test samples; each part needs"),
         ({"images": np.eye(9)}, "neither x and y nor x_train and y_train"),
     ],
 )

@@ -98,10 +98,10 @@ def test_without_a_bundle_torch_takes_over_where_the_owner_left_the_choice(monke
     lacking = {RUN: "block uses aten.sort"}
     assert Trainers("auto", lacking).kind(RUN) == "torch"
     assert Trainers("auto", lacking).kind("another") == "onnx"
-    with pytest.raises(ModelError, match="; with torch it can be trained"):
+    with pytest.raises(ModelError, match="; torch can train it"):
         Trainers("onnx", lacking).kind(RUN)
     install(monkeypatch, "onnxruntime")
-    with pytest.raises(ModelError, match="with torch it can be trained"):
+    with pytest.raises(ModelError, match="torch can train it"):
         Trainers("auto", lacking).kind(RUN)
 
 
@@ -109,7 +109,7 @@ def test_without_a_bundle_torch_takes_over_where_the_owner_left_the_choice(monke
     ("choice", "packages", "error", "match"),
     [
         ("auto", (), ModelError, r"no trainer is installed here: pip install onnxruntime"),
-        ("torch", ("onnxruntime",), ModelError, "--trainer torch: it is not installed here, onnx is"),
+        ("torch", ("onnxruntime",), ModelError, "--trainer torch is not installed here, but onnx is"),
         ("ort-training", ("onnxruntime",), ModelError, "not for aarch64"),
         ("tensorflow", ("torch",), SettingError, "choose auto, onnx, torch, ort-training"),
     ],
@@ -122,7 +122,7 @@ def test_a_choice_that_cannot_be_is_one_line(monkeypatch, choice, packages, erro
 
 def test_a_trainer_without_room_is_not_even_imported(monkeypatch):
     monkeypatch.delitem(trainers.sys.modules, "torch", raising=False)
-    with pytest.raises(ModelError, match=r"torch alone needs \d+ MB beside the 60 MB held already"):
+    with pytest.raises(ModelError, match=r"torch needs \d+ MB on top of the 60 MB in use"):
         check_room("torch", 150_000_000, 60_000_000)
     check_room("torch", None, 60_000_000)
 

@@ -138,7 +138,7 @@ def test_a_card_trains_as_the_owner_says_and_its_speed_is_its_own(tmp_path):
     there = joined(enrolled, tmp_path, train_on=card.NAME).planner.ratio_controller
     assert there.capability.train_on == card.NAME
     assert there.cost_history.past_rounds == ()
-    assert "sees no" in refusal(enrolled, tmp_path, train_on="xpu")
+    assert "finds no" in refusal(enrolled, tmp_path, train_on="xpu")
 
 
 def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
@@ -257,7 +257,7 @@ def test_an_augmentation_is_imported_where_the_owner_trusts_it_and_tried_before_
         (
             {"model": {"name": "mlp", "input_shape": [1, 9, 9], "num_classes": 10}},
             {},
-            "the model takes (1, 9, 9)",
+            "expected (1, 9, 9)",
         ),
         ({}, {"board": "raspberry-pi-9"}, "no board 'raspberry-pi-9'"),
     ],

@@ -86,12 +86,12 @@ def test_a_users_function_gets_the_batch_and_a_generator(users):
         (lambda x, y, draws: x, "gave "),
         (
             lambda x, y, draws: (x[:, :, 1:], y),
-            f"gave (6, 3, 15, 10) and (6,) for samples {SAMPLES} and labels (6,); it returns (x, y) of the",
+            f"returned (6, 3, 15, 10) and (6,) for samples {SAMPLES} and labels (6,); expected (x, y) of the",
         ),
         (lambda x, y, draws: (x[:-1], y[:-1]), "gave (5, 3, 16, 10) and (5,)"),
-        (lambda x, y, draws: (x * np.nan, y), "gave NaN or infinite samples"),
-        (lambda x, y, draws: (x, y + 0.5), "gave labels of float64; they are int64"),
-        (lambda x, y, draws: (x, y + 1), "gave labels outside 0..3"),
+        (lambda x, y, draws: (x * np.nan, y), "returned NaN or infinite samples"),
+        (lambda x, y, draws: (x, y + 0.5), "returned labels of type float64; expected int64"),
+        (lambda x, y, draws: (x, y + 1), "returned labels outside 0..3"),
         (lambda x, y, draws: None, "failed: TypeError"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_users_mistake_gets_one_line(users, function, message):
         (
             "flip",
             (561,),
-            "flip is for images of 2 by 2 pixels and more, (channels, height, width); the model",
+            "flip needs images of at least 2 by 2 pixels, shape (channels, height, width); the model",
         ),
         ("crop", (3, 8, 1), "crop is for images"),
         ("nosuchmodule:f", (3, 8, 8), "cannot load 'nosuchmodule:f': ModuleNotFoundError"),

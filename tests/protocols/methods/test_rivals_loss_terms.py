@@ -157,7 +157,9 @@ def test_a_model_without_one_last_layer_trains_but_cannot_contrast():
     y = y % 4
     backend.step(x, y, KEY)
     assert backend.answer(x, "logits").shape == (3, 4)
-    with pytest.raises(ModelError, match="its last layer 'layer' is not called once with one tensor"):
+    with pytest.raises(
+        ModelError, match="a last layer that is called once with one tensor, and 'layer' is not"
+    ):
         backend.answer(x, "features")
 
 

@@ -163,9 +163,9 @@ def test_torch_onnx_and_the_exported_file_take_the_same_ids(name):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.full((4, WORDS), 200, np.uint8), r"token id 200 in the train samples; the model has 0\.\.199"),
+        (np.full((4, WORDS), 200, np.uint8), r"token id 200 in the train samples; the model knows 0\.\.199"),
         (np.full((4, WORDS), -1, np.float32), "token id -1 in the train samples"),
-        (np.full((4, WORDS), 0.5, np.float32), "train samples with fractions; the model takes token ids"),
+        (np.full((4, WORDS), 0.5, np.float32), "fractions in the train samples; the model takes token ids"),
     ],
 )
 def test_other_samples_are_one_line(x, message):

@@ -152,7 +152,7 @@ def test_a_wrong_label_never_reaches_a_card():
     (_, there), weights, x, y = both("mlp")
     there.load(weights)
     y[2] = CLASSES
-    with pytest.raises(ModelError, match=r"label 6: model mlp has classes 0\.\.5"):
+    with pytest.raises(ModelError, match=r"label 6 is unknown: model mlp has classes 0\.\.5"):
         there.step(x, y, Key(0))
     with pytest.raises(ModelError, match="label 6"):
         there.evaluate(x, y)
@@ -161,9 +161,9 @@ def test_a_wrong_label_never_reaches_a_card():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cuda:0", r"device cuda:0: torch .* sees no cuda here; cpu always trains"),
-        ("gpu", "device gpu: torch here has no such device"),
-        (f"{card.NAME}:2", f"device {card.NAME}:2: the last one here is {card.NAME}:1"),
+        ("cuda:0", r"device cuda:0: torch .* finds no cuda here; choose another"),
+        ("gpu", "device gpu is unknown to torch"),
+        (f"{card.NAME}:2", f"device {card.NAME}:2 does not exist; the last one here is {card.NAME}:1"),
     ],
 )
 def test_what_is_not_here_is_said(name, words):
