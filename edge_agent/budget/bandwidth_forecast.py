@@ -1,8 +1,8 @@
-"""The bandwidth forecast: how long a transfer takes, predicted from past transfers.
+"""Bandwidth forecast: predicts the seconds of a transfer from past transfers.
 
-A download is timed from its offer, which it follows at once. Bytes that the link passes in one burst (a
-shaper's saved tokens, the first packets of a TCP connection) then seem to take no time. So small payloads say
-little about larger ones.
+A download is timed from its offer, which it follows at once. Bytes that a link passes in a burst (saved
+tokens of a shaper, the first packets of a TCP connection) seem to take no time. So small payloads say little
+about larger ones.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from itertools import combinations
 from statistics import median, median_low
 
 RECENT = 5
-SIZE_RATIO = 1.5  # of two transfers, from which on latency and bandwidth can be told apart
-MOST_LATENCY = 0.9  # share of the fastest recent transfer: some of its time went into its bytes
+SIZE_RATIO = 1.5  # ratio of two transfers' sizes from which latency and bandwidth can be told apart
+MOST_LATENCY = 0.9  # share of the fastest recent transfer, as some of its time was spent on its bytes
 BURST_BYTES = 14_600.0  # TCP's initial window (RFC 6928: ten segments)
 
 Transfer = tuple[float, float]
-"""Bytes, and the seconds that they took."""
+"""Bytes of a transfer and its seconds."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class BandwidthForecast:
     """A link's predicted latency and bandwidth in one direction.
 
     Attributes:
-        latency_s: of a transfer of any size; below 0: its first bytes arrive in a burst.
-        s_per_byte: of each byte.
-        known_bytes: the largest transfer so far. Each byte beyond it takes `s_per_byte_beyond` if that is
-            longer.
+        latency_s: seconds of a transfer of any size. Below 0: the first bytes arrive in a burst.
+        s_per_byte: seconds of each byte.
+        known_bytes: size of the largest transfer so far. Each byte beyond it takes `s_per_byte_beyond` if
+            that is longer.
         s_per_byte_beyond: measured when the device joined.
-        s_per_byte_at_least: of the fastest transfer.
+        s_per_byte_at_least: seconds of each byte in the fastest transfer.
     """
 
     latency_s: float
@@ -39,7 +39,7 @@ class BandwidthForecast:
     s_per_byte_at_least: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """The predicted seconds of a transfer."""
+        """Predicted seconds of a transfer."""
         beyond = max(0.0, num_bytes - self.known_bytes) * max(0.0, self.s_per_byte_beyond - self.s_per_byte)
         return max(
             self.latency_s + num_bytes * self.s_per_byte + beyond, num_bytes * self.s_per_byte_at_least
@@ -49,14 +49,14 @@ class BandwidthForecast:
 def forecast_bandwidth(
     transfers: Sequence[Transfer], latency_s: float, measured_s_per_byte: float, has_bursts: bool
 ) -> BandwidthForecast:
-    """The forecast from a link's past transfers.
+    """Forecast a link from its past transfers.
 
     Args:
         transfers: at least one, oldest first.
-        latency_s: used while all transfers are of one size.
+        latency_s: used while all transfers have one size.
         measured_s_per_byte: measured when the device joined; 0: unknown. While every transfer fits into one
             burst, further bytes are expected to take at least this long.
-        has_bursts: whether the first bytes may arrive in a burst.
+        has_bursts: True if the first bytes may arrive in a burst.
     """
     recent = transfers[-RECENT:]
     found = _latency(transfers, BURST_BYTES if has_bursts else 0.0)
@@ -75,7 +75,8 @@ def forecast_bandwidth(
 def _latency(transfers: Sequence[Transfer], burst_bytes: float) -> float | None:
     """Seconds at size 0, by the median slope between transfers of different sizes (Theil 1950, Sen 1968).
 
-    None: all transfers are about as large, or larger ones were faster because the link changed.
+    Returns:
+        None: all transfers have about the same size, or larger ones were faster because the link changed.
     """
     pairs = [sorted(pair) for pair in combinations(transfers, 2)]
     slopes = [(s2 - s1) / (b2 - b1) for (b1, s1), (b2, s2) in pairs if b2 >= SIZE_RATIO * b1]

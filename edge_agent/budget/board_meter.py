@@ -1,4 +1,4 @@
-"""The board's sensors while the agent works: its conditions, and the memory and energy that a round takes."""
+"""Reads the board's sensors while the agent works: its conditions, and a round's memory and energy."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ ROOT = Path("/")
 
 
 class BoardMeter:
-    """Reads the sensors of one board. What the board has no sensor for stays None.
+    """Reads the sensors of one board. A figure without a sensor is None.
 
     Args:
-        root: of the file system; a tree of made-up files in tests.
+        root: root of the file system. Tests use a tree of synthetic files.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -23,20 +23,20 @@ class BoardMeter:
         self._energy = EnergyMeter(root)
 
     def conditions(self) -> Conditions:
-        """Read how the board is just now."""
+        """Read the board's present conditions."""
         return self._sensors.read()
 
     def start(self) -> None:
-        """Begin to measure memory and energy."""
+        """Start to measure memory and energy."""
         self._memory.reset()
         self._energy.start()
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that this process took since `start`."""
+        """Most memory that this process has taken since `start`."""
         return self._memory.read()
 
     def stop(self) -> float | None:
-        """Stop, and return the joules of the whole board since `start`; None: no sensor counts them."""
+        """Stop, and return the joules of the whole board since `start`. None: no sensor measures them."""
         joules = self._energy.stop()
         return joules if self._energy.covers == "board" else None

@@ -1,7 +1,7 @@
-"""What a round would take of a device: the cost model, corrected by what past rounds have shown.
+"""Predicts what a round costs a device: a cost model, corrected by past rounds.
 
-The same for a real agent and for the simulator, so nothing here reads a sensor or a clock. More samples
-a second or a faster link only ever lower a prediction.
+A real agent and the simulator use the same code, so nothing here reads a sensor or a clock. Faster training
+or a faster link never raises a prediction.
 """
 
 from dataclasses import dataclass, field
@@ -21,24 +21,25 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.wire.payloads import Enrolment
 
-EVALUATIONS = 2  # of the test split a round: before local training and after it
-WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
-# Passes over the held-out samples: the candidate's, alone's, the one in use; losses and scores.
+EVALUATIONS = 2  # test evaluations in a round: before and after local training
+WRITTEN_COPIES = 2  # copies of the optimiser's state: its bytes for the disk, and the packed bytes
+# Passes over the validation samples for losses and scores of the candidate, the local-only and the used
+# model.
 JUDGED_MODELS = 6
-COMPARED_VERSIONS = 2  # the one on trial and the one that is out, with adoption.canary
+COMPARED_VERSIONS = 2  # versions compared with adoption.canary: the one on trial and the released one
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """What a round takes at its peak, on top of what the process held when it had joined.
+    """Peak memory of a round, beyond what the process held after joining.
 
     Attributes:
-        runtime_bytes: of the trainer's own, taken in its first step.
-        model_copies: of the whole model in float32, without what the optimiser holds.
-        payload_copies: of task and reply, while they are read and written.
-        batches_held: activations of a training batch, and the gradients beside them; in units of
-            `ModelSize.activation_bytes_per_sample` times the batch.
-        least_samples_held: the same for evaluation, which takes larger batches
+        runtime_bytes: memory that the trainer takes in its first step.
+        model_copies: float32 copies of the whole model, without those of the optimiser.
+        payload_copies: copies of task and reply while they are read and written.
+        batches_held: activations and their gradients in training, in units of
+            `ModelSize.activation_bytes_per_sample` times the batch size.
+        least_samples_held: the same for evaluation in samples, as it uses larger batches
             (`edge_agent.training.local_training`).
     """
 
@@ -50,10 +51,10 @@ class MemoryModel:
 
 
 # Fitted to the peaks of FedSPU's sessions on LeNet-5, cnn-kapc, ResNet-8 and ResNet-18 (0.2 to 45 MB), in
-# batches of 16, at ratios of 0.1, 0.4 and 1, with momentum and without, in processes of their own: torch
-# 2.13, and ONNX Runtime 1.31 without its arena and memory patterns. The whole process (82 to 1,008 MB) was
-# within 6 % of it; cnn-kapc and ResNet-8 in batches of 64 between 3 % above it and 8 % below.
-# onnxruntime-training 1.19 evaluates by the same graphs, and was not fitted on its own.
+# batches of 16, at ratios of 0.1, 0.4 and 1, with and without momentum, each in its own process. Versions:
+# torch 2.13, and ONNX Runtime 1.31 without its arena and memory patterns. The whole process (82 to 1,008 MB)
+# was within 6 % of the fit. cnn-kapc and ResNet-8 in batches of 64 were between 3 % above and 8 % below it.
+# onnxruntime-training 1.19 evaluates by the same graphs and was not fitted separately.
 _ONNX = MemoryModel(16_000_000, 7, 2, 3, 48)
 MEMORY_MODELS: dict[Kind, MemoryModel] = {
     "torch": MemoryModel(0, 3, 2.5, 1.5, 32),
@@ -155,9 +156,9 @@ def capability_of(
     latency_s: float | None = None,
     base_bytes: int | None = None,
 ) -> Capability:
-    """What is known of the device of `report` in a run, before its first round.
+    """The capability of the device of `report` before its first round in a run.
 
-    The board gives the watts; the board "generic" claims none.
+    The watts come from the board's profile. The board "generic" has none.
     """
     known = board.name != UNKNOWN
     frozen_bytes = 4 * sum(tensor.size for tensor in enrolment.spec.frozen)
@@ -181,7 +182,7 @@ def capability_of(
 
 
 def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: int) -> float:
-    """What the models trained alone take of a mean round, and what judging takes."""
+    """Samples that local-only models and the evaluations of [adoption] take in a mean round."""
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
         return 0.0
@@ -194,8 +195,8 @@ def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: in
 
 
 def _adoption_copies(enrolment: Enrolment) -> float:
-    """Of the models trained alone, and of the shared model's versions, as they were and as they are; and the
-    one in use while it is judged.
+    """Model copies of [adoption]: old and new local-only models and shared versions, and the evaluated
+    model.
     """
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
@@ -206,7 +207,7 @@ def _adoption_copies(enrolment: Enrolment) -> float:
 
 
 def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> Demand:
-    """What a round at `choice` with this share of local training asks, as the method estimates it."""
+    """What a round at `choice` with this share of local training needs, by the method's estimate."""
     cost, able = choice.cost, capability
     run_epochs = able.epochs * _share_done(able, local_work)
     epochs = cost.epochs(run_epochs, alone=able.trains_smaller)
@@ -231,7 +232,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
 
 
 def _share_done(able: Capability, local_work: float) -> float:
-    """Of the run's steps; a share of them is a whole number."""
+    """The share of the run's steps that is done, as steps are whole."""
     steps = able.epochs * len(batch_slices(able.num_samples, able.batch_size))
     return num_local_steps(steps, local_work) / steps if steps and local_work != 1 else 1.0
 
@@ -239,8 +240,9 @@ def _share_done(able: Capability, local_work: float) -> float:
 def predict(
     choice: Choice, capability: Capability, cost_history: CostHistory, local_work: float = 1.0
 ) -> RoundCost:
-    """Predict what one round at `choice` with this share of local training would take. What neither the
-    device nor its past rounds tell is None.
+    """Predict the cost of a round at `choice` with this share of local training.
+
+    A part is None if neither the device nor its past rounds tell it.
     """
     asked = demand(choice, capability, local_work)
     least_factor = 1.0 if choice.cost.bytes_vary else 0.0
@@ -268,9 +270,7 @@ def predict(
 
 
 def _bounded(amount: float) -> float:
-    """`amount` as a round cost may hold it: a link of one bit a year is as good as none, and is written down
-    too.
-    """
+    """`amount`, limited to what a stored round cost may hold."""
     return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
@@ -282,7 +282,8 @@ def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory, least
 def _seconds(
     direction: Direction, num_bytes: int, capability: Capability, cost_history: CostHistory
 ) -> float | None:
-    # A task comes right behind its offer and is timed from it; a reply until its last byte is acknowledged.
+    # A task follows its offer at once and is timed from it. A reply takes until its last byte is
+    # acknowledged.
     latency_s = (capability.link.latency_s or 0.0) if direction == "up" else 0.0
     bps = capability.link.downlink_bps if direction == "down" else capability.link.uplink_bps
     link = cost_history.link(direction, latency_s, 8 / bps if bps else None)
@@ -290,8 +291,9 @@ def _seconds(
 
 
 def _joules(expected: RoundCost, capability: Capability, cost_history: CostHistory) -> float | None:
-    """By the board's watts, corrected by past rounds; by the mean watts of past rounds where the board's are
-    unknown.
+    """Joules by the board's watts, corrected by past rounds.
+
+    If the board's watts are unknown, by the mean watts of past rounds.
     """
     rates = capability.watts
     watts = [w for w in (rates.receive, rates.train, rates.transmit) if w is not None]

@@ -1,7 +1,7 @@
-"""A device's measured costs of its last ten rounds, and the estimates from them.
+"""The measured costs of a device's last ten rounds, and estimates from them.
 
-An estimate is the lower median of the last five rounds that have the figure: three new rounds move it, a
-single outlier does not. Implausible figures are dropped (see `plausible`).
+An estimate is the lower median of the last five rounds that have the figure. So three new rounds move it,
+and a single outlier does not. Implausible figures are dropped (see `plausible`).
 """
 
 from collections.abc import Callable, Hashable
@@ -18,23 +18,23 @@ from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
 
-ROUNDS = 10  # that are kept: a ratio that did not fit is tried again after as many
-SLIGHT = 0.5  # of a task's bytes, as the method estimates them
-LONGEST_S = 86_400.0  # of any part of a round; more is a clock that jumped, or a board that slept
+ROUNDS = 10  # rounds that are kept; a ratio that did not fit is tried again after as many rounds
+SLIGHT = 0.5  # smallest share of a task's estimated bytes
+LONGEST_S = 86_400.0  # longest plausible part of a round; beyond it a clock jumped or a board slept
 MOST_BYTES = 2**43
 FASTEST_BYTES_PER_S = 12.5e9  # 100 Gbit/s
 MOST_WATTS = 10_000.0
 
 
 class Demand(Struct, frozen=True):
-    """What a choice asks of a device, as the method estimates it.
+    """What a choice needs of a device, by the method's estimate.
 
     Attributes:
-        ratio: of the choice.
-        bytes_down, bytes_up: payload bytes, as the method estimates them.
-        samples: training steps' worth of samples, evaluations included.
+        ratio: ratio of the choice.
+        bytes_down, bytes_up: payload bytes.
+        samples: local work, counted in training steps of one sample, with evaluations.
         working_bytes: memory on top of what the process holds before it works.
-        uplink: which encoding writes the update's values, see `protocols.method.choice.Budget`.
+        uplink: number of the encoding of the update's values, see `protocols.method.choice.Budget`.
     """
 
     ratio: float
@@ -45,12 +45,12 @@ class Demand(Struct, frozen=True):
     uplink: int = 0
 
     def estimate(self, direction: Direction) -> int:
-        """The estimated payload bytes in one direction."""
+        """Estimated payload bytes in one direction."""
         return self.bytes_down if direction == "down" else self.bytes_up
 
 
 class PastRound(Struct, frozen=True):
-    """One past round: what was asked of the device, and its measured cost."""
+    """A past round: what it needed by the estimate, and its measured cost."""
 
     demand: Demand
     actual: RoundCost
@@ -60,14 +60,14 @@ _Found = TypeVar("_Found")
 
 
 class CostHistory(Struct, frozen=True, dict=True):
-    """The last rounds of one device in one run; at most 4 kB in MessagePack, and 2 kB of errors.
+    """The last rounds of one device in one run. At most 4 kB in MessagePack, and 2 kB of errors.
 
-    Estimates are cached, because every choice of a decision asks for the same ones.
+    Estimates are cached, because every choice of a decision uses the same ones.
 
     Attributes:
         past_rounds: oldest first.
-        declined: rounds that it declined in a row since.
-        errors: of forecasts, oldest first; only if time has a safety margin.
+        declined: number of consecutive rounds that the device declined since.
+        errors: forecast errors, oldest first. Empty if there is no safety margin in time.
     """
 
     past_rounds: tuple[PastRound, ...] = ()
@@ -75,10 +75,11 @@ class CostHistory(Struct, frozen=True, dict=True):
     errors: tuple[ForecastError, ...] = ()
 
     def learned(self, demand: Demand, actual: RoundCost, error: ForecastError | None = None) -> "CostHistory":
-        """The history after a complete round (a final evaluation sends nothing back).
+        """The history after a complete round. A final evaluation sends nothing back and is none.
 
-        The first round's error is dropped: its forecast came without measurements. So are the bytes of a
-        small first task: it is a difference to the initial model, and later tasks are larger.
+        The first round's error is dropped, as its forecast had no measurements. So are the bytes of a small
+        first
+        task: it is a difference to the initial model, and later tasks are larger.
         """
         known = self if error is None or not self.past_rounds else self.erring(error)
         told = plausible(actual)
@@ -90,7 +91,7 @@ class CostHistory(Struct, frozen=True, dict=True):
     def erring(self, error: ForecastError) -> "CostHistory":
         """The history with the forecast error of a round.
 
-        Consecutive cancelled rounds count as one, the longest: they have one lasting cause, which the
+        Consecutive cancelled rounds count as one, the longest. They have one lasting cause, which the
         estimates learn.
         """
         before, last = self.errors[:-1], self.errors[-1:]
@@ -104,14 +105,16 @@ class CostHistory(Struct, frozen=True, dict=True):
     def declining(self) -> "CostHistory":
         """The history after a round that the device declined because nothing fits.
 
-        After ten in a row everything is forgotten: the link may have improved, which only a new try shows.
+        After ten in a row everything is forgotten. The link may have improved, which only a new attempt
+        shows.
         """
         declined = self.declined + 1
         return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
 
     def bytes_factor(self, direction: Direction, ratio: float, uplink: int = 0) -> float | None:
-        """Actual bytes relative to the method's estimate; of an update, by rounds with this encoding of its
-        values alone. None: no round tells.
+        """Ratio of actual bytes to the method's estimate. None: no round tells it.
+
+        For updates only rounds with this encoding count.
         """
 
         def factor(past: PastRound) -> float | None:
@@ -122,7 +125,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures(("bytes", direction, uplink), ratio, factor))
 
     def s_per_sample(self, ratio: float) -> float | None:
-        """Seconds of work for each sample that was asked for, by rounds at this ratio, or else by all."""
+        """Seconds of work per sample, from rounds at this ratio, or else from all rounds."""
 
         def seconds(past: PastRound) -> float | None:
             return _over(past.actual.train_s, past.demand.samples)
@@ -130,7 +133,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures("work", ratio, seconds))
 
     def processor_s_per_sample(self, ratio: float) -> float | None:
-        """Likewise, of processors: what the work takes of them, whatever else runs."""
+        """Processor seconds of work per sample, which other programs do not affect."""
 
         def seconds(past: PastRound) -> float | None:
             return _over(past.actual.processor_s, past.demand.samples)
@@ -138,7 +141,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures("processor", ratio, seconds))
 
     def base_bytes(self, ratio: float) -> int | None:
-        """What the process holds before it works: peak memory without the working memory of the demand.
+        """Memory that the process holds before it works: peak memory minus the demand's working memory.
 
         The largest of the recent rounds counts, because too little memory ends the process.
         """
@@ -151,19 +154,19 @@ class CostHistory(Struct, frozen=True, dict=True):
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
-        """Actual joules relative to what is `expected` of the same seconds; None: no round tells."""
+        """Ratio of actual joules to those `expected` for the same seconds. None: no round tells it."""
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
     def link(
         self, direction: Direction, latency_s: float, s_per_byte: float | None = None
     ) -> BandwidthForecast | None:
-        """The link as past transfers have shown it, or as it was measured before; None: neither is known.
+        """The link by past transfers, or as measured before them. None: both are unknown.
 
         Args:
-            direction: of the transfers.
-            latency_s: taken for its latency as long as all transfers are of one size.
-            s_per_byte: as measured before there were transfers; None: unknown.
+            direction: direction of the transfers.
+            latency_s: used as its latency while all transfers have one size.
+            s_per_byte: measured before the first transfer. None: unknown.
         """
         return self._once(
             ("link", direction, latency_s, s_per_byte), lambda: self._link(direction, latency_s, s_per_byte)
@@ -185,7 +188,7 @@ class CostHistory(Struct, frozen=True, dict=True):
     def _figures(
         self, what: Hashable, ratio: float, figure: Callable[[PastRound], float | None]
     ) -> list[float]:
-        """The last figures of rounds at this ratio, or else of all rounds; `what` they are of."""
+        """The last figures of rounds at this ratio, or else of all rounds. `what` is the key of the cache."""
 
         def all_of_them() -> list[tuple[float, float]]:
             pairs = ((one.demand.ratio, figure(one)) for one in self.past_rounds)
@@ -204,10 +207,10 @@ class CostHistory(Struct, frozen=True, dict=True):
 
 
 def plausible(actual: RoundCost) -> RoundCost:
-    """`actual` with everything that cannot be true made unknown.
+    """`actual` without implausible figures, which become unknown.
 
-    That is: no bytes or memory, or more than 8 TB; a part of the round that took no time, less than none, or
-    more than a day; a link beyond 100 Gbit/s; a board that draws nothing, or more than 10 kW.
+    Plausible are bytes and memory above 0 and up to 8 TB, parts of a round above 0 s and up to a day, links
+    up to 100 Gbit/s, and boards that draw more than 0 W and up to 10 kW.
     """
     down, up = _between(actual.bytes_down, MOST_BYTES), _between(actual.bytes_up, MOST_BYTES)
     known = RoundCost(
@@ -226,7 +229,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _between(value: _Number | None, most: float, least: float = 0.0) -> _Number | None:
-    """`value` if it is above `least` and at most `most`; NaN is neither."""
+    """`value` if it is above `least` and at most `most`, else None. NaN gives None."""
     return value if value is not None and least < value <= most else None
 
 

@@ -1,4 +1,4 @@
-"""`edge-agent explain`: every ratio of a device compared with its limits."""
+"""The table of `edge-agent explain`: every ratio of a device compared with its limits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from fleetune.edge_agent.budget.safety_margin import ForecastError
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "unknown"
-WAITING = 0.8  # of the work's seconds: where the processor's are less, something else is the reason
+WAITING = 0.8  # share of the work's seconds; below it the processor was waiting for something
 _UNITS = ("B", "kB", "MB", "GB")
 
 
 def explanation(ratio_controller: RatioController, conditions: Conditions) -> Group:
-    """A table of all ratios and the reason for the present one, for a terminal.
+    """A table of all ratios and the reason for the present one.
 
     Args:
-        ratio_controller: as the agent keeps it.
-        conditions: of the board, just now.
+        ratio_controller: the device's stored controller.
+        conditions: the board's present conditions.
     """
     limits, checks = ratio_controller.limits(conditions), ratio_controller.explained(conditions)
     took = [checked.predicted for checked in checks]
@@ -50,7 +50,7 @@ def explanation(ratio_controller: RatioController, conditions: Conditions) -> Gr
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every choice. The unit stands at the top, so that all columns fit into 80 characters."""
+    """One figure of every choice. The unit is in the header, so that all columns fit into 80 characters."""
 
     name: str
     limit: str
@@ -71,7 +71,7 @@ def _plain(name: str, figures: Sequence[float | None], unit: str, limit: str = "
 
 
 def _sizes(name: str, figures: Sequence[float | None], limit: str = "") -> Column:
-    """A column of byte counts, all in the unit of the largest."""
+    """A column of byte counts in the unit of the largest."""
     exponent = _exponent(max((figure for figure in figures if figure is not None), default=0))
     scaled = [None if figure is None else figure / 1000**exponent for figure in figures]
     return _plain(name, scaled, _UNITS[exponent], limit)
@@ -101,7 +101,7 @@ def _joules(joules: float) -> str:
 
 
 def _margin(late: float, errors: Sequence[ForecastError]) -> str:
-    past = f"by {len(errors)} past rounds" if errors else "before rounds have shown it"
+    past = f"by {len(errors)} past rounds" if errors else "before any round was measured"
     cancelled = sum(one.censored for one in errors)
     noted = f", {cancelled} of them cancelled" if cancelled else ""
     return (
@@ -112,14 +112,18 @@ def _margin(late: float, errors: Sequence[ForecastError]) -> str:
 def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterator[str]:
     rounds = len(ratio_controller.cost_history.past_rounds)
     yield ratio_controller.report.reason
-    yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
+    yield (
+        f"corrected by {rounds} past rounds"
+        if rounds
+        else "by the board's profile, as no round is complete yet"
+    )
     work_s, own_s = ratio_controller.predicted.train_s, ratio_controller.predicted.processor_s
     if work_s is not None and own_s is not None and own_s < WAITING * work_s:
-        yield f"of its work {_seconds(own_s)} are the processor's; {_seconds(work_s - own_s)} it waits"
+        yield f"its work takes {_seconds(own_s)} of processor time and {_seconds(work_s - own_s)} of waiting"
     if ratio_controller.late is not None:
         yield _margin(ratio_controller.late, ratio_controller.cost_history.errors)
     if ratio_controller.proposed:
         yield "the coordinator proposes a ratio for each task; p is the largest that fits"
     against = reason_not_to_train(ratio_controller.policy, conditions, ratio_controller.board)
     if against:
-        yield f"[bold]it does not train now[/]: {against}"
+        yield f"[bold]the device does not train now[/]: {against}"

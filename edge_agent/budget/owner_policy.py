@@ -1,4 +1,4 @@
-"""What a device's owner allows: when it may train (power, battery, traffic, heat), and what a round takes."""
+"""The owner's policy: when a device may train (power, battery, traffic, heat), and what a round may take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.toml_text import read_toml
 
-COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
-MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed
+COOL_BY = 5.0  # degrees below the limit at which training resumes after heat has stopped it
+MEMORY_SHARE = 0.9  # share of the memory limit; the system ends a process that takes all of it
 
 
 class Policy(Settings, frozen=True):
-    """A policy.toml, and options of the command line of the same names; None, or left out: no such limit.
+    """A policy.toml, or options of the command line with the same names. None: no limit.
 
     Attributes:
-        charging_only: train on mains power only, with a battery or without.
-        unmetered_only: not while traffic costs money.
-        max_celsius: of the hottest thermal zone; once above, the board must cool by COOL_BY.
-        min_battery: least charge, percent, on battery power.
-        max_battery_percent_per_hour: that training may drain, on battery power.
-        max_memory_mb: of the agent's process, 1e6 bytes each.
+        charging_only: train only on mains power, with or without a battery.
+        unmetered_only: do not train while traffic costs money.
+        max_celsius: limit for the hottest thermal zone. Above it the board must cool by COOL_BY.
+        min_battery: least charge on battery power, in percent.
+        max_battery_percent_per_hour: charge that training may use on battery power.
+        max_memory_mb: memory of the agent's process, in 1e6 bytes.
         nice: added to the process's niceness, 0..19.
         ratio: largest share of the model to train and send.
     """
@@ -44,14 +44,14 @@ class Policy(Settings, frozen=True):
     ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     def at_most(self, ratio: float | None) -> "Policy":
-        """The policy in a run that deals the device a ratio; the owner's may be lower."""
+        """The policy in a run that assigns a ratio. The owner's limit may be lower."""
         wished = [one for one in (self.ratio, ratio) if one is not None]
         return replace(self, ratio=min(wished, default=None))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a round may take; None: there is no such limit."""
+    """Limits of a round. None: no limit."""
 
     deadline_s: float | None = None
     memory_bytes: int | None = None
@@ -59,7 +59,7 @@ class Limits:
 
 
 def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
-    """The policy in a file, if there is one, with `options` on top of it (None: not given).
+    """Read a policy file, with `options` taking precedence. None: not given.
 
     Raises:
         SettingError: the file cannot be read (see `read_toml`), or a key is unknown or wrong.
@@ -75,14 +75,14 @@ def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
 def reason_not_to_train(
     policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False
 ) -> str | None:
-    """Say why not to train now, in one line; None: nothing is against it.
+    """One line that says why not to train now. None: training is allowed.
 
     A condition of the policy that the board cannot measure counts as not met.
 
     Args:
-        policy: of the owner.
-        conditions: of the board.
-        board: gives the battery's capacity.
+        policy: the owner's policy.
+        conditions: the board's present conditions.
+        board: has the battery's capacity.
         waiting: training has already stopped, so the temperature must fall COOL_BY below its limit.
     """
     return (
@@ -100,15 +100,15 @@ def limits_of(
     *,
     period_s: float | None = None,
 ) -> Limits:
-    """What a round may take: its deadline, the board's memory as it is now, and what the owner allows.
+    """Limits of a round: its deadline, the board's present memory, and the owner's limits.
 
     Args:
-        deadline_s: of a round.
-        conditions: of the board.
-        policy: of its owner.
-        board: stands in for memory that cannot be read, and gives the battery's capacity.
-        period_s: from one round of this device to its next, over which the battery's drain is spread; None:
-            not known, `deadline_s` is taken.
+        deadline_s: deadline of a round.
+        conditions: the board's present conditions.
+        policy: the owner's policy.
+        board: has the memory, if that cannot be read, and the battery's capacity.
+        period_s: seconds between the starts of two rounds of this device, for the use of its battery. None:
+            unknown; `deadline_s` is used.
     """
     fitted = None if board.name == UNKNOWN else board.memory_bytes
     usable = fitted if conditions.memory_bytes is None else conditions.memory_bytes
@@ -126,7 +126,7 @@ def limits_of(
 def _battery_joules(
     conditions: Conditions, policy: Policy, board: Board, period_s: float | None
 ) -> float | None:
-    """What the battery may give in `period_s`: a Wh is 3600 J, drained over an hour of 3600 s."""
+    """Joules that the battery may give in `period_s`. A Wh is 3600 J, and the limit is per hour of 3600 s."""
     percent = policy.max_battery_percent_per_hour
     if conditions.power != "battery" or percent is None or board.battery_wh is None or period_s is None:
         return None
@@ -140,15 +140,15 @@ def _power_objection(policy: Policy, now: Conditions, board: Board) -> str | Non
         return None
     if now.power is None:
         has_none = board.name != UNKNOWN and board.battery_wh is None
-        return None if has_none else _unread(asked[0], "what this board is powered by")
+        return None if has_none else _unread(asked[0], "the power source")
     if policy.charging_only:
         charge = "" if now.battery is None else f", {100 * now.battery:.3g} % charged"
-        return f"charging_only: it runs from its battery{charge}"
+        return f"charging_only: the board runs on battery{charge}"
     if policy.max_battery_percent_per_hour is not None and board.battery_wh is None:
         key = "max_battery_percent_per_hour"
         return (
-            f"{key} is set, but the battery's capacity is not known; give battery_wh in a profile of your own"
-            f" (--board FILE), or leave {key} out"
+            f"{key} is set, but the battery's capacity is unknown; set battery_wh in a profile of your own"
+            f" (--board FILE), or leave out {key}"
         )
     return _charge_objection(policy.min_battery, now.battery)
 
@@ -166,7 +166,7 @@ def _traffic_objection(policy: Policy, now: Conditions) -> str | None:
     if not policy.unmetered_only or now.metered is False:
         return None
     if now.metered is None:
-        return _unread("unmetered_only", "whether traffic costs money")
+        return _unread("unmetered_only", "the cost of traffic")
     return "unmetered_only: the network is metered"
 
 
@@ -177,9 +177,9 @@ def _heat_objection(policy: Policy, now: Conditions, *, waiting: bool) -> str | 
     if now.celsius is None:
         return _unread("max_celsius", "the board's temperature")
     if waiting and limit - COOL_BY < now.celsius <= limit:
-        return f"max_celsius: {now.celsius:.1f} °C, waiting for {limit - COOL_BY:g} °C"
+        return f"max_celsius: {now.celsius:.1f} °C, training resumes below {limit - COOL_BY:g} °C"
     return f"max_celsius: {now.celsius:.1f} °C, at most {limit:g} °C" if now.celsius > limit else None
 
 
 def _unread(key: str, what: str) -> str:
-    return f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave {key} out"
+    return f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave out {key}"

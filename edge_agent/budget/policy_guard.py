@@ -1,4 +1,4 @@
-"""The owner's policy, watched while the agent runs: may it train just now?"""
+"""Checks the owner's policy while the agent runs."""
 
 import time
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy, reason_not_to_train
 from fleetune.firmware_profiles import Board
 
-FRESH_S = 5.0  # how long a reading of the sensors holds
+FRESH_S = 5.0  # seconds for which a reading of the sensors is used
 
 
 class PolicyGuard:
-    """Asks the board's sensors whether the policy lets the agent train, at most every `FRESH_S` seconds.
+    """Checks if the policy lets the agent train, reading the sensors at most every `FRESH_S` seconds.
 
     Args:
-        policy: of the owner.
-        board: its profile.
-        meter: its sensors.
-        clock: seconds that never jump.
+        policy: the owner's policy.
+        board: the board's profile.
+        meter: reads the board's sensors.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class PolicyGuard:
 
     @property
     def is_on(self) -> bool:
-        """Whether the policy has conditions that come and go."""
+        """True if the policy has conditions that can change."""
         policy = self._policy
         asked = (policy.max_celsius, policy.min_battery, policy.max_battery_percent_per_hour)
         return policy.charging_only or policy.unmetered_only or any(key is not None for key in asked)
 
     def reason_not_to_train(self) -> str | None:
-        """Say why not to train now, in one line; None: nothing is against it. Any thread may ask."""
+        """One line that says why not to train now. None: training is allowed. Thread-safe."""
         now = self._clock()
         if self.is_on and now - self._asked_at >= FRESH_S:
             self._asked_at = now

@@ -1,4 +1,4 @@
-"""The ratio that a device can afford: the largest whose round fits every limit.
+"""Chooses the ratio of a device: the largest whose round fits every limit.
 
 A real agent and a simulated device use the same rule:
 
@@ -6,10 +6,10 @@ A real agent and a simulated device use the same rule:
     decision = decide(method.choices(report), forecast, limits_of(...), wanted=1.0, current=report.ratio)
     cost_history = cost_history.learned(demand(decision.choice, capability), actual)  # after the round
 
-A cost that is not known does not limit, and the reason says so. More bandwidth, memory, time or energy never
-gives a smaller ratio. A device changes to a larger ratio than its `current` one only if that leaves
-`1 - SPARE` of every limit, so that it does not oscillate. Time can have a safety margin, but not at the
-smallest ratio: a late reply is better than none.
+An unknown cost does not limit the ratio, and the reason says so. More bandwidth, memory, time or energy
+never gives a smaller ratio. To avoid oscillation, a device changes to a larger ratio than its `current` one
+only if that leaves `1 - SPARE` of every limit unused. Time can have a safety margin, except at the smallest
+ratio, because a late reply is better than none.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.protocols.method.choice import Choice, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 
-SPARE = 0.95  # share of each limit that a ratio above the current one may need
+SPARE = 0.95  # largest share of each limit that a ratio above the current one may use
 
 Forecast = Callable[[Choice], RoundCost]
 Margin = Callable[[RoundCost], float]
-"""The seconds that the deadline must leave for a predicted round, see `safety_margin`."""
+"""Seconds that the deadline must leave for a predicted round, see `safety_margin`."""
 
 
 def no_margin(predicted: RoundCost) -> float:
-    """The predicted seconds."""
+    """The predicted seconds without a margin."""
     return predicted.known_s
 
 
@@ -37,9 +37,9 @@ class LimitCheck:
 
     Attributes:
         choice: the ratio and its cost.
-        predicted: cost of a round at it.
-        shares: of each limit that is set, if the predicted cost is known: "time", "memory", "energy".
-        within_s: seconds with the safety margin.
+        predicted: predicted cost of a round.
+        shares: used share of each limit with a known cost: "time", "memory", "energy".
+        within_s: predicted seconds with the safety margin.
     """
 
     choice: Choice
@@ -49,12 +49,12 @@ class LimitCheck:
 
     @property
     def share(self) -> float:
-        """The largest share of a limit; above 1 the choice does not fit. 0: nothing known is limited."""
+        """The largest share of a limit. Above 1 the choice does not fit. 0: no known cost is limited."""
         return max(self.shares.values(), default=0.0)
 
     @property
     def binds(self) -> str | None:
-        """The limit with the largest share; None: nothing known is limited."""
+        """The limit with the largest share. None: no known cost is limited."""
         return max(self.shares, key=lambda limit: self.shares[limit], default=None)
 
 
@@ -63,9 +63,9 @@ class RatioDecision:
     """A device's ratio and the reason for it.
 
     Attributes:
-        choice: None: nothing fits, the device declines.
-        reason: in one line.
-        predicted: cost of a round; of the smallest ratio if nothing fits.
+        choice: None: nothing fits, and the device declines.
+        reason: one line.
+        predicted: predicted cost of a round, at the smallest ratio if nothing fits.
     """
 
     choice: Choice | None
@@ -73,7 +73,7 @@ class RatioDecision:
     predicted: RoundCost
 
     def reported(self, report: DeviceReport) -> DeviceReport:
-        """`report` with the choice and its reason; if nothing fits, with the earlier ratio."""
+        """`report` with the choice and its reason, or with the earlier ratio if nothing fits."""
         if self.choice is None:
             return replace(report, reason=self.reason)
         ratio, seconds = self.choice.ratio, self.predicted.round_s
@@ -81,14 +81,14 @@ class RatioDecision:
 
 
 def wanted_choices(choices: Sequence[Choice], wanted: float) -> list[Choice]:
-    """The choices up to a ratio, or the smallest one."""
+    """The choices up to the ratio `wanted`, or the smallest one."""
     return [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
 
 
 def check_limits(
     choices: Sequence[Choice], forecast: Forecast, limits: Limits, margin: Margin = no_margin
 ) -> list[LimitCheck]:
-    """Every choice compared with the limits, in the order given."""
+    """Compare every choice with the limits, in the given order."""
     least = min((choice.ratio for choice in choices), default=0.0)
     return [
         check(choice, forecast(choice), limits, no_margin if choice.ratio == least else margin)
@@ -97,7 +97,7 @@ def check_limits(
 
 
 def check(choice: Choice, predicted: RoundCost, limits: Limits, margin: Margin) -> LimitCheck:
-    """One choice with its predicted cost compared with the limits."""
+    """Compare one choice and its predicted cost with the limits."""
     within_s = margin(predicted)
     pairs = {
         "time": (within_s, limits.deadline_s),
@@ -121,14 +121,14 @@ def decide(
     current: float | None = None,
     margin: Margin = no_margin,
 ) -> RatioDecision:
-    """The largest choice that is wanted and fits.
+    """Choose the largest ratio that is wanted and fits.
 
     Args:
-        choices: ascending by ratio, at least one.
-        forecast: cost of a round at a choice.
-        limits: on it.
-        wanted: no larger ratio than this, unless the method has none.
-        current: the ratio that the device runs at; None: it has not chosen one yet.
+        choices: at least one, ascending by ratio.
+        forecast: predicts the cost of a round at a choice.
+        limits: limits of a round.
+        wanted: largest ratio to choose, unless the method has only larger ones.
+        current: the device's present ratio. None: it has not chosen one yet.
         margin: the safety margin in time.
     """
     checks = check_limits(wanted_choices(choices, wanted), forecast, limits, margin)
@@ -169,7 +169,7 @@ def _too_much(checked: LimitCheck, limits: Limits) -> str:
 
 
 def _longest(predicted: RoundCost) -> str:
-    """The longest part of the round, a transfer with its bandwidth."""
+    """The longest part of a round, and the bandwidth if it is a transfer."""
     known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
     part = max(known, key=lambda name: known[name])
     num_bytes = {"download": predicted.bytes_down, "upload": predicted.bytes_up}.get(part)
@@ -186,7 +186,7 @@ def _parts(predicted: RoundCost) -> dict[str, float | None]:
 
 
 def _amount(amount: float, limit: float | None, unit: str) -> str:
-    """The amount and its limit in three digits, or in as many as tell them apart."""
+    """The amount and its limit, with three digits or as many as show a difference."""
     if limit is None:
         return f"{_figure(amount)} {unit}"
     digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)

@@ -1,6 +1,6 @@
 """The ratio of one device in one run: predicts, decides, and learns from measured rounds.
 
-A real agent and a simulated device use the same code: no I/O, no clock.
+A real agent and a simulated device use the same code, without I/O or a clock.
 """
 
 import math
@@ -37,28 +37,28 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, Choice, DeviceReport, RatioCandidate
 from fleetune.protocols.round_cost import RoundCost
 
-GREW = 1.25  # factor in samples from which on a new report is sent
-MOVED = 0.1  # relative change of the predicted seconds from which on a new report is sent
+GREW = 1.25  # A new report is sent if the number of samples changed by this factor.
+MOVED = 0.1  # A new report is sent if the predicted seconds changed by this share.
 
 
 class RatioController(Struct, frozen=True):
-    """A device's ratio, and what it is decided by.
+    """A device's ratio and everything that decides it.
 
     Attributes:
-        choices: of the method, ascending by ratio.
-        capability: of the device before its first round.
-        board: its profile.
-        policy: of its owner.
-        deadline_s: of a round; None: no limits, the choice was made elsewhere.
-        report: with the current ratio, or the last one that fitted.
-        predicted: cost of a round.
-        cost_history: of past rounds.
-        fits: whether any ratio fits.
-        proposed: the coordinator proposes the ratio of each task, among the reported candidates.
-        least_work, most_work: range of the local training that it may propose.
-        late: share of rounds that may exceed the deadline; None: no safety margin.
-        values: bytes of an update's values in each encoding that a task may ask for, over those in the first,
-            by which `choices` are priced.
+        choices: the method's choices, ascending by ratio.
+        capability: the device before its first round.
+        board: the board's profile.
+        policy: the owner's policy.
+        deadline_s: deadline of a round. None: no limits, because the choice is made elsewhere.
+        report: report with the current ratio, or with the last one that fitted.
+        predicted: predicted cost of a round.
+        cost_history: past rounds.
+        fits: True if any ratio fits.
+        proposed: True if the coordinator proposes the ratio of each task, from the reported candidates.
+        least_work, most_work: range of local training that it may propose.
+        late: share of rounds that may exceed the deadline. None: no safety margin.
+        values: for each encoding that a task may ask for, the bytes of an update's values relative to the
+            first encoding, by which `choices` are priced.
     """
 
     choices: Sequence[Choice]
@@ -77,7 +77,7 @@ class RatioController(Struct, frozen=True):
     values: tuple[float, ...] = (1.0,)
 
     def chosen(self, conditions: Conditions) -> "RatioController":
-        """The controller after a new decision: when the device joins the run, and after each round."""
+        """The controller after a new decision, when the device joins the run and after each round."""
         decision = self.decision(conditions)
         report = decision.reported(replace(self.report, conditions=conditions))
         fits = decision.choice is not None
@@ -91,11 +91,11 @@ class RatioController(Struct, frozen=True):
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def _in_part(self, report: DeviceReport, least: RatioCandidate) -> DeviceReport:
-        """The report of a device that fits only with less local training or an encoding of fewer bytes."""
+        """The report of a device for which only less local training or a smaller encoding fits."""
         budget = Budget(least.ratio, least.local_work, least.uplink)
         parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
-        parts += ["fewer bytes for its values"] if least.uplink else []
-        reason = f"{report.reason}; with {' and '.join(parts)} it fits"
+        parts += ["a smaller encoding of its values"] if least.uplink else []
+        reason = f"{report.reason}; it fits with {' and '.join(parts)}"
         round_s = self._forecast(self._choice(budget), least.local_work).round_s
         return replace(report, ratio=least.ratio, reason=reason, round_s=round_s)
 
@@ -130,7 +130,7 @@ class RatioController(Struct, frozen=True):
     def _candidate(
         self, choice: Choice, local_work: float, uplink: int, *, trains_less: bool
     ) -> RatioCandidate:
-        """`choice` with its costs, and the parts of these that local training and values take."""
+        """`choice` with its costs, and the parts of them that local training and values take."""
         once = self._forecast(choice)
         twice = self._forecast(choice, 2.0) if trains_less else RoundCost()
         empty = self._forecast(choice.sending(0.0)) if len(self.values) > 1 else None
@@ -149,8 +149,9 @@ class RatioController(Struct, frozen=True):
         )
 
     def within(self, proposed: Budget) -> Budget:
-        """The candidate closest to `proposed` from below; if nothing fits, the smallest ratio with all of the
-        proposed local training.
+        """The closest candidate that does not exceed `proposed`.
+
+        If nothing fits, the smallest ratio with all of the proposed local training.
         """
         uplink = min(proposed.uplink, len(self.values) - 1)
         affords = self.report.affords or ()
@@ -161,13 +162,13 @@ class RatioController(Struct, frozen=True):
         return Budget(most.ratio, min(most.local_work, proposed.local_work), max(most.uplink, uplink))
 
     def expected(self, budget: Budget) -> RoundCost:
-        """The predicted cost of a round."""
+        """Predicted cost of a round."""
         if budget == Budget(self.report.ratio):
             return self.predicted
         return self._forecast(self._choice(budget), budget.local_work)
 
     def limits(self, conditions: Conditions) -> Limits:
-        """The limits on a round under these conditions."""
+        """Limits of a round under these conditions."""
         if self.deadline_s is None:
             return Limits()
         return limits_of(self.deadline_s, conditions, self.policy, self.board)
@@ -179,12 +180,13 @@ class RatioController(Struct, frozen=True):
     def trains_until_s(self, budget: Budget, taken_s: float, span_s: float | None = None) -> float | None:
         """Seconds after the task's arrival when local training must stop to meet the deadline.
 
-        None: no limit, because a part of the local training does not count.
-
         Args:
-            budget: of the round.
-            taken_s: since the round began, when the task has arrived.
-            span_s: duration of the round, if the task gives it; the deadline limits it.
+            budget: budget of the round.
+            taken_s: seconds from the start of the round to the task's arrival.
+            span_s: duration of the round, if the task gives it. The deadline limits it.
+
+        Returns:
+            None: no limit, because the coordinator does not accept partial local training.
         """
         if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
@@ -211,7 +213,7 @@ class RatioController(Struct, frozen=True):
         """
         if self.late is None:
             return self
-        known_s = min(elapsed_s, self.deadline_s or math.inf)  # beyond the deadline nothing is learned
+        known_s = min(elapsed_s, self.deadline_s or math.inf)  # Nothing is learned beyond the deadline.
         predicted = self.expected(budget)
         error = censored_error(predicted, begun, known_s)
         return self._after(budget, observed_parts(predicted, begun, known_s), error)
@@ -236,9 +238,10 @@ class RatioController(Struct, frozen=True):
         return structs.replace(self, capability=capability, report=report)
 
     def is_news(self, before: DeviceReport, moved: float = MOVED) -> bool:
-        """Whether the report differs enough from `before` to send it again.
+        """True if the report differs enough from `before` to be sent again.
 
-        That is: other data, another ratio or candidate, or predicted seconds that moved by the share `moved`.
+        That is the case with other data, another ratio or candidate, or predicted seconds that changed by the
+        share `moved`.
         """
         if _has_grown(self.report, before) or _moved(_affords(self.report), _affords(before), moved):
             return True
@@ -268,12 +271,12 @@ def _rounded(figure: float) -> float: ...
 @overload
 def _rounded(figure: None) -> None: ...
 def _rounded(figure: float | None) -> float | None:
-    """Four digits: half the bytes of a report, and as much as a forecast knows."""
+    """The figure with four digits, which halve the bytes of a report and exceed a forecast's accuracy."""
     return None if figure is None else float(f"{figure:.4g}")
 
 
 def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:
-    """Whether a device has a quarter more or fewer samples, or its drift alarm changed."""
+    """True if a device has a quarter more or fewer samples, or its drift alarm changed."""
     for new, old in ((now.num_samples, then.num_samples), (now.new_samples, then.new_samples)):
         if isinstance(new, int) and isinstance(old, int):
             if not old / GREW <= new <= old * GREW:
@@ -289,7 +292,7 @@ def _affords(report: DeviceReport) -> dict[float, float | None]:
 
 
 def _moved(now: dict[float, float | None], then: dict[float, float | None], moved: float) -> bool:
-    """Whether other ratios fit, or the predicted seconds of the smallest moved."""
+    """True if other ratios fit, or the predicted seconds of the smallest one changed."""
     if now.keys() != then.keys():
         return True
     first, before = next(iter(now.values()), None), next(iter(then.values()), None)
@@ -301,7 +304,9 @@ def _alarms(report: DeviceReport) -> bool:
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:
-    """The stored controller; None: there is none, or it is damaged. The device then learns again."""
+    """The stored controller. None: it is missing, damaged or of another format, and the device learns
+    again.
+    """
     try:
         return msgspec.msgpack.decode(data, type=RatioController) if data else None
     except (msgspec.DecodeError, ValueError):

@@ -1,13 +1,13 @@
-"""The safety margin in time: how much longer than predicted a round can take, learned from past rounds.
+"""Safety margin in time: how much longer than predicted a round can take, learned from past rounds.
 
-A device compares the transfers and the work of each round with their forecast. Each past round is a sample of
-how long a choice would take with the same errors. The time that all but a share `late` of the samples keep
-must fit the deadline (`seconds_with_margin`).
+A device compares the transfers and the work of each round with their forecast. Each past round is a sample
+of how long a choice would take with the same errors. The seconds that all but a share `late` of the samples
+keep must fit the deadline (`seconds_with_margin`).
 
 - A round that was cancelled before its reply had arrived would have taken longer. It counts as a
   right-censored observation (Kaplan and Meier 1958). Dropping such rounds, or counting them as complete,
   would underestimate durations.
-- A prior of `PRIOR_ROUNDS` rounds stands in while few rounds are known. Its seconds are log-normal around the
+- A prior of `PRIOR_ROUNDS` rounds helps while few rounds are known. Its seconds are log-normal around the
   forecast, with a standard deviation of `PRIOR_SPREAD`.
 - More resources never make a round with its margin longer: each sample shrinks with every part of the
   forecast, and the samples' weights do not depend on the forecast.
@@ -23,24 +23,24 @@ from msgspec.structs import replace
 
 from fleetune.protocols.round_cost import RoundCost
 
-ROUNDS = 64  # that are kept
+ROUNDS = 64  # number of errors that are kept
 PRIOR_ROUNDS = 4.0
-PRIOR_SPREAD = 0.2  # of the logarithm
+PRIOR_SPREAD = 0.2  # standard deviation of the logarithm
 _PRIOR_POINTS = 20
-MOST_FACTOR = 100.0  # of the forecast; more is not noise
+MOST_FACTOR = 100.0  # largest factor on the forecast; more is not noise
 _NORMAL = NormalDist(0.0, PRIOR_SPREAD)
 PRIOR = tuple(math.exp(_NORMAL.inv_cdf((i + 0.5) / _PRIOR_POINTS)) for i in range(_PRIOR_POINTS))
-BEYOND = PRIOR[-2]  # times the longest sample: a guess for cancelled rounds beyond it
+BEYOND = PRIOR[-2]  # factor on the longest sample: a guess for cancelled rounds beyond it
 
 
 class ForecastError(Struct, frozen=True, array_like=True):
-    """The duration of one round over its forecast.
+    """Ratio of a round's duration to its forecast.
 
     Attributes:
-        total: of the whole round.
-        transfers: download and upload together.
-        work: training and evaluations.
-        censored: the round was cancelled before its reply had arrived, and would have taken longer.
+        total: ratio of the whole round.
+        transfers: ratio of download and upload together.
+        work: ratio of training and evaluations.
+        censored: True if the round was cancelled before its reply had arrived; it would have taken longer.
     """
 
     total: float
@@ -55,7 +55,7 @@ class ForecastError(Struct, frozen=True, array_like=True):
 
 
 def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | None:
-    """The error of a complete round; None: a part of either is not known."""
+    """The error of a complete round. None: a part of it or of its forecast is unknown."""
     if predicted.round_s is None or actual.round_s is None:
         return None
     assert actual.train_s is not None
@@ -63,12 +63,12 @@ def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | N
 
 
 def censored_error(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> ForecastError | None:
-    """The error of a round that was cancelled; None: its forecast is not known.
+    """The error of a cancelled round. None: its forecast is unknown.
 
     Args:
-        predicted: for the round.
+        predicted: forecast of the round.
         begun: its parts that ended.
-        elapsed_s: since its download started.
+        elapsed_s: seconds since its download started.
     """
     if predicted.round_s is None:
         return None
@@ -94,9 +94,9 @@ def _error(
 
 
 def observed_parts(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> RoundCost:
-    """The parts of a cancelled round: those that ended, and the open one if it exceeded its forecast.
+    """The parts of a cancelled round that ended, and the open part if it exceeded its forecast.
 
-    The elapsed time stands for the open part. It is too small, but above the median that uses it.
+    The elapsed time is used for the open part. It is too short, but longer than the median that uses it.
     """
     download_s = begun.download_s or 0.0
     if begun.train_s is None:
@@ -109,12 +109,12 @@ def _if_longer(predicted_s: float | None, elapsed_s: float) -> float | None:
 
 
 def seconds_with_margin(predicted: RoundCost, errors: Sequence[ForecastError], late: float) -> float:
-    """Seconds that all but a share `late` of rounds keep; at least the forecast.
+    """Seconds that all but a share `late` of rounds keep, and at least the forecast.
 
     Args:
-        predicted: for the round; parts that are not known count as 0.
-        errors: of past rounds.
-        late: in (0, 1].
+        predicted: forecast of the round. Unknown parts count as 0.
+        errors: errors of past rounds.
+        late: share in (0, 1].
     """
     work_s = predicted.train_s or 0.0
     transfers_s = predicted.known_s - work_s
@@ -125,12 +125,12 @@ def seconds_with_margin(predicted: RoundCost, errors: Sequence[ForecastError], l
     return max(predicted.known_s, _quantile(samples, late))
 
 
-@lru_cache(maxsize=4)  # every choice of a decision asks for the same rounds
+@lru_cache(maxsize=4)  # every choice of a decision uses the same rounds
 def _shares(errors: tuple[ForecastError, ...]) -> list[tuple[ForecastError, float]]:
-    """The share of rounds that each sample stands for (product-limit estimate), the prior's samples included.
+    """The share of rounds that each sample represents (product-limit estimate), with the prior's samples.
 
-    A censored sample has a share of 0. The shares do not sum to 1: the rest lies beyond all samples. Samples
-    are ordered by `total`, so that shares are the same for every choice.
+    A censored sample has a share of 0. The shares do not sum to 1, as the rest lies beyond all samples.
+    Samples are ordered by `total`, so that the shares are the same for every choice.
     """
     weighted = [(ForecastError(one, one, one), PRIOR_ROUNDS / len(PRIOR)) for one in PRIOR]
     weighted += [(one, 1.0) for one in errors]

@@ -32,7 +32,7 @@ def test_an_agent_rests_until_it_is_charged_and_the_coordinator_knows_why(tmp_pa
         fleet.start_coordinator()
         (device,) = fleet.shares
         agent = fleet.start_agent(device, options=conditions(board, "--charging-only"))
-        agent.wait_for("not joining yet: declined: charging_only: it runs from its battery, 57 % charged")
+        agent.wait_for("not joining yet: declined: charging_only: the board runs on battery, 57 % charged")
         assert not agent.lines("training")
         battery(board, "Charging")
         fleet.wait_finished()

@@ -31,11 +31,11 @@ def test_without_a_policy_nothing_is_against_training():
 @pytest.mark.parametrize(
     ("policy", "conditions", "reason"),
     [
-        ({"charging_only": True}, {"power": "battery"}, "charging_only: it runs from its battery"),
+        ({"charging_only": True}, {"power": "battery"}, "charging_only: the board runs on battery"),
         (
             {"charging_only": True},
             {"power": "battery", "battery": 0.62},
-            "charging_only: it runs from its battery, 62 % charged",
+            "charging_only: the board runs on battery, 62 % charged",
         ),
         ({"charging_only": True}, {"power": "charging"}, None),
         ({"charging_only": True}, {"power": "mains"}, None),
@@ -68,11 +68,11 @@ def test_the_policy_is_held_against_the_conditions(policy, conditions, reason):
 @pytest.mark.parametrize(
     ("policy", "conditions", "what"),
     [
-        ({"charging_only": True}, {}, "what this board is powered by"),
-        ({"min_battery": 30}, {"battery": 0.9}, "what this board is powered by"),
+        ({"charging_only": True}, {}, "the power source"),
+        ({"min_battery": 30}, {"battery": 0.9}, "the power source"),
         ({"min_battery": 30}, {"power": "battery"}, "the battery's charge"),
-        ({"max_battery_percent_per_hour": 2}, {}, "what this board is powered by"),
-        ({"unmetered_only": True}, {}, "whether traffic costs money"),
+        ({"max_battery_percent_per_hour": 2}, {}, "the power source"),
+        ({"unmetered_only": True}, {}, "the cost of traffic"),
         ({"max_celsius": 40}, {}, "the board's temperature"),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_the_policy_asks_for_and_cannot_be_read_is_an_objection(policy, con
     (key,) = policy
     found = reason_not_to_train(Policy(**policy), Conditions(**conditions), PHONE)
     assert found == (
-        f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave {key} out"
+        f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave out {key}"
     )
 
 
@@ -88,7 +88,7 @@ def test_a_share_of_a_battery_of_unknown_size_cannot_be_kept():
     board = replace(PHONE, battery_wh=None)
     policy = Policy(max_battery_percent_per_hour=2)
     found = reason_not_to_train(policy, ON_BATTERY, board)
-    assert "the battery's capacity is not known; give battery_wh" in found
+    assert "the battery's capacity is unknown; set battery_wh" in found
     assert "\n" not in found
     assert reason_not_to_train(policy, replace_power(ON_BATTERY, "charging"), board) is None
 
@@ -103,7 +103,7 @@ def test_after_heat_the_board_must_cool_before_it_trains_again():
     assert [reason_not_to_train(policy, one, PI) is None for one in now] == [False, True, True, True]
     found = [reason_not_to_train(policy, one, PI, waiting=True) for one in now]
     assert [one is None for one in found] == [False, False, False, True]
-    assert found[1] == "max_celsius: 38.0 °C, waiting for 35 °C"
+    assert found[1] == "max_celsius: 38.0 °C, training resumes below 35 °C"
 
 
 def test_memory_is_what_the_system_leaves_less_a_reserve_and_at_most_what_the_owner_allows():

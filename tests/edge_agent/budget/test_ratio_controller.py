@@ -111,7 +111,7 @@ def test_the_explanation_shows_every_ratio_its_limits_and_why():
     assert rows[-1].rstrip().endswith("no: time")
     assert rows[0].rstrip().endswith("yes")
     assert "corrected by 5 past rounds" in shown
-    assert "it does not train now: max_celsius: 50.0 °C, at most 40 °C" in shown
+    assert "the device does not train now: max_celsius: 50.0 °C, at most 40 °C" in shown
 
 
 @pytest.mark.parametrize("thin", [1.0, 1e-3, 1e5])
@@ -328,7 +328,7 @@ def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():
     meter.now = Conditions(power="battery", battery=0.4)
     assert guard.reason_not_to_train() is None  # asked a moment ago
     now[0] += FRESH_S
-    assert guard.reason_not_to_train().startswith("charging_only: it runs from its battery")
+    assert guard.reason_not_to_train().startswith("charging_only: the board runs on battery")
 
 
 def test_heat_must_fall_well_below_its_limit_before_it_goes_on():
@@ -446,7 +446,7 @@ def test_who_cannot_send_a_whole_update_takes_part_with_a_thin_one():
     assert forged.budget == Budget(1.0, 1.0, 1)
     assert not a_ratio_controller(deadline_s=4.8).fits
     short = thinner(a_ratio_controller(deadline_s=4.8), 0.1).chosen(UNKNOWN)
-    assert "with fewer bytes for its values it fits" in short.report.reason
+    assert "it fits with a smaller encoding of its values" in short.report.reason
     assert short.fits
 
 
@@ -456,7 +456,7 @@ def test_who_cannot_do_all_of_the_local_training_takes_part_with_a_share_of_it()
     controller = structs.replace(too_short, least_work=0.25).chosen(UNKNOWN)
     assert controller.fits
     assert all(one.local_work < 1 for one in controller.report.affords)
-    assert "% of local training it fits" in controller.report.reason
+    assert "% of local training" in controller.report.reason
     assert controller.report.round_s <= 4.0
     assert controller.report.ratio == controller.report.affords[0].ratio
     for ratio in (0.1, 0.3, 1.0):

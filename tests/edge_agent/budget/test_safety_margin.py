@@ -302,7 +302,7 @@ def test_it_is_kept_when_a_newer_task_comes_before_the_reply_had_arrived():
 
 def test_the_explanation_says_what_of_the_work_is_waiting():
     _, known = play(with_margin(), [World()] * 5, 60.0)
-    assert re.search(r"of its work 2.62 s are the processor's; 7.88 s it waits", shown(known, 160))
+    assert re.search(r"its work takes 2.62 s of processor time and 7.88 s of waiting", shown(known, 160))
     assert "it waits" not in shown(with_margin(), 160)
 
 
@@ -319,7 +319,7 @@ def test_the_explanation_names_the_margin():
     assert re.search(r"all but 5 % of rounds, by \d+ past rounds", text)
     assert re.search(r"with \d+ % for noise\)", text)
     assert "at most" not in shown(a_ratio_controller(), 160)
-    assert "before rounds have shown it" in shown(with_margin(), 160)
+    assert "before any round was measured" in shown(with_margin(), 160)
     table = shown(known, 80).partition("p = ")[0]
     assert "…" not in table
     assert max(map(len, table.splitlines())) <= 80
