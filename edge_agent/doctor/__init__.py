@@ -1,6 +1,6 @@
-"""edge-agent doctor: is this device fit to join a fleet?
+"""edge-agent doctor: checks that this device can join a fleet.
 
-`examination` asks one check after another, a file for each thing that is looked at; each yields results
-(`result`), and one that fails itself hides none of the others. `show` prints them. A check changes nothing
-on the device.
+`diagnosis` runs one check after another, with a file for each subject. Each check yields results
+(`check_result`). A check that fails itself hides none of the others. `show` prints the results. A check
+changes nothing on the device.
 """

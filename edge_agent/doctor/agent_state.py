@@ -1,4 +1,4 @@
-"""The agent's state folder: whether it can be written, is in use, has room, and holds nothing damaged."""
+"""Checks the agent's state folder: if it can be written, is in use, has room, and holds damaged files."""
 
 import os
 import shutil
@@ -14,15 +14,15 @@ from fleetune.protocols.errors import FleetuneError, PacketError, StoreInUse
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
-COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
+COPIES = 8  # copies of a model in the worst case: enrolment, three states and a draft, task, reply
 EXAMPLE, EXAMPLE_BYTES = "ResNet-18", 4 * 11_200_000
 _TRIAL = b"\0" * 4096
 
 
 def folder(store: AgentStore) -> Iterator[CheckResult]:
-    """Check that the state folder, or the folder in which it would be made, can be written.
+    """Check that the state folder, or the folder in which it would be created, can be written.
 
-    Nothing is left behind: it might belong to another user.
+    It creates no folder, because that might then belong to another user.
     """
     what = "state folder"
     there = _nearest(store.folder)
@@ -35,29 +35,28 @@ def folder(store: AgentStore) -> Iterator[CheckResult]:
         remedy = "give it to the agent's user (chown), free space, or choose another --state"
         yield CheckResult("fail", what, f"{there} cannot be written: {problem.strerror}", remedy)
         return
-    yield CheckResult("ok", what, f"{store.folder}" + ("" if there == store.folder else " (to be made)"))
+    yield CheckResult("ok", what, f"{store.folder}" + ("" if there == store.folder else " (will be created)"))
 
 
 def in_use(store: AgentStore) -> Iterator[CheckResult]:
-    """Check whether an agent runs with it. A lock that is not there is not made: it would belong to whoever
-    asks.
+    """Check if an agent runs with this state folder.
+
+    A missing lock file is not created, because it would then belong to the user of this command.
     """
     if not (store.folder / state_folder.LOCK).exists():
-        yield CheckResult("ok", "other agent", "none has used this state folder yet")
+        yield CheckResult("ok", "other agent", "no agent has used this state folder yet")
         return
     try:
         state_folder.lock(store.folder).close()
     except StoreInUse:
-        remedy = (
-            "nothing, if it is the agent you mean: it goes on; else stop it (systemctl stop fleetune-agent)"
-        )
-        yield CheckResult("warn", "other agent", "one is running with this state folder", remedy)
+        remedy = "nothing if this is the agent you mean; else stop it (systemctl stop fleetune-agent)"
+        yield CheckResult("warn", "other agent", "an agent runs with this state folder", remedy)
         return
-    yield CheckResult("ok", "other agent", "none uses this state folder now")
+    yield CheckResult("ok", "other agent", "no agent uses this state folder now")
 
 
 def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult]:
-    """Compare the free bytes with what a run may come to."""
+    """Compare the free bytes with those that a run may need."""
     free = shutil.disk_usage(_nearest(store.folder)).free
     if enrolment is None:
         name, needed = f"a run of {EXAMPLE}", COPIES * EXAMPLE_BYTES
@@ -65,7 +64,7 @@ def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult
         held = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
         model_bytes = 4 * enrolment.spec.size
         name, needed = f"run {enrolment.run}", max(2 * model_bytes, COPIES * model_bytes - held)
-    found = f"{_size(free)} free; {name} takes up to {_size(needed)} more"
+    found = f"{_size(free)} free; {name} needs up to {_size(needed)} more"
     if free >= needed:
         yield CheckResult("ok", "disk", found)
         return
@@ -74,7 +73,7 @@ def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult
 
 
 def latest_enrolment(store: AgentStore) -> Enrolment | None:
-    """The enrolment of the run joined last; None: there is none, or it cannot be read (`runs` says so)."""
+    """Enrolment of the run joined last. None: it is missing or cannot be read (`runs` reports that)."""
     try:
         data = next(filter(None, (store.enrolment(run).read() for run in store.runs())), None)
         return None if data is None else read_enrolment(data)
@@ -83,7 +82,7 @@ def latest_enrolment(store: AgentStore) -> Enrolment | None:
 
 
 def runs(store: AgentStore, device: str) -> Iterator[CheckResult]:
-    """Check each run by reading everything that is kept of it."""
+    """Check each run by reading all its stored files."""
     names = store.runs()
     if not names:
         yield CheckResult("ok", "runs", "none joined yet")
@@ -97,10 +96,10 @@ def runs(store: AgentStore, device: str) -> Iterator[CheckResult]:
 
 
 def _kept(store: AgentStore, run: str, device: str) -> str:
-    """What there is of a run, in words.
+    """The stored state of a run, in words.
 
     Raises:
-        PacketError, StoreError: something of it is damaged, or cannot be read.
+        PacketError, StoreError: a part of it is damaged or cannot be read.
     """
     data = store.enrolment(run).read()
     if data is None:
@@ -109,14 +108,14 @@ def _kept(store: AgentStore, run: str, device: str) -> str:
     name = str(enrolment.method.get("name"))
     what = f"{run}: {enrolment.spec.name} by {name}"
     data = store.session(run).read()
-    if data is None or ":" in name:  # code of the user's is imported where its owner said --trust
+    if data is None or ":" in name:  # a user's code is imported only if its owner named it with --trust
         return f"{what}, {'no round done yet' if data is None else 'not looked into'}"
     method = from_section(enrolment.method, enrolment.spec)
     return f"{what}, round {read_state(data, method).round} done by {device}"
 
 
 def _nearest(path: Path) -> Path:
-    """`path`, or the folder in which it would be made."""
+    """`path`, or the nearest existing folder above it."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.exists())
 

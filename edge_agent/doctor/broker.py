@@ -1,7 +1,7 @@
-"""The way to the broker, step by step: name, connection, TLS, login, access rights, a message there and back.
+"""Checks the way to the broker: name, connection, TLS, login, access rights, and a message there and back.
 
-After a step that fails, those that follow are shown as skipped. We are the client `<fleet>-<device>-probe`:
-an agent that runs meanwhile stays connected.
+After a failed step all others are skipped. The checks connect as the client `<fleet>-<device>-probe`, so a
+running agent stays connected.
 """
 
 import ipaddress
@@ -28,22 +28,23 @@ _WRITES, _READS = ", ".join(topics.FROM_DEVICE), ", ".join(topics.TO_DEVICE)
 _ECHO_BYTES = 4096
 REMEDIES: dict[RefusalReason, str] = {
     "login": f"check user and password in mqtt://user:password@host, and the broker's list; {ENCODE}",
-    "client-id": "the broker allows other client ids only; allow <fleet>-<device> and ...-probe",
+    "client-id": "the broker accepts only other client ids; allow <fleet>-<device> and"
+    " <fleet>-<device>-probe",
     "protocol": "the broker must speak MQTT 3.1.1",
-    "unavailable": "the broker is there but does not serve now; look at its log",
+    "unavailable": "the broker is reachable but does not serve now; look at its log",
     "name-taken": "stop the other client of that name, or give this device a name of its own",
 }
 
 
 @dataclass(frozen=True)
 class _Granted:
-    """Which of the subscriptions asked for the broker refused, by position."""
+    """Positions of the subscriptions that the broker refused."""
 
     refused: tuple[int, ...]
 
 
 class _Visit(ProbeConnection):
-    """A connection that also asks which subscriptions are granted."""
+    """A connection that can also ask which subscriptions are granted."""
 
     def __init__(self, broker: Broker, fleet: str, device: str) -> None:
         client_id, topic = topics.probe(fleet, device, broker.username)
@@ -53,10 +54,10 @@ class _Visit(ProbeConnection):
         )
 
     def refused(self, filters: list[str]) -> list[str]:
-        """Subscribe, and return those of these topic filters that the broker refuses.
+        """Subscribe, and return the topic filters that the broker refuses.
 
         Raises:
-            TransportError: it does not answer.
+            TransportError: the broker does not answer.
         """
         self._client.subscribe([(one, 0) for one in filters])
         answer = self._wait(
@@ -66,7 +67,7 @@ class _Visit(ProbeConnection):
 
 
 def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[CheckResult]:
-    """Take one step after another, until one fails."""
+    """Run one step after another, and skip the rest after a failure."""
     steps: list[tuple[str, Check]] = [
         ("broker's name", partial(_resolves, broker)),
         ("connection", partial(_connects, broker)),
@@ -86,7 +87,7 @@ def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[CheckRes
     failed = False
     for what, check in steps:
         if failed:
-            yield CheckResult("skip", what, "for what failed before it")
+            yield CheckResult("skip", what, "skipped because an earlier check failed")
             continue
         for result in run_check(what, check):
             failed |= result.verdict == "fail"
@@ -110,7 +111,7 @@ def _connects(broker: Broker) -> Iterator[CheckResult]:
         socket.create_connection((broker.host, broker.port), PATIENCE_S).close()
     except ConnectionRefusedError:
         remedy = "start the broker; check its port, and that it listens on more than its own loopback"
-        yield CheckResult("fail", what, f"nobody listens at {broker.place}", remedy)
+        yield CheckResult("fail", what, f"no program listens at {broker.place}", remedy)
     except TimeoutError:
         remedy = "check address, network and firewall"
         yield CheckResult("fail", what, f"no answer from {broker.place}", remedy)
@@ -126,7 +127,7 @@ def _without_tls(broker: Broker) -> Iterator[CheckResult]:
     if _is_loopback(broker.host):
         yield CheckResult("ok", "TLS", "none, and the broker is on this machine")
         return
-    found = "none: whoever is on the way can read and change everything"
+    found = "none: everyone on the way can read and change all messages"
     if broker.password:
         found += ", the password too"
     yield CheckResult(
@@ -142,7 +143,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
-    """Log in; then test what we may write and read, and send a message there and back."""
+    """Log in, test the access rights, and send a message there and back."""
     what = "login"
     topics.check_name(fleet, "fleet")
     topics.check_name(device, "device")
@@ -150,9 +151,10 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
         with closing(_Visit(broker, fleet, device)) as visit:
             visit.open()
             who = f"as {broker.username}" if broker.username else "without user name"
-            yield CheckResult("ok", what, f"{broker} takes us, {who}")
+            yield CheckResult("ok", what, f"{broker} accepts the login, {who}")
             what = "subscriptions"
-            if broker.username != topics.JOIN_USER:  # else they are for the agent's client id alone
+            # that user may subscribe only with the agent's own client id
+            if broker.username != topics.JOIN_USER:
                 yield _subscribed(visit, topics.device_subscriptions(fleet, device))
         what = "access rights"
         yield _access(find_channel_rights(broker, fleet, device))
@@ -162,18 +164,18 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[CheckResult]:
             yield _there_and_back(visit)
     except TransportError as problem:
         remedy = problem.remedy if problem.reason is None else REMEDIES[problem.reason]
-        yield CheckResult("fail", what, problem.found, remedy or "look at the broker's log: it says why")
+        yield CheckResult("fail", what, problem.found, remedy or "look for the reason in the broker's log")
 
 
 def _access(rights: ChannelRights) -> CheckResult:
-    """Whether the device may write and read each of its channels."""
+    """Check if the device may write and read each of its channels."""
     what = "access rights"
     if rights.problem is not None:
         return CheckResult("fail", what, rights.problem, rights.remedy)
     if rights.has_coordinator:
         return CheckResult("ok", what, f"writes {_WRITES} and reads {_READS}: the coordinator answers")
     known = f"may write {_WRITES}; " if all(rights.acknowledged.values()) else ""
-    found = f"{known}no coordinator of fleet {rights.fleet} answers; with one that runs doctor tests the rest"
+    found = f"{known}no coordinator of fleet {rights.fleet} answers; start it to test all access rights"
     return CheckResult("skip", what, found)
 
 
@@ -182,14 +184,14 @@ def _subscribed(visit: _Visit, filters: list[str]) -> CheckResult:
     if refused:
         remedy = "let this device's user read these topics (the broker's access rules)"
         return CheckResult("fail", "subscriptions", f"refused: {', '.join(refused)}", remedy)
-    # mosquitto's acl_file grants every subscription, and drops what it does not let us read
+    # mosquitto's acl_file grants every subscription and later drops forbidden messages
     return CheckResult("ok", "subscriptions", f"{', '.join(filters)} granted")
 
 
 def _there_and_back(visit: _Visit) -> CheckResult:
     """Send a retained message and have it sent back.
 
-    MQTT 3.1.1 has no word for a publication that is not allowed: it just never arrives.
+    MQTT 3.1.1 does not report a forbidden publication: the message just never arrives.
     """
     there_s = median(visit.deliver(b".") for _ in range(_NUM_PINGS))
     visit.deliver(os.urandom(_ECHO_BYTES), retain=True)

@@ -1,6 +1,6 @@
-"""From when until when an X.509 certificate is valid, read from its bytes.
+"""Reads from an X.509 certificate's bytes from when until when it is valid.
 
-The standard library tells it of certificates that it trusts only.
+The standard library reports this only for certificates that it trusts.
 """
 
 import ssl
@@ -16,10 +16,10 @@ _END = "-----END CERTIFICATE-----"
 
 
 def validity(der: bytes) -> tuple[datetime, datetime]:
-    """The times `notBefore` and `notAfter` of a certificate (RFC 5280, section 4.1).
+    """Times `notBefore` and `notAfter` of a certificate (RFC 5280, section 4.1).
 
     Raises:
-        TransportError: it is no certificate.
+        TransportError: the bytes are not a certificate.
     """
     try:
         (_, certificate), *_ = _children(der)
@@ -27,15 +27,15 @@ def validity(der: bytes) -> tuple[datetime, datetime]:
         fields = [value for tag, value in _children(signed) if tag != _VERSION]
         first, last = (_time(tag, value) for tag, value in _children(fields[3]))
     except (ValueError, IndexError):
-        raise TransportError("it is no X.509 certificate; expected a PEM file") from None
+        raise TransportError("not an X.509 certificate; expected a PEM file") from None
     return first, last
 
 
 def validity_of_file(path: Path) -> tuple[datetime, datetime]:
-    """The same of the first certificate in a PEM file.
+    """Times of the first certificate in a PEM file, see `validity`.
 
     Raises:
-        TransportError: it cannot be read, or holds none.
+        TransportError: the file cannot be read, or holds no certificate.
     """
     data = read_input(path, MAX_SETTINGS_BYTES, error=TransportError)
     text = data.decode("ascii", errors="replace")
@@ -50,10 +50,10 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
 
 
 def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements of a DER sequence: tag and content.
+    """Yield tag and content of the elements of a DER sequence.
 
     Raises:
-        ValueError, IndexError: it is none.
+        ValueError, IndexError: the bytes are not such a sequence.
     """
     at = 0
     while at < len(data):
@@ -68,10 +68,10 @@ def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time(tag: int, value: bytes) -> datetime:
-    """A time as certificates write it. Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1).
+    """A time in a certificate. Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1).
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are not a time.
     """
     text = value.decode("ascii")
     if tag == _UTC_TIME:

@@ -14,7 +14,7 @@ def doctor(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Check all that an agent needs before it joins: the options of run, whose own line it takes too."""
+    """Check everything that an agent needs before it joins. Takes the same options as run."""
     from msgspec.structs import fields
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Checks everything that an agent needs before it joins a fleet, one thing after another."""
+"""Runs all checks before an agent joins a fleet, one after another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,14 +23,13 @@ from fleetune.protocols.wire.transport.mqtt import Broker
 
 @dataclass(frozen=True)
 class AgentUnderDiagnosis:
-    """The agent that is examined, as it would be started; None: an option was not given, so that part is not
-    looked at.
+    """The options of the agent under diagnosis. None: not given, and not checked.
 
     Attributes:
-        fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options
-            of `edge-agent run`; `state` is what --state says, `broker` has the TLS files too.
-        limits: options that go on top of the policy.
-        problem: why there is no `broker` although one was asked for.
+        fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options of
+            `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS files.
+        limits: options that take precedence over the policy.
+        problem: error in the --broker option, if `broker` is None because of it.
     """
 
     device: str
@@ -49,7 +48,7 @@ class AgentUnderDiagnosis:
 
 
 def examine(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
-    """Look at one thing after another; whatever one check raises, the others are made."""
+    """Yield the results of all checks. An exception in one check does not stop the others."""
     tls = agent.broker is not None and agent.broker.tls
     yield from run_check("python", host.python)
     yield from run_check("clock", partial(host.clock, agent.root, matters=tls))
@@ -60,9 +59,7 @@ def examine(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
 
 
 def _board(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
-    """Check board, policy, sensors and trainer. Where profile or policy is wrong, the others go on without
-    it.
-    """
+    """Check board, policy, sensors and trainer. A wrong profile or policy is replaced by the default."""
     board, policy = load(UNKNOWN), Policy()
     name = board_name(agent.root) if agent.board == "auto" else agent.board
     try:
@@ -84,7 +81,7 @@ def _trainer(agent: AgentUnderDiagnosis, policy: Policy, board: Board) -> Iterat
 
 
 def _store(agent: AgentUnderDiagnosis) -> AgentStore | None:
-    """The state folder of this device in this fleet."""
+    """The state folder of this device in this fleet. None: no fleet is given."""
     return None if agent.fleet is None else AgentStore(agent.state / agent.fleet / agent.device)
 
 

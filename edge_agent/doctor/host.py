@@ -1,4 +1,4 @@
-"""Whether the machine itself is fit: its Python, and its clock."""
+"""Checks the machine's Python and its clock."""
 
 import ctypes
 import platform
@@ -11,10 +11,10 @@ from pathlib import Path
 from fleetune.edge_agent.doctor.check_result import CheckResult
 
 LEAST_PYTHON = (3, 11)
-EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # older than this program
+EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # first plausible year: earlier ones are before this program
 LATEST = datetime(2100, 1, 1, tzinfo=UTC)
-_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
-_TIMEX_BYTES = 512  # of its structure, amply
+_TIME_ERROR = 5  # result of adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES = 512  # more than the size of its structure
 
 KernelClock = Callable[[], bool | None]
 
@@ -24,7 +24,7 @@ def python(
     bits: int = sys.maxsize.bit_length() + 1,
     machine: str = platform.machine(),
 ) -> Iterator[CheckResult]:
-    """Check that Python is new enough, and 64 bits wide: numpy, msgspec and the trainers have no 32-bit ARM
+    """Check that Python is new enough and has 64 bits. numpy, msgspec and trainers have no 32-bit ARM
     packages.
     """
     found = f"{'.'.join(map(str, version))}, {bits} bit on {machine}"
@@ -37,7 +37,7 @@ def python(
 
 
 def kernel_clock() -> bool | None:
-    """Whether the kernel was told that something keeps its clock right (adjtimex(2)); None: not known."""
+    """True if the kernel considers its clock synchronised (adjtimex(2)). None: unknown."""
     if sys.platform != "linux":
         return None
     status = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -51,34 +51,35 @@ def clock(
     now: Callable[[], float] = time.time,
     kernel: KernelClock = kernel_clock,
 ) -> Iterator[CheckResult]:
-    """Check that the year is plausible, and that somebody keeps the clock right: MQTT carries no time to
-    compare with.
+    """Check that the year is plausible and the clock is synchronised. MQTT has no time to compare with.
 
     Args:
         root: folder in which `proc`, `sys` and `run` lie.
-        matters: certificates are judged by this clock.
+        matters: True if certificates depend on this clock.
         now: seconds since 1970.
-        kernel: asked for this machine's own clock.
+        kernel: tells if the kernel's clock is synchronised.
     """
     at = datetime.fromtimestamp(now(), UTC)
     found = f"{at:%Y-%m-%d %H:%M} UTC"
-    why = "certificates are judged by it" if matters else "the log's times are wrong, training does not mind"
+    why = (
+        "certificates are checked by this clock"
+        if matters
+        else "the log's times are wrong, but training works"
+    )
     if not EARLIEST <= at < LATEST:
-        remedy = "turn on time synchronisation, or set it: sudo date -s '2026-01-31 12:00'"
-        yield CheckResult("fail" if matters else "warn", "clock", f"{found} cannot be; {why}", remedy)
+        remedy = "turn on time synchronisation, or set the clock: sudo date -s '2026-01-31 12:00'"
+        yield CheckResult("fail" if matters else "warn", "clock", f"{found} is impossible; {why}", remedy)
         return
     keeper = _keeper(root, kernel)
     if keeper is not None:
         yield CheckResult("ok", "clock", f"{found}, {keeper}")
         return
     remedy = "sudo timedatectl set-ntp true, or install chrony"
-    yield CheckResult(
-        "warn", "clock", f"{found}, not known to be synchronised; when it is off, {why}", remedy
-    )
+    yield CheckResult("warn", "clock", f"{found}, maybe not synchronised; if it is wrong, {why}", remedy)
 
 
 def _keeper(root: Path, kernel: KernelClock) -> str | None:
-    """Who keeps the clock right, in words; None: nobody, as far as can be told."""
+    """What synchronises the clock, in words. None: nothing known does."""
     if (root / "run/systemd/timesync/synchronized").exists():
         return "synchronised by systemd-timesyncd"
     if root == Path("/") and kernel():

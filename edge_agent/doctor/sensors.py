@@ -1,4 +1,4 @@
-"""What the board's sensors tell, held against what its owner's policy needs to know."""
+"""Checks the board's sensors against the needs of the owner's policy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from fleetune.edge_agent.probes.show import readable
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.errors import said_and_remedy
 
-_SENSORS = {  # name in `Conditions`: for people, and what in a policy cannot be judged without it
+_SENSORS = {  # name in `Conditions`: label, and the policy's keys that need the sensor
     "power": ("power supply", ("charging_only", "min_battery", "max_battery_percent_per_hour")),
     "battery": ("battery charge", ("min_battery",)),
     "celsius": ("temperature", ("max_celsius",)),
@@ -23,13 +23,13 @@ _SENSORS = {  # name in `Conditions`: for people, and what in a policy cannot be
 
 
 def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) -> Iterator[CheckResult]:
-    """A result for each sensor, then whether the policy lets the agent train just now.
+    """Yield a result for each sensor, then one for the policy at present.
 
     Args:
         root: folder in which `proc` and `sys` lie.
-        policy: of the owner.
-        board: its profile.
-        run: how external commands are run.
+        policy: the owner's policy.
+        board: the board's profile.
+        run: runs external commands.
     """
     figures, now, failed = condition_figures(root, run), read_conditions(root, run), False
     for name, (label, keys) in _SENSORS.items():
@@ -50,19 +50,16 @@ def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) ->
 
 
 def _policy_of(policy: Policy, key: str) -> Policy:
-    """A policy that has only this key of another."""
+    """A policy with only one key of another."""
     return Policy(**{key: getattr(policy, key)})
 
 
 def _sensor(label: str, name: str, figure: Figure, key: str | None) -> CheckResult:
-    """The check of a sensor.
-
-    `key` is the key of the policy that cannot be judged without it; None: there is none.
-    """
+    """The result for a sensor. `key` of the policy needs the sensor; None: no key does."""
     if figure.value is not None:
         return CheckResult("ok", label, readable(name, figure))
     if key is None:
-        return CheckResult("ok", label, f"unknown ({figure.note}); the policy can do without it")
+        return CheckResult("ok", label, f"unknown ({figure.note}); the policy does not need it")
     option = f"--{key.replace('_', '-')}"
     remedy = (
         f"without it the agent never trains: make it readable for the agent's user, or leave out {option}"
@@ -72,6 +69,6 @@ def _sensor(label: str, name: str, figure: Figure, key: str | None) -> CheckResu
 
 def _allowed(problem: str | None) -> CheckResult:
     if problem is None:
-        return CheckResult("ok", "policy", "nothing is against training now")
-    remedy = "nothing, if this is as you wish: the agent waits, and trains when it may"
+        return CheckResult("ok", "policy", "training is allowed now")
+    remedy = "nothing if this is what you want: the agent waits until training is allowed"
     return CheckResult("warn", "policy", f"the agent would not train now: {problem}", remedy)

@@ -1,4 +1,4 @@
-"""Shows check results: to people one by one as they come, to scripts as JSON."""
+"""Prints check results, for people one by one or for scripts as JSON."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ _INDENT = " " * 6
 
 
 def show(results: Iterable[CheckResult], console: Console) -> list[CheckResult]:
-    """Print a line for each result as it comes, and its remedy on another; return all of them."""
+    """Print each result and its remedy as it comes, and return all results."""
     seen = []
     for result in results:
         for line in _lines(result):
@@ -24,13 +24,13 @@ def show(results: Iterable[CheckResult], console: Console) -> list[CheckResult]:
 
 
 def as_json(results: Iterable[CheckResult]) -> bytes:
-    """The results as `{"ok": ..., "results": [{"verdict", "what", "found", "remedy"}, ...]}`."""
+    """JSON of the form `{"ok": ..., "results": [{"verdict", "what", "found", "remedy"}, ...]}`."""
     seen = list(results)
     return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "results": seen}), indent=2)
 
 
 def is_well(results: Iterable[CheckResult]) -> bool:
-    """Whether nothing failed."""
+    """True if no check failed."""
     return all(result.verdict != "fail" for result in results)
 
 
@@ -46,5 +46,5 @@ def _summary(results: list[CheckResult]) -> Text:
     verdicts = [result.verdict for result in results]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     if failed:
-        return Text(f"{failed} failed, {warned} to look at", "bold red")
-    return Text(f"nothing failed, {warned} to look at" if warned else "all is well", "green")
+        return Text(f"{failed} failed, {warned} warnings", "bold red")
+    return Text(f"nothing failed, {warned} warnings" if warned else "all is well", "green")

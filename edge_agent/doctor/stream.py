@@ -1,4 +1,4 @@
-"""What data that grow need: their folder, and a store that can be read."""
+"""Checks a data stream: its folder and its sample store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +13,18 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Check
     """Check a stream.
 
     Args:
-        source: as given to `--data`.
-        path: of the store of samples; None: the fleet is not known.
-        test_fraction: of the samples, held out for testing.
+        source: value of `--data`.
+        path: folder of the sample store. None: the fleet is unknown.
+        test_fraction: share of the samples that is held out for testing.
 
     Raises:
-        DataError: its folder is missing; StoreError: the store is damaged, or has
-            another format.
+        DataError: its folder is missing.
+        StoreError: the store is damaged or has another format.
     """
     check_stream(source)
     source = without_password(source)
     if path is None or not path.exists():
-        yield CheckResult("ok", "data", f"{source}: samples are kept as they come; none yet")
+        yield CheckResult("ok", "data", f"{source}: samples are stored as they arrive; none yet")
         return
     store = SampleStore.open(path)
     try:
@@ -32,11 +32,11 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Check
     finally:
         store.close()
     train, test = (sum(getattr(row, part) for row in found.classes) for part in ("train", "test"))
-    text = f"{source}: {train} samples kept to train on, {test} to test on, {found.num_bytes / 1e6:.1f} MB"
+    text = f"{source}: {train} training and {test} test samples stored, {found.num_bytes / 1e6:.1f} MB"
     if found.refused:
         counts = ", ".join(f"{count} {kind}" for kind, (count, _) in found.refused.items())
         yield CheckResult(
-            "warn", "data", f"{text}; not taken: {counts}", "edge-agent samples says what and why"
+            "warn", "data", f"{text}; rejected: {counts}", "edge-agent samples shows which and why"
         )
         return
     yield CheckResult("ok", "data", text)

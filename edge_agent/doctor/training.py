@@ -1,4 +1,4 @@
-"""What training needs: the device's samples, a trainer that can be imported, and memory for it."""
+"""Checks what training needs: samples, a trainer that can be imported, and memory for it."""
 
 import importlib.metadata
 import os
@@ -47,11 +47,11 @@ print(json.dumps([module.__version__, None if None in (before, after) else after
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of importing a trainer in a process of its own.
+    """Result of importing a trainer in a separate process.
 
     Attributes:
-        version: of the package; "": it could not be imported.
-        num_bytes: that the import added to memory; None: not known.
+        version: version of the package. "": it could not be imported.
+        num_bytes: memory that the import added. None: unknown.
         problem: why it could not be imported.
     """
 
@@ -61,7 +61,7 @@ class Tried:
 
 
 def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[CheckResult]:
-    """Check that the samples load, are enough, and fit the run joined last.
+    """Check that the samples can be loaded, suffice, and fit the run joined last.
 
     Raises:
         DataError: they do not.
@@ -80,7 +80,9 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
         )
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
     if found.y.ndim == 1 and len(classes) < 2:
-        remedy = "nothing, if this device sees one class only; a model trained on it learns to say that class"
+        remedy = (
+            "nothing if this device sees only one class; a model trained on it learns to answer that class"
+        )
         yield CheckResult("warn", "data", text, remedy)
         return
     yield CheckResult("ok", "data", text)
@@ -92,17 +94,19 @@ def trainers(
     attempt: Callable[[str], Tried] | None = None,
     train_on: str = PROCESSOR,
 ) -> Iterator[CheckResult]:
-    """Check what trainers are installed, and that the one to be used can be imported in the memory there is.
+    """Check which trainers are installed, and that the chosen one can be imported in the available memory.
 
     Args:
-        choice: `--trainer`.
-        usable_bytes: that this process may take; None: not known.
-        attempt: imports a module; None: `try_import`.
-        train_on: `--train-on`.
+        choice: value of `--trainer`.
+        usable_bytes: bytes that this process may take. None: unknown.
+        attempt: imports a module. None: `try_import`.
+        train_on: value of `--train-on`.
     """
     attempt = attempt or try_import
     if choice not in (AUTO, *KINDS):
-        yield CheckResult("fail", "trainer", f"there is no {choice}", f"choose {AUTO}, {', '.join(KINDS)}")
+        yield CheckResult(
+            "fail", "trainer", f"{choice} is not a trainer", f"choose {AUTO}, {', '.join(KINDS)}"
+        )
         return
     there = [kind for kind in KINDS if kind in installed()]
     for kind in there:
@@ -115,7 +119,7 @@ def trainers(
         yield CheckResult(
             "fail",
             "trainer",
-            f"{choice} is not installed, {', '.join(there)} is",
+            f"{choice} is not installed, but {', '.join(there)} is",
             f"pip install {PIP[choice]}, or leave out --trainer",
         )
         return
@@ -128,12 +132,12 @@ def trainers(
 
 
 def _computes(choice: str, train_on: str) -> CheckResult:
-    """Whether a trainer can compute where it shall; it can be imported."""
+    """Check if a trainer that can be imported can compute on the chosen device."""
     try:
         kind = Trainers(choice, train_on=train_on).usable[0]
     except ModelError as problem:
         return CheckResult(
-            "fail", "trainer", str(problem), "leave --train-on out: the processor always trains"
+            "fail", "trainer", str(problem), "leave out --train-on: the processor always works"
         )
     return CheckResult("ok", "trainer", f"{kind} computes on {train_on}")
 
@@ -143,12 +147,14 @@ def _usable(
 ) -> Iterator[CheckResult]:
     """Check a trainer's version and its memory.
 
-    It is imported in a process of its own: a package for another processor dies on import.
+    It is imported in a separate process, because a package for another processor crashes on import.
     """
     held, needed = process_memory().resident or 0, IMPORT_BYTES[kind]
     if usable_bytes is not None and held + needed > usable_bytes:
         yield CheckResult(
-            "ok", "trainer", f"{kind} {_version(kind)} is installed; not tried, memory is too small"
+            "ok",
+            "trainer",
+            f"{kind} {_version(kind)} is installed, but was not tried because of too little memory",
         )
         yield _too_small(kind, held, needed, usable_bytes)
         return
@@ -165,22 +171,24 @@ def _usable(
     yield CheckResult("ok", "trainer", f"{kind} {tried.version}{beside}")
     needed = needed if tried.num_bytes is None else tried.num_bytes
     if usable_bytes is None:
-        remedy = "set a limit by --max-memory-mb: without one the agent cannot choose what fits"
-        yield CheckResult("warn", "memory", "what this process may take is unknown", remedy)
+        remedy = "set a limit with --max-memory-mb: without one the agent cannot choose a ratio that fits"
+        yield CheckResult("warn", "memory", "the memory that this process may take is unknown", remedy)
     elif held + needed > usable_bytes:
         yield _too_small(kind, held, needed, usable_bytes)
     else:
         found = (
-            f"{usable_bytes / 1e6:.0f} MB may be taken; the agent takes {held / 1e6:.0f} MB and {kind} "
-            f"{needed / 1e6:.0f} MB, before any model"
+            f"{usable_bytes / 1e6:.0f} MB are available; before any model, the agent takes"
+            f" {held / 1e6:.0f} MB and "
+            f"{kind} {needed / 1e6:.0f} MB"
         )
         yield CheckResult("ok", "memory", found)
 
 
 def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> CheckResult:
     found = (
-        f"{kind} alone needs {needed / 1e6:.0f} MB beside the agent's {held / 1e6:.0f} MB, and this process "
-        f"may take {usable_bytes / 1e6:.0f} MB"
+        f"{kind} needs {needed / 1e6:.0f} MB on top of the agent's {held / 1e6:.0f} MB, but this process"
+        " may take "
+        f"only {usable_bytes / 1e6:.0f} MB"
     )
     lighter = f"use --trainer onnx (pip install {PIP['onnx']}), " if kind == "torch" else ""
     return CheckResult(
@@ -189,11 +197,14 @@ def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> CheckRe
 
 
 def _quarrel(kind: Kind) -> Iterator[CheckResult]:
-    """Check that not both ONNX packages are installed: they share a folder, and one breaks the other."""
+    """Check that only one of the ONNX packages is installed. They share a folder and break each other."""
     if kind == "ort-training" and any(map(_installed_version, _PACKAGES["onnx"])):
-        remedy = "pip uninstall onnxruntime onnxruntime-training-cpu, then install the one you want"
+        remedy = "pip uninstall onnxruntime onnxruntime-training-cpu, then install one of them"
         yield CheckResult(
-            "fail", "trainer", "onnxruntime and its training package lie over each other", remedy
+            "fail",
+            "trainer",
+            "onnxruntime and its training package are both installed and overwrite each other's files",
+            remedy,
         )
 
 
@@ -204,19 +215,19 @@ def _reinstall(kind: Kind) -> str:
 
 
 def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | None:
-    """The bytes that the process may take, by the board and by its owner; None: no limit is known."""
+    """Bytes that the process may take, by the board and the owner. None: no limit is known."""
     return limits_of(None, conditions, policy, board).memory_bytes
 
 
 def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[CheckResult]:
-    """Check whether the run joined last still fits: its own forecast against the memory there is now."""
+    """Check if the run joined last still fits: its forecast against the present memory."""
     known = ((run, read_ratio_controller(store.ratio_controller(run).read())) for run in store.runs())
     run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
     if ratio_controller is None:
-        yield CheckResult("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")
+        yield CheckResult("skip", "forecast", "no run joined yet; after the first one see edge-agent explain")
         return
     decision = ratio_controller.decision(conditions)
-    remedy = "edge-agent explain shows every ratio against its limits"
+    remedy = "edge-agent explain compares every ratio with its limits"
     if decision.choice is None:
         yield CheckResult("fail", "forecast", f"run {run}: {decision.reason}", remedy)
     else:
@@ -224,7 +235,7 @@ def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[CheckResul
 
 
 def try_import(module: str) -> Tried:
-    """Import a module in a process of its own, so that neither its memory nor its death is ours."""
+    """Import a module in a separate process, which protects this one's memory and survives a crash."""
     command = [sys.executable, "-P", "-c", _TRY, module]
     try:
         done = subprocess.run(  # noqa: S603 - our own command line
@@ -236,12 +247,12 @@ def try_import(module: str) -> Tried:
             env={
                 **os.environ,
                 "ORT_DISABLE_TELEMETRY": "1",
-            },  # else onnxruntime leaves files in the home folder
+            },  # otherwise onnxruntime leaves files in the home folder
         )
     except subprocess.TimeoutExpired:
-        return Tried(problem=f"importing {module} takes more than {_IMPORT_S} s")
+        return Tried(problem=f"importing {module} takes longer than {_IMPORT_S} s")
     if done.returncode < 0:
-        return Tried(problem=f"importing {module} ends with {signal.Signals(-done.returncode).name}")
+        return Tried(problem=f"importing {module} ends with signal {signal.Signals(-done.returncode).name}")
     try:
         version, num_bytes = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[str, int | None])
     except (IndexError, msgspec.MsgspecError):

@@ -1,8 +1,7 @@
-"""What the board at hand says about itself: which board it is, its sensors, its memory, its speed and its
-link.
+"""Reads what a board reports about itself: its name, sensors, memory, speed and link.
 
-A probe is a small reader of files and commands, one file for each thing that is read. Each takes `root`, the
-folder in which `proc` and `sys` lie, so that a tree of files can stand for a board, and `run`, through which
-every external command goes. What cannot be read, is garbage or is out of any sane range is None; no reader
-raises. What the agent makes of the readings is decided in `edge_agent.budget`.
+A probe is a small reader of files and commands, with one file for each thing that is read. Each takes `root`,
+the folder with `proc` and `sys`, so that a tree of files can stand for a board. It takes `run`, which runs
+every external command. A value that cannot be read or is out of any sane range is None. No reader raises.
+`edge_agent.budget` decides what the agent does with the readings.
 """

@@ -1,4 +1,4 @@
-"""Which board this is: its model and its processor, and the firmware profile that it is recognised by."""
+"""Identifies the board: its model, its processor, and the firmware profile that matches it."""
 
 import os
 import re
@@ -27,7 +27,9 @@ _ARM_PARTS = {
 
 
 def model(root: Path = ROOT, run: Run = run_command) -> str | None:
-    """The board's name as its maker wrote it: device tree, Android's property, or a PC's firmware (DMI)."""
+    """The board's name from its vendor: from the device tree, Android's property, or a PC's firmware
+    (DMI).
+    """
     for path in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
         found = read_text(root / path)
         if found:
@@ -38,7 +40,7 @@ def model(root: Path = ROOT, run: Run = run_command) -> str | None:
 
 
 def processor(root: Path = ROOT) -> str | None:
-    """The processor's name on x86; on ARM the names of its kinds of core, joined by a plus."""
+    """The processor's name on x86. On ARM the names of its kinds of cores, joined by a plus."""
     info = read_text(root / "proc/cpuinfo") or ""
     named = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     if named and not named.group(1).startswith("ARMv"):
@@ -49,7 +51,7 @@ def processor(root: Path = ROOT) -> str | None:
 
 
 def num_cores(root: Path = ROOT) -> int | None:
-    """How many cores are switched on and, where that can be told, may be used by this process."""
+    """Number of cores that are switched on and, if known, allowed for this process."""
     online = _count(read_text(root / "sys/devices/system/cpu/online"))
     if online is None:
         online = len(matches(root, "sys/devices/system/cpu/cpu[0-9]*")) or None
@@ -60,7 +62,7 @@ def num_cores(root: Path = ROOT) -> int | None:
 
 
 def board_name(root: Path = ROOT, run: Run = run_command) -> str:
-    """The firmware profile that describes this machine best; "generic" for a board that has none."""
+    """The firmware profile that matches this machine best, or "generic"."""
     machine = firmware_profiles.Machine(
         model=model(root, run),
         processor=processor(root),
@@ -71,12 +73,12 @@ def board_name(root: Path = ROOT, run: Run = run_command) -> str:
 
 
 def is_android(root: Path = ROOT) -> bool:
-    """Whether Android runs on this machine, known by its programs in /system."""
+    """True if Android runs on this machine, recognised by its programs in /system."""
     return bool(matches(root, "system/bin/app_process") or matches(root, "system/build.prop"))
 
 
 def _count(ranges: str | None) -> int | None:
-    """How many numbers a list of ranges such as `0-3,5` names; None if it is no such list."""
+    """Number of values in a list of ranges such as `0-3,5`. None: it is not such a list."""
     if not ranges or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", ranges):
         return None
     bounds = [part.split("-") for part in ranges.split(",")]

@@ -1,4 +1,6 @@
-"""Everything that can be told of this board, each figure with where it is from, or why it is not known."""
+"""Measures everything that is known of this board. Each figure has its source or the reason why it is
+unknown.
+"""
 
 import os
 import time
@@ -18,18 +20,18 @@ from fleetune.edge_agent.probes.workload import Workload
 from fleetune.protocols.errors import ModelError
 
 RATIOS = (0.2, 0.6, 1.0)
-PROCESSOR_ALONE = "rapl, the processor alone"
+PROCESSOR_ALONE = "rapl, the processor only"
 _IDLE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing known of a board, or not known.
+    """A figure of a board, known or unknown.
 
     Attributes:
-        value: None: not known.
-        unit: of a number: B, s, W, degC, bit/s, 1/s; "" for none.
-        note: where the value is from; why there is none.
+        value: None: unknown.
+        unit: unit of a number: B, s, W, degC, bit/s, 1/s; "" for none.
+        note: source of the value, or the reason why it is unknown.
     """
 
     value: float | str | bool | None
@@ -39,15 +41,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class BoardMeasurement:
-    """A board as it was found.
+    """A measured board.
 
     Attributes:
-        board: the firmware profile that fits it.
-        sensors: those that tell something here, named as in `firmware_profiles`.
-        figures: by name.
-        training: speed at each ratio that was tried; empty: it was not measured.
-        trained: what was trained, or why nothing was.
-        flops_per_sample: floating-point operations of a training step of it.
+        board: the matching firmware profile.
+        sensors: sensors that can be read here, named as in `firmware_profiles`.
+        figures: figures by name.
+        training: training speed at each ratio. Empty: not measured.
+        trained: the model that was trained, or why none was.
+        flops_per_sample: floating-point operations of a training step per sample.
     """
 
     board: str
@@ -60,12 +62,12 @@ class BoardMeasurement:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a figure is looked for.
+    """Where a figure is read.
 
     Attributes:
-        absent: what is not there when nothing is found.
-        files: below the root; which of them cannot be read, or tell nothing, is worth knowing.
-        unit: of the figure.
+        absent: what is missing if nothing is found.
+        files: files below the root. The reason names one of them that cannot be read or lacks the figure.
+        unit: unit of the figure.
     """
 
     absent: str
@@ -83,21 +85,23 @@ _PLACES = {
     "taken_bytes": _Place("no /proc/self/status", ("proc/self/status",), "B"),
     "memory_bytes": _Place("no /proc/meminfo", ("proc/meminfo",), "B"),
     "power": _Place(
-        f"no power supply that is in use at {_SUPPLIES}, and no Termux:API",
+        f"no power supply in use at {_SUPPLIES}, and no Termux:API",
         ("sys/class/power_supply/*/type",),
     ),
     "battery": _Place(
         f"no battery at {_SUPPLIES}, and no Termux:API", ("sys/class/power_supply/*/capacity",)
     ),
-    "battery_wh": _Place(f"no battery at {_SUPPLIES} that tells", ("sys/class/power_supply/*/*_full",), "Wh"),
-    "watts": _Place("no INA3221, INA238 or PMIC, and no battery that discharges", _RAILS, "W"),
+    "battery_wh": _Place(
+        f"no battery with a charge level at {_SUPPLIES}", ("sys/class/power_supply/*/*_full",), "Wh"
+    ),
+    "watts": _Place("no INA3221, INA238 or PMIC, and no battery in discharge", _RAILS, "W"),
     "idle_w": _Place(
-        "no INA3221, INA238, PMIC or RAPL, and no battery that discharges",
+        "no INA3221, INA238, PMIC or RAPL, and no battery in discharge",
         (*_RAILS, "sys/class/powercap/intel-rapl:*/energy_uj"),
         "W",
     ),
     "celsius": _Place(
-        "no zone at /sys/class/thermal, and no battery that tells",
+        "no zone at /sys/class/thermal, and no battery with a temperature",
         ("sys/class/thermal/thermal_zone*/temp",),
         "degC",
     ),
@@ -105,15 +109,15 @@ _PLACES = {
         "no vcgencmd, and no processor among the cooling devices at /sys/class/thermal",
         ("sys/class/thermal/cooling_device*/cur_state",),
     ),
-    "metered": _Place("NetworkManager does not say, and no Termux:API"),
+    "metered": _Place("no information from NetworkManager, and no Termux:API"),
 }
 _PLACES["train_w"] = _PLACES["idle_w"]
 _CONDITIONS = ("memory_bytes", "power", "battery", "watts", "celsius", "throttled", "metered")
 _NOTES = {
-    "cores": "that this process may use",
-    "fitted_bytes": "without what the kernel keeps",
+    "cores": "available to this process",
+    "fitted_bytes": "without the kernel's own",
     "taken_bytes": "by this program so far",
-    "memory_bytes": "that this process may take",
+    "memory_bytes": "most that this process may take",
     "battery_wh": "when full",
     "celsius": "of the hottest zone",
 }
@@ -128,15 +132,15 @@ def measure_board(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BoardMeasurement:
-    """Look at the board, then measure it; this takes some seconds where there is something to measure.
+    """Read the board's figures and measure it. With something to measure this takes some seconds.
 
     Args:
         root: folder in which `proc` and `sys` lie.
-        run: how external commands are run.
-        workload: makes what to train, or raises ModelError; None: training is not measured.
-        link: measures the link; None: it is not measured.
-        clock: seconds that never jump.
-        sleep: waits, while the idle board's draw is measured.
+        run: runs external commands.
+        workload: returns what to train, or raises ModelError. None: training is not measured.
+        link: measures the link. None: it is not measured.
+        clock: monotonic seconds.
+        sleep: waits while the idle board's power is measured.
     """
     meter = EnergyMeter(root, run, clock=clock)
     figures = _board_figures(root, run) | condition_figures(root, run)
@@ -209,7 +213,7 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
 
 
 def condition_figures(root: Path = ROOT, run: Run = run_command) -> dict[str, Figure]:
-    """Each of `Conditions` as a figure, with the reason where it is not known."""
+    """Each of `Conditions` as a figure, with the reason if it is unknown."""
     now = read_conditions(root, run)
     return {name: _told(root, name, getattr(now, name)) for name in _CONDITIONS}
 
@@ -219,7 +223,7 @@ def _told(root: Path, name: str, value: float | str | bool | None) -> Figure:
 
 
 def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) -> Figure:
-    """What the board draws while it does nothing. Where there is no sensor, nobody waits for one."""
+    """Power draw of the idle board. Without a sensor this does not wait."""
     meter.start()
     if meter.sensor is not None:
         sleep(_IDLE_S)
@@ -227,7 +231,7 @@ def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) 
 
 
 def _mean_watts(meter: EnergyMeter, root: Path) -> Figure:
-    """The mean draw since the meter was started."""
+    """Mean power draw since the meter was started."""
     joules = meter.stop()
     if joules is None or meter.seconds <= 0:
         return Figure(None, "W", _why(root, "idle_w"))
@@ -248,10 +252,10 @@ def _sensors(root: Path, run: Run) -> tuple[str, ...]:
 
 
 def _why(root: Path, name: str) -> str:
-    """Why a figure is not known, in a few words."""
+    """The reason why a figure is unknown, in a few words."""
     place = _PLACES[name]
     there = [path for pattern in place.files for path in matches(root, pattern)]
     closed = [path for path in there if not os.access(path, os.R_OK)]
     if closed:
         return f"no permission to read {closed[0]}"
-    return f"{place.absent}; {there[0]} tells nothing of it" if there else place.absent
+    return f"{place.absent}; {there[0]} does not have it" if there else place.absent

@@ -1,4 +1,4 @@
-"""What a board's profile says of the device that stands on it, before anything is measured there."""
+"""What a board's profile says about the device, before anything is measured there."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from fleetune.protocols.toml_text import parse_toml
 
 
 def board_named(name: str) -> firmware_profiles.Board:
-    """The board's profile: one of ours, or a file of the user's own (a name with "/" or ending in ".toml").
+    """Load a board's profile by its name, or from the user's file (a name with "/" or ending in ".toml").
 
     Raises:
-        SettingError: there is none of that name, or the file is missing or wrong.
+        SettingError: there is no such profile, or the file is missing or wrong.
     """
     try:
         if "/" in name or name.endswith(".toml"):
@@ -38,7 +38,7 @@ def report_of(
 ) -> DeviceReport:
     """The device's report before it has chosen a ratio.
 
-    Of a board without a profile nothing is claimed: speed and link stay unknown unless given here.
+    The board "generic" claims no figures: its speed and link stay unknown unless given here.
     """
     known = board.name != firmware_profiles.UNKNOWN
     return DeviceReport(

@@ -1,4 +1,4 @@
-"""The boards with a profile, for people: all of them in a table, or one with the source of every figure."""
+"""Prints the board profiles: all in a table, or one with the source of every figure."""
 
 from collections.abc import Iterable
 
@@ -21,19 +21,19 @@ _COLUMNS = (
 
 
 def all_boards(boards: Iterable[Board]) -> Group:
-    """A table with a row for each board and its main figures; estimates are marked."""
+    """A table with one row for each board and its main figures. Estimates are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     table.add_column("board", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right")
     for board in boards:
         table.add_row(board.name, *_main_figures(board))
-    note = f"{_MARK} is an estimate. Every figure with its source: edge-agent boards NAME"
+    note = f"{_MARK} marks an estimate. Every figure with its source: edge-agent boards NAME"
     return Group(table, Text(note, style="dim"))
 
 
 def one_board(board: Board) -> str:
-    """A line for each figure of a board: its value, its source, and how it was found."""
+    """One line for each figure of a board: its value, its source, and how it was found."""
     figures = stated(board.profile.figures)
     width = max(map(len, figures))
     lines = (f"{key:{width}}  {_told(figure)}" for key, figure in figures.items())

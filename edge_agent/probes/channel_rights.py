@@ -1,15 +1,15 @@
-"""What a device's user may write and read at its broker, tested with messages that the coordinator answers.
+"""Tests which topics a device may write and read at its broker, by messages that the coordinator answers.
 
-To a publication or a subscription that the access rules forbid, MQTT 3.1.1 says "success". So rights are read
-off what comes back. The device sends a `Ping` on each channel that it writes, and on its own `probe`:
+MQTT 3.1.1 reports success even if access rules forbid a publication or subscription. So the rights are
+derived from the answers. The device sends a `Ping` on each channel that it writes, and on its own `probe`:
 
     its ping on `probe` comes back      it may write and read there
-    a `Pong` comes, by any channel      the coordinator is there, and the ping's channel may be written
-    no `Pong` for one channel's ping    that channel may not be written (where others are answered)
-    no `Pong` by one channel            that channel may not be read (where others bring some)
+    a `Pong` comes, by any channel      the coordinator runs, and the ping's channel is writable
+    no `Pong` for one channel's ping    that channel is not writable (if others are answered)
+    no `Pong` by one channel            that channel is not readable (if others bring some)
 
-MQTT 5 acknowledges a forbidden publication with an error. Where the broker speaks it, that tells what may be
-written without a coordinator.
+MQTT 5 answers a forbidden publication with an error. With such a broker, writable channels are known without
+a coordinator.
 """
 
 import queue
@@ -30,25 +30,25 @@ from fleetune.protocols.wire.topics import FROM_DEVICE, PROBE, TO_DEVICE, Channe
 from fleetune.protocols.wire.transport import Disconnected, Received
 from fleetune.protocols.wire.transport.mqtt import Broker
 
-ANSWER_S = 3.0  # for the answers, once all pings are acknowledged
-_ACKNOWLEDGE_S = 5.0  # for each ping
+ANSWER_S = 3.0  # seconds for the answers after all pings are acknowledged
+_ACKNOWLEDGE_S = 5.0  # seconds for each ping
 _CONNECT_S = 10.0
-_SPEAKS_5_S = 3.0  # a broker that does not speak MQTT 5 may say nothing
-# `up` last: a broker keeps the order of a connection, so where `up` is answered the others would be too.
+_SPEAKS_5_S = 3.0  # a broker without MQTT 5 may not answer at all
+# `up` is last: a broker keeps a connection's order, so an answer to `up` comes after all others.
 _PINGED: tuple[Channel, ...] = (PROBE, *(one for one in FROM_DEVICE if one != "up"), "up")
 
 
 @dataclass(frozen=True)
 class ChannelRights:
-    """What came back.
+    """Answers to the pings.
 
     Attributes:
-        fleet: of the device.
-        name: of the device in the topics that were tested, see `topics.probe_name`.
-        user: at the broker; None: without a user name.
-        echo: the ping on `probe` came back.
-        acknowledged: by channel, whether the broker took the ping; None: MQTT 3.1.1, which does not tell.
-        answered: by channel of a ping, the channels by which its answer came.
+        fleet: the device's fleet.
+        name: name of the device in the tested topics, see `topics.probe_name`.
+        user: user name at the broker. None: no user name.
+        echo: True if the ping on `probe` came back.
+        acknowledged: by channel, True if the broker accepted the ping. None: unknown with MQTT 3.1.1.
+        answered: by a ping's channel, the channels that brought its answer.
     """
 
     fleet: str
@@ -60,7 +60,7 @@ class ChannelRights:
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether a coordinator answered."""
+        """True if a coordinator answered."""
         return any(self.answered.values())
 
     @property
@@ -77,13 +77,14 @@ class ChannelRights:
         came = frozenset().union(*self.answered.values())
         found = [channel for channel in TO_DEVICE if self.has_coordinator and channel not in came]
         if not self.echo and self.acknowledged[PROBE] is True:
-            # Nothing that is readable by the rules came: without a coordinator that is so for all channels.
+            # Nothing arrived on channels that the rules make readable. Without a coordinator that is normal
+            # for all.
             found = [*found, PROBE] if self.has_coordinator else [*TO_DEVICE, PROBE]
         return [self._topic(channel) for channel in found]
 
     @property
     def problem(self) -> str | None:
-        """What is forbidden, in one line; None: nothing is, as far as it shows."""
+        """The missing rights, in one line. None: none was found."""
         who = "a client without user name" if self.user is None else f"user {self.user!r}"
         said = []
         if self.unwritable:
@@ -99,7 +100,7 @@ class ChannelRights:
 
     @property
     def remedy(self) -> str:
-        """What to do about `problem`."""
+        """The remedy for `problem`."""
         allow = (
             "allow that in the broker's access rules, as"
             f" `edge-coordinator broker-config --fleet {self.fleet}` writes them"
@@ -119,7 +120,7 @@ class _Acknowledged:
 
 
 class _Tester(ProbeConnection):
-    """A connection that pings."""
+    """A connection that sends pings."""
 
     def __init__(self, broker: Broker, fleet: str, device: str, protocol: MQTTProtocolVersion) -> None:
         client_id, topic = topics.probe(fleet, device, broker.username)
@@ -133,7 +134,7 @@ class _Tester(ProbeConnection):
         self._answered: dict[Channel, set[str]] = {channel: set() for channel in _PINGED}
 
     def test(self) -> ChannelRights:
-        """Ping on each channel; return what came back."""
+        """Ping on each channel and return the answers."""
         for channel in (*TO_DEVICE, PROBE):
             self._client.subscribe(topics.topic(self._fleet, self._name, channel))
         acknowledged = {channel: self._ping(channel) for channel in _PINGED}
@@ -151,7 +152,7 @@ class _Tester(ProbeConnection):
         )
 
     def _ping(self, channel: Channel) -> bool:
-        """Whether the broker takes it; one that closes the connection for it, as some do, does not."""
+        """True if the broker accepts the ping. Some brokers close the connection of a forbidden one."""
         topic = topics.topic(self._fleet, self._name, channel)
         sent = self._client.publish(topic, encode(Ping(f"{self._nonce}/{channel}")), qos=1)
         give_up_at = time.monotonic() + _ACKNOWLEDGE_S
@@ -168,7 +169,7 @@ class _Tester(ProbeConnection):
         return self._echo and all(self._answered[channel] == wanted for channel in FROM_DEVICE)
 
     def _next(self, give_up_at: float) -> Any:
-        """The next event, what it tells noted; None: none came in time."""
+        """The next event, after its content was noted. None: none came in time."""
         try:
             event = self._arrivals.get(timeout=max(0.0, give_up_at - time.monotonic()))
         except queue.Empty:
@@ -188,22 +189,22 @@ class _Tester(ProbeConnection):
 
 
 def find_channel_rights(broker: Broker, fleet: str, device: str) -> ChannelRights:
-    """Test what the user of a device may write and read, within about 10 s.
+    """Test which topics a device's user may write and read. Takes about 10 s.
 
-    An agent may stay connected: this is another client (`topics.probe`). Where the broker makes client ids of
-    user names, the agent's connection ends, and it connects again.
+    An agent may stay connected, as this is another client (`topics.probe`). If the broker derives client ids
+    from user names, the agent's connection ends, and it reconnects.
 
     Args:
-        broker: where, and who we are to it.
-        fleet: of the device.
-        device: its name.
+        broker: address and credentials.
+        fleet: the device's fleet.
+        device: the device's name.
 
     Raises:
-        TransportError: the broker cannot be reached, or refuses us.
+        TransportError: the broker cannot be reached, or refuses the connection.
     """
     try:
         return _tested(broker, fleet, device, MQTTProtocolVersion.MQTTv5, _SPEAKS_5_S)
-    except TransportError:  # amqtt speaks MQTT 3.1.1 only
+    except TransportError:  # amqtt speaks only MQTT 3.1.1
         return _tested(broker, fleet, device, MQTTProtocolVersion.MQTTv311, _CONNECT_S)
 
 

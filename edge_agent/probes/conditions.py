@@ -1,4 +1,4 @@
-"""The board's conditions: everything that an owner's policy is judged by, read at once."""
+"""Reads all conditions that an owner's policy depends on."""
 
 import time
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from fleetune.protocols.conditions import Conditions
 
 
 def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
-    """Read how the board is just now.
+    """Read the board's present conditions.
 
-    `celsius` is a battery's temperature where no thermal zone can be read, as on a phone.
+    `celsius` is a battery's temperature if no thermal zone can be read, as on a phone.
 
     Args:
         root: folder in which `proc` and `sys` lie.
-        run: how external commands are run; `CachedCommands` where this is asked often.
+        run: runs external commands. Use `CachedCommands` for frequent calls.
     """
     supply, draw = read_supply(root, run), read_draw(root, run)
     hottest = temperature.celsius(root)
@@ -37,13 +37,13 @@ def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
 
 
 class BoardSensors:
-    """The board's conditions, for whoever asks every few seconds.
+    """Reads the board's conditions every few seconds.
 
-    Files are read each time, external commands run once a minute at most.
+    Files are read each time, external commands run at most once a minute.
 
     Args:
-        root, run: as for `read_conditions`.
-        clock: seconds that never jump.
+        root, run: see `read_conditions`.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class BoardSensors:
         self._throttle_count: int | None = None
 
     def read(self) -> Conditions:
-        """Read how the board is just now.
+        """Read the board's present conditions.
 
-        x86 counts how often it was throttled, so there `throttled` is whether it was since the last call.
+        x86 counts how often it was throttled. There `throttled` is True if the count has risen since the last
+        call.
         """
         conditions = read_conditions(self._root, self._run)
         before, self._throttle_count = self._throttle_count, temperature.throttle_count(self._root)

@@ -1,6 +1,4 @@
-"""Joules over an interval: by sensors of the board's draw, read again and again, or by energy counters
-(RAPL).
-"""
+"""Measures joules over an interval, by repeated readings of power sensors or by energy counters (RAPL)."""
 
 import threading
 import time
@@ -22,14 +20,14 @@ from fleetune.edge_agent.probes.power_supply import MOST_WATTS
 Covers = Literal["board", "processor"]
 _WRAPS = 2.0**63
 _FILES_EVERY_S, _COMMANDS_EVERY_S, _COUNTERS_EVERY_S = 1.0, 10.0, 30.0
-_PATIENCE = 5  # as many samples in a row may be missing before the sum would be a guess
+_PATIENCE = 5  # most consecutive readings that may fail before the sum is unknown
 
 
 class EnergyAccumulator(Protocol):
-    """Counts the joules that one sensor has told of so far."""
+    """Sums the joules of one sensor."""
 
     def take(self, now: float) -> None:
-        """Read the sensor, at `now` seconds."""
+        """Read the sensor at `now` seconds."""
         ...
 
     @property
@@ -37,11 +35,11 @@ class EnergyAccumulator(Protocol):
 
 
 class Integral:
-    """The draw summed over time, by trapezoids between readings.
+    """The power draw summed over time, by trapezoids between readings.
 
     Args:
         watts: reads the sensor.
-        longest_gap_s: between two readings; after a longer gap the sum is unknown.
+        longest_gap_s: longest seconds between two readings. After a longer gap the sum is unknown.
     """
 
     def __init__(self, watts: Callable[[], float | None], longest_gap_s: float) -> None:
@@ -64,10 +62,9 @@ class Integral:
 
     @property
     def joules(self) -> float | None:
-        """The sum so far, in joules; None: it is unknown.
+        """The sum so far, in joules. None: unknown.
 
-        After a last reading that failed, the draw is taken to be as in the reading before, for as long as the
-        longest gap.
+        After a failed last reading the draw counts as in the reading before, for at most the longest gap.
         """
         if self._last is None:
             return None
@@ -78,10 +75,10 @@ class Integral:
 
 
 class Counters:
-    """The sum of counters of microjoules, each of which begins at 0 again at a value of its own.
+    """The sum of counters in microjoules. Each wraps to 0 at its own maximum.
 
     Args:
-        counters: the files, each with the value after which it begins again.
+        counters: the files, each with its maximum.
     """
 
     def __init__(self, counters: Mapping[Path, float]) -> None:
@@ -98,7 +95,8 @@ class Counters:
             self._broken = True
         elif self._last is not None:
             grown = sum((values[path] - self._last[path]) % (self._counters[path] + 1) for path in values)
-            self._broken |= grown / 1e6 > MOST_WATTS * max(1.0, now - self._at)  # reset by a suspend
+            # a suspend has reset the counter
+            self._broken |= grown / 1e6 > MOST_WATTS * max(1.0, now - self._at)
             self._microjoules += grown
         self._last, self._at = values, now
 
@@ -108,11 +106,10 @@ class Counters:
 
 
 def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
-    """The RAPL files whose energies add up, each with the value after which it begins again, and what they
-    cover.
+    """The RAPL files to sum, each with its maximum, and what they cover.
 
-    `psys` is the whole platform; where there is none, it is the processor packages with their memory. Since
-    Linux 5.10 (CVE-2020-8694) only root may read them: for others the dict is empty.
+    `psys` covers the whole platform. Without it, the processor packages and their memory are summed. Since
+    Linux 5.10 (CVE-2020-8694) only root may read these files; other users get an empty dict.
     """
     packages, platform = {}, {}
     for name in matches(root, "sys/class/powercap/intel-rapl:*/name"):
@@ -128,18 +125,18 @@ def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
 
 
 class EnergyMeter:
-    """Counts the joules between `start` and `stop`, for one interval after the other.
+    """Measures the joules between `start` and `stop`, for one interval after another.
 
-    Meanwhile a thread reads the sensor: files every second, commands every ten, counters every half minute.
+    A thread reads the sensor: files every second, commands every ten seconds, counters every half minute.
 
     Args:
         root, run: see `edge_agent.probes`.
-        clock: seconds that never jump.
+        clock: monotonic seconds.
 
     Attributes:
-        sensor: name of the sensor that is read, as in `firmware_profiles`; None: there is none.
-        covers: whether it counts the whole board or the processor alone; None: there is no sensor.
-        seconds: how long the last interval was.
+        sensor: name of the sensor, as in `firmware_profiles`. None: there is none.
+        covers: the whole board or only the processor. None: there is no sensor.
+        seconds: duration of the last interval.
     """
 
     def __init__(
@@ -155,9 +152,7 @@ class EnergyMeter:
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Begin an interval with the first sensor that answers; an interval that was not stopped is
-        forgotten.
-        """
+        """Start an interval with the first sensor that answers. An unfinished interval is discarded."""
         self.stop()
         self.sensor = self.covers = None
         found = self._find()
@@ -173,9 +168,9 @@ class EnergyMeter:
         self._thread.start()
 
     def stop(self) -> float | None:
-        """End the interval and return its joules; None: there is no sensor, or it fell silent in between.
+        """End the interval and return its joules. None: there is no sensor, or it stopped answering.
 
-        A reading that is under way is waited for; a command on a phone may take a second.
+        This waits for a reading in progress; a command on a phone may take a second.
         """
         tally, thread, self._tally, self._thread = self._tally, self._thread, None, None
         if tally is None or thread is None:

@@ -1,4 +1,4 @@
-"""Reading one value from one file or one command; None when it cannot be had."""
+"""Reads one value from a file or a command. None if it cannot be read."""
 
 import math
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 Run = Callable[[list[str]], str | None]
-"""From a command line to what the command printed; None: it is not installed, failed or took too long."""
+"""Runs a command line and returns its output. None: it is not installed, failed or took too long."""
 
 ROOT = Path("/")
 COMMAND_S = 5.0
@@ -19,7 +19,7 @@ _LARGEST_FILE = 2**20
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text without surrounding white space and zero bytes, at most its first MiB."""
+    """The first MiB of a file's text, without surrounding white space and zero bytes."""
     try:
         with path.open("rb") as file:
             return file.read(_LARGEST_FILE).decode(errors="replace").strip(" \t\r\n\0")
@@ -28,23 +28,23 @@ def read_text(path: Path) -> str | None:
 
 
 def number(value: object, low: float, high: float) -> float | None:
-    """`value` as a number if it is one, or is a text that is one, from `low` to `high`; else None."""
+    """`value`, or the text that it is, as a number from `low` to `high`. Else None."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return None
     try:
         found = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if low <= found <= high else None  # also refuses NaN
+    return found if low <= found <= high else None  # this also rejects NaN
 
 
 def read_number(path: Path, low: float, high: float) -> float | None:
-    """The number that is the file's only content, if it is from `low` to `high`; else None."""
+    """The only number in a file, if it is from `low` to `high`. Else None."""
     return number(read_text(path), low, high)
 
 
 def matches(root: Path, pattern: str) -> list[Path]:
-    """Paths below `root` that fit a glob pattern, sorted."""
+    """Paths below `root` that match a glob pattern, sorted."""
     try:
         return sorted(root.glob(pattern))
     except (OSError, ValueError):
@@ -52,13 +52,13 @@ def matches(root: Path, pattern: str) -> list[Path]:
 
 
 def fields(text: str | None) -> dict[str, str]:
-    """Lines of `name: value` or `name value`, as /proc writes them, by name."""
+    """Values by name, from lines of `name: value` or `name value` as in /proc."""
     pairs = (line.replace(":", " ", 1).split(maxsplit=1) for line in (text or "").splitlines())
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 def run_command(words: list[str]) -> str | None:
-    """Run an external command, for at most `COMMAND_S`, and return what it printed; see `Run`."""
+    """Run an external command for at most `COMMAND_S` seconds and return its output, see `Run`."""
     program = shutil.which(words[0])
     if program is None:
         return None
@@ -76,12 +76,12 @@ def run_command(words: list[str]) -> str | None:
 
 
 class CachedCommands:
-    """A `Run` that asks each command at most every `every_s`, and one that failed a tenth as often.
+    """A `Run` that caches each command's output. It retries a failed command only after ten times as long.
 
     Args:
-        run: what really runs them.
-        clock: seconds that never jump.
-        every_s: between two runs of the same command line; between them the last answer stands.
+        run: runs the commands.
+        clock: monotonic seconds.
+        every_s: seconds for which an output is reused.
     """
 
     def __init__(self, run: Run, clock: Callable[[], float], every_s: float = 60.0) -> None:
@@ -101,7 +101,7 @@ class CachedCommands:
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """The JSON object that a text is; an empty one for anything else."""
+    """The JSON object in a text, or an empty one."""
     try:
         found = msgspec.json.decode(text or "")
     except (msgspec.DecodeError, RecursionError, UnicodeError):

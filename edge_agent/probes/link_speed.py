@@ -1,9 +1,10 @@
-"""The link to the broker, measured with a few messages on the device's own topic.
+"""Measures the link to the broker with a few messages on the device's own topic.
 
-A PUBACK proves that the broker has a message, so the time until it comes is the uplink's. The downlink is
-measured by a retained message, which the broker sends once for every subscription. An echo would not tell
-them apart: mosquitto sends it before the PUBACK, over the same connection (measured: 6.0 against 6.35 ms for
-1 MiB on loopback).
+A PUBACK proves that the broker has the message, so the time until it arrives is that of the uplink. A
+retained message, which the broker sends for every subscription, measures the downlink. An echo would not
+separate the
+two: mosquitto sends it before the PUBACK, on the same connection (measured on loopback: 6.0 and 6.35 ms for
+1 MiB).
 """
 
 import os
@@ -27,18 +28,19 @@ LAST_BYTES = 2**20
 ENOUGH_S = 0.5
 _IN_FLIGHT_BYTES = 2**17
 _CONNECT_S = 10.0
-_ALLOWED_S, _ALLOWED_TRIPS = 3.0, 20  # for one byte to come back: if it does not, that is forbidden
+# seconds for one byte to come back; after that, it is taken as forbidden
+_ALLOWED_S, _ALLOWED_TRIPS = 3.0, 20
 _NUM_PINGS = 5
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """What a link carries; None: not known, for the reason given.
+    """Bandwidth and round-trip time of a link. None: unknown.
 
     Attributes:
-        uplink_bps, downlink_bps: payload bits a second.
-        round_trip_s: of the smallest message, from its publication to the broker's acknowledgement.
-        unknown: why what is None is not known; "" if nothing is.
+        uplink_bps, downlink_bps: payload bits per second.
+        round_trip_s: from the publication of the smallest message to the broker's acknowledgement.
+        unknown: the reason for figures that are None, or "".
     """
 
     uplink_bps: float | None = None
@@ -53,9 +55,7 @@ class _Acknowledged:
 
 
 class ProbeConnection(MqttTransport):
-    """A connection of its own to the broker. However it ends, by its will or on closing, the topic is
-    cleared.
-    """
+    """A separate connection to the broker. However it ends, the topic is cleared."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class ProbeConnection(MqttTransport):
         super().close(farewell)
 
     def open(self, patience_s: float = _CONNECT_S) -> None:
-        """Connect to the broker within so many seconds.
+        """Connect to the broker within `patience_s` seconds.
 
         Raises:
-            TransportError: the broker cannot be reached, or refuses us.
+            TransportError: the broker cannot be reached, or refuses the connection.
         """
         self.connect()
         self._wait(lambda event: isinstance(event, Connected), patience_s, f"{self._broker} does not answer")
@@ -88,7 +88,7 @@ class ProbeConnection(MqttTransport):
         """Publish a message and return the seconds until the broker has it.
 
         Raises:
-            TransportError: it does not acknowledge the message in time, or the connection is lost.
+            TransportError: the acknowledgement does not come in time, or the connection is lost.
         """
         began, failure = self._clock(), f"{self._broker} does not acknowledge {len(data):,} bytes"
         sent = self._client.publish(self._topic, data, qos=1, retain=retain)
@@ -96,21 +96,21 @@ class ProbeConnection(MqttTransport):
         return self._clock() - began
 
     def fetch(self, num_bytes: int, times: int, patience_s: float | None = None) -> float:
-        """Have the retained message of this size sent `times` in a row; return the seconds until all have
-        come.
+        """Have the retained message of this size sent `times` in a row, and return the seconds until all
+        arrived.
 
-        Only so many are asked for at once: mosquitto drops what a slow client's socket cannot take.
+        Few are requested at once, because mosquitto drops messages for a slow client's socket.
 
         Args:
-            num_bytes: of the message.
-            times: how often it is sent.
-            patience_s: how long one may take, if not as long as any message.
+            num_bytes: size of the message.
+            times: number of messages.
+            patience_s: most seconds for one message. None: as for any message.
 
         Raises:
-            TransportError: they do not come back in time, or the connection is lost.
+            TransportError: they do not arrive in time, or the connection is lost.
         """
         began = self._clock()
-        failure = f"{self._topic} does not come back (this device must be allowed to write and read it)"
+        failure = f"{self._topic} does not come back (this device needs the right to write and read it)"
         window = max(2, _IN_FLIGHT_BYTES // num_bytes)
         for asked in range(times + window):
             if asked < times:
@@ -135,7 +135,7 @@ class ProbeConnection(MqttTransport):
                 event = self._arrivals.get(timeout=max(0.0, left_s))
             except queue.Empty:
                 raise TransportError(f"{failure} within {patience_s:g} s") from None
-            if left_s < 0:  # others talk and talk here
+            if left_s < 0:  # other events keep arriving
                 raise TransportError(f"{failure} within {patience_s:g} s")
             if isinstance(event, Disconnected):
                 raise TransportError(event.reason, event.refusal)
@@ -155,17 +155,17 @@ def measure_link(
     clock: Callable[[], float] = time.monotonic,
     patience_s: float = 60.0,
 ) -> LinkSpeed:
-    """Measure the link by messages that double from 16 kB until one takes half a second or has 1 MiB.
+    """Measure the link with messages that double from 16 kB until one takes half a second or has 1 MiB.
 
-    At most 2 MiB go up and 4 MiB down. Nothing else should use the link meanwhile. An agent may stay
-    connected: this is another client (`topics.client_id`).
+    At most 2 MiB go up and 4 MiB down. The link should be idle meanwhile. An agent may stay connected, as
+    this is another client (`topics.client_id`).
 
     Args:
-        broker: where, and who we are to it.
-        fleet: of the device.
-        device: whose topic `probe` is used; it must be allowed to write and to read there.
-        clock: seconds that never jump.
-        patience_s: how long one message may take.
+        broker: address and credentials.
+        fleet: the device's fleet.
+        device: its topic `probe` is used, which it must be allowed to write and read.
+        clock: monotonic seconds.
+        patience_s: most seconds of one message.
     """
     (client_id, topic), found = topics.probe(fleet, device, broker.username), LinkSpeed()
     try:
@@ -179,12 +179,12 @@ def measure_link(
 
 
 def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
-    """Results, each better than the one before; when a message is refused, the last result stands."""
+    """Yield results, each better than the one before. If a message is refused, the last result counts."""
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0
     yield found
     line.deliver(b".", retain=True)
-    line.fetch(1, 1, max(_ALLOWED_S, _ALLOWED_TRIPS * trip_s))  # else each message would be waited for
+    line.fetch(1, 1, max(_ALLOWED_S, _ALLOWED_TRIPS * trip_s))  # otherwise each message would be waited for
     while True:
         up_s = line.deliver(os.urandom(num_bytes), retain=True)
         found = replace(found, uplink_bps=_rate(num_bytes, up_s, trip_s))
@@ -195,12 +195,12 @@ def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
         if up_s >= ENOUGH_S or num_bytes >= LAST_BYTES:
             break
         num_bytes *= 2
-    while down_s < ENOUGH_S and times * num_bytes < LAST_BYTES:  # a downlink faster than the uplink
+    while down_s < ENOUGH_S and times * num_bytes < LAST_BYTES:  # the downlink is faster than the uplink
         times *= 2
         down_s = line.fetch(num_bytes, times)
         yield replace(found, downlink_bps=_rate(times * num_bytes, down_s, trip_s))
 
 
 def _rate(num_bytes: int, seconds: float, trip_s: float) -> float:
-    """Bits a second without the round trip, of which at most half of the time is taken off."""
+    """Bits per second without the round trip, which is deducted up to half of the time."""
     return num_bytes * 8 / max(seconds - trip_s, seconds / 2, 1e-9)

@@ -1,9 +1,9 @@
 """How much memory the agent's process may take, takes now, and took at its peak.
 
-What it may take includes what it has already, so that it compares with a predicted peak. Page cache counts as
-free, as the kernel drops it when asked; under a limit so tight that the libraries' own pages are dropped,
-training slows down long before it is killed (LeNet-5 steps with torch took 0.75 s within 512 MB, 354 s within
-256 MB).
+The memory that it may take includes what it has, so that it compares with a predicted peak. Page cache counts
+as free, as the kernel drops it on demand. Under a limit so tight that the libraries' own pages are dropped,
+training slows down long before the process is killed. LeNet-5 steps with torch took 0.75 s within 512 MB and
+354 s within 256 MB.
 """
 
 import os
@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from fleetune.edge_agent.probes.files_and_commands import ROOT, fields, number, read_number, read_text
 
 _MOST = 2.0**50
-_UNLIMITED = 2.0**60  # cgroup v1 says "no limit" by 9223372036854771712
-_SETTLED = 2**22  # other threads allocate between a reset and the look at it
+_UNLIMITED = 2.0**60  # cgroup v1 uses 9223372036854771712 for "no limit"
+_SETTLED = 2**22  # other threads allocate between a reset and the next reading
 _RESET_PEAK = b"5"  # proc(5), /proc/pid/clear_refs
 _VERSIONS = {
     "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
@@ -26,14 +26,14 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """The memory that this process has, in bytes; None: not known.
+    """Memory of this process, in bytes. None: unknown.
 
     Attributes:
         resident: its pages in memory (RSS).
-        peak: the most it had there, since its start or the last reset.
-        anonymous: those of them that no file backs.
+        peak: largest RSS since its start or the last reset.
+        anonymous: resident pages that no file backs.
         address: its address space.
-        data: the private writable part of that.
+        data: the private writable part of the address space.
     """
 
     resident: int | None = None
@@ -44,7 +44,7 @@ class ProcessMemory:
 
 
 def process_memory(root: Path = ROOT) -> ProcessMemory:
-    """Read what /proc/self/status says of this process."""
+    """Read this process's figures in /proc/self/status."""
     status = fields(read_text(root / "proc/self/status"))
     resident, anonymous = _kib(status, "VmRSS"), _kib(status, "RssAnon")
     return ProcessMemory(
@@ -57,19 +57,17 @@ def process_memory(root: Path = ROOT) -> ProcessMemory:
 
 
 def total_bytes(root: Path = ROOT) -> int | None:
-    """Fitted memory in bytes, without what the kernel keeps for itself."""
+    """The board's memory in bytes, without what the kernel reserves."""
     return _kib(fields(read_text(root / "proc/meminfo")), "MemTotal")
 
 
 def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
-    """The smallest limit of the control groups this process is in, in bytes; None: none is set, or known."""
+    """The smallest memory limit of this process's control groups, in bytes. None: no limit, or unknown."""
     return min((limit for limit, _ in _cgroup_limits(root)), default=None)
 
 
 def attainable_bytes(root: Path = ROOT) -> int | None:
-    """What this process may take altogether, in bytes: the smallest of what is available and every limit on
-    it.
-    """
+    """Bytes that this process may take in total: the minimum of the available memory and every limit."""
     process = process_memory(root)
     bounds = [_available(root, process), *_within_cgroups(root, process), *_within_limits(root, process)]
     return min((bound for bound in bounds if bound is not None), default=None)
@@ -83,7 +81,7 @@ class PeakMemory:
         self._before: int | None = None
 
     def reset(self) -> None:
-        """Begin an interval."""
+        """Start an interval."""
         self._before = None
         permitted = _write(self._root / "proc/self/clear_refs", _RESET_PEAK)
         now = process_memory(self._root)
@@ -93,10 +91,9 @@ class PeakMemory:
             self._before = now.peak
 
     def read(self) -> int | None:
-        """The peak since `reset`, in bytes; the interval goes on.
+        """The peak since `reset`, in bytes. The interval continues.
 
-        None where the kernel keeps no peak, or cannot forget the one before `reset` and it was not exceeded
-        since.
+        None if the kernel keeps no peak, or cannot reset it and the earlier peak was not exceeded.
         """
         peak = process_memory(self._root).peak
         if peak is None or (self._before is not None and peak <= self._before):
@@ -110,7 +107,7 @@ def _available(root: Path, process: ProcessMemory) -> int | None:
 
 
 def _within_limits(root: Path, process: ProcessMemory) -> Iterator[int]:
-    """What `ulimit -v` and `ulimit -d` leave. They limit address space, which bounds growth in memory."""
+    """Remaining bytes under `ulimit -v` and `ulimit -d`. They limit address space, which bounds memory."""
     limits = read_text(root / "proc/self/limits") or ""
     for name, taken in (("Max address space", process.address), ("Max data size", process.data)):
         found = re.search(rf"^{name}\s+(\d+)\s", limits, re.MULTILINE)
@@ -125,7 +122,7 @@ def _within_cgroups(root: Path, process: ProcessMemory) -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Each limit of a control group, with what counts against it and cannot be dropped, ours included."""
+    """Each limit of a control group, with the used bytes that cannot be dropped, this process included."""
     for folder, kind in _cgroups(root):
         names, usage_name, prefix = _VERSIONS[kind]
         limits = [read_number(folder / name, 0, _UNLIMITED) for name in names]
@@ -144,7 +141,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
-    """The folders of the memory groups we are in, the innermost first, each with its file system's type."""
+    """Folders of this process's memory groups, innermost first, each with its file system's type."""
     joined = _memberships(read_text(root / "proc/self/cgroup"))
     for kind, mount_root, mount_point in _mounts(read_text(root / "proc/self/mountinfo")):
         path = joined.get(kind)
@@ -157,14 +154,16 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _below(path: PurePosixPath, mount_root: PurePosixPath) -> tuple[str, ...]:
-    """The folders from the mount's root down to our group's. A container may see its own group as root."""
+    """Folders from the mount's root down to this process's group. A container may see its own group as
+    root.
+    """
     if ".." in path.parts or not path.is_relative_to(mount_root):
         return ()
     return path.relative_to(mount_root).parts
 
 
 def _memberships(text: str | None) -> dict[str, PurePosixPath]:
-    """Where we are in the file systems of both versions. The text's lines are hierarchy:controllers:path."""
+    """Group of this process in the file systems of both versions. Lines are hierarchy:controllers:path."""
     found = {}
     for line in (text or "").splitlines():
         parts = line.split(":", 2)
@@ -178,7 +177,7 @@ def _memberships(text: str | None) -> dict[str, PurePosixPath]:
 
 
 def _mounts(text: str | None) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
-    """Type, root and mount point of each file system of memory groups; see proc(5), /proc/pid/mountinfo."""
+    """Type, root and mount point of each file system of memory groups, see proc(5), /proc/pid/mountinfo."""
     for line in (text or "").splitlines():
         left, separator, right = line.partition(" - ")
         where, what = left.split(), right.split()
@@ -194,14 +193,14 @@ def _unescape(path: str) -> str:
 
 
 def _kib(found: dict[str, str], name: str) -> int | None:
-    """The bytes that a line like `VmRSS:  123 kB` tells of; None: there is no such line."""
+    """Bytes in a line like `VmRSS:  123 kB`. None: there is no such line."""
     value = number(found.get(name, "").removesuffix("kB"), 0, _MOST / 1024)
     return None if value is None else int(value) * 1024
 
 
 def _write(path: Path, data: bytes) -> bool:
     try:
-        handle = os.open(path, os.O_WRONLY)  # never creates it
+        handle = os.open(path, os.O_WRONLY)  # never creates a file
     except (OSError, ValueError):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Whether traffic over the present network costs money, as far as the system knows."""
+"""Checks if traffic over the present network costs money, as far as the system knows."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,7 @@ _ON_METERED = {"yes": True, "no": False}
 
 
 def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Whether the default route is metered: as NetworkManager says; else True on a modem; else as Android
-    says.
-    """
+    """True if the default route is metered: by NetworkManager, else True for a modem, else by Android."""
     interface = default_interface(root)
     for answer in (_by_bus(run), _by_nmcli(interface, run)):
         if answer is not None:
@@ -25,9 +23,7 @@ def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
 
 
 def default_interface(root: Path = ROOT) -> str | None:
-    """The interface by which packets for the world leave (IPv4): of all default routes that of the least
-    metric.
-    """
+    """The network interface of the IPv4 default route with the lowest metric."""
     routes = []
     for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
         words = line.split()
@@ -37,13 +33,13 @@ def default_interface(root: Path = ROOT) -> str | None:
 
 
 def _by_bus(run: Run) -> bool | None:
-    """NetworkManager's property `Metered` on the bus: a number with its type before, `u 4`."""
+    """NetworkManager's property `Metered` on the bus, a number after its type, as in `u 4`."""
     words = (run(["busctl", "get-property", _NM, f"/{_NM.replace('.', '/')}", _NM, "Metered"]) or "").split()
     return _METERED.get(words[1]) if len(words) == 2 and words[0] == "u" else None
 
 
 def _by_nmcli(interface: str | None, run: Run) -> bool | None:
-    """What nmcli prints: `GENERAL.METERED:no (guessed)`."""
+    """The value in nmcli's output, as in `GENERAL.METERED:no (guessed)`."""
     if interface is None:
         return None
     told = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
@@ -52,7 +48,7 @@ def _by_nmcli(interface: str | None, run: Run) -> bool | None:
 
 
 def _on_android(run: Run) -> bool | None:
-    """What Termux says: on Wi-Fi or on mobile data. A Wi-Fi that charges is not recognised as such."""
+    """Termux's answer: Wi-Fi or mobile data. A Wi-Fi that costs money is not recognised."""
     told = json_object(run(["termux-wifi-connectioninfo"]))
     if "supplicant_state" not in told:
         return None

@@ -1,10 +1,12 @@
-"""What the whole board draws just now, in watts, by its own sensors: INA3221 or INA238 (Jetson), the PMIC (Pi
-5).
+"""Reads the power draw of the whole board by its own sensors: INA3221 or INA238 (Jetson), the PMIC (Pi 5).
 
-Which rails (supply lines) add up to the board is a fact of each model. Jetson Developer Guide, "Power
-Monitor", and github.com/energymon/energymon, jetson/JetsonPowerRails.md: VDD_IN, POM_5V_IN or 5V_IN is the
-module's input; on TX1 and TX2, VDD_MUX is the carrier board beside it; AGX models have no input rail, and AGX
-Orin's VDDQ_VDD2_1V8AO is part of its VIN_SYS_5V0. A set of rails that is not listed here is not guessed at.
+The rails (supply lines) that add up to the board differ by model. Sources: Jetson Developer Guide, "Power
+Monitor", and github.com/energymon/energymon, jetson/JetsonPowerRails.md.
+- VDD_IN, POM_5V_IN or 5V_IN is the module's input.
+- On TX1 and TX2, VDD_MUX also covers the carrier board.
+- AGX models have no input rail. AGX Orin's VDDQ_VDD2_1V8AO is part of its VIN_SYS_5V0.
+
+Other sets of rails are not guessed at.
 """
 
 import re
@@ -32,14 +34,14 @@ _WHOLE = (
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),
 )
 _PMIC_LINE = re.compile(r"^\s*(\S+)_([AV])\s+(?:current|volt)\(\d+\)=(\S+)[AV]\s*$", re.MULTILINE)
-# The 12 rails leave the 5 V consumers out and lose some in conversion; against a USB-C meter, without USB
-# devices: github.com/jfikar/RPi5-power.
+# The 12 rails leave out the 5 V consumers and lose some power in conversion. Compared with a USB-C meter,
+# without USB devices: github.com/jfikar/RPi5-power.
 _PMIC_SLOPE, _PMIC_OFFSET_W = 1.1451, 0.5879
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What the whole board draws, and which sensor says so (named as in `firmware_profiles`)."""
+    """Power draw of the whole board, and the sensor that measured it (named as in `firmware_profiles`)."""
 
     watts: float
     sensor: str
@@ -47,12 +49,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sensor:
-    """A sensor that tells how many watts the whole board draws.
+    """A sensor of the whole board's power draw.
 
     Attributes:
         name: as in `firmware_profiles`.
-        read: watts; None: the sensor is not there, or tells nothing now.
-        by_command: whether `read` runs an external command.
+        read: returns watts. None: the sensor is absent or does not answer.
+        by_command: True if `read` runs an external command.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Sensor:
 
 
 def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...]:
-    """All sensors we know of, the best first, whether they are there or not."""
+    """All known sensors, the best first, present or not."""
     return (
         Sensor("ina3221", lambda: ina3221_watts(root)),
         Sensor("ina238", lambda: ina238_watts(root)),
@@ -72,7 +74,7 @@ def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...
 
 
 def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
-    """What the first sensor that answers says; None: none does."""
+    """Reading of the first sensor that answers. None: none does."""
     for sensor in watt_sensors(root, run):
         watts = sensor.read()
         if watts is not None:
@@ -81,7 +83,7 @@ def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
 
 
 def ina3221_watts(root: Path = ROOT) -> float | None:
-    """The board's draw from the rails of JetPack 4 (iio, mW) or of JetPack 5 and later (hwmon, mV and mA)."""
+    """The board's draw by the rails of JetPack 4 (iio, mW) or of JetPack 5 and later (hwmon, mV and mA)."""
     rails = _iio_rails(root) | _hwmon_rails(root)
     for names in _WHOLE:
         if all(name in rails for name in names):
@@ -91,7 +93,7 @@ def ina3221_watts(root: Path = ROOT) -> float | None:
 
 
 def ina238_watts(root: Path = ROOT) -> float | None:
-    """The draw at a Jetson Thor's input, carrier board included."""
+    """The draw at a Jetson Thor's input, with its carrier board."""
     for name in matches(root, "sys/class/hwmon/hwmon*/name"):
         if read_text(name) == "ina238":
             microwatts = read_number(name.with_name("power1_input"), 0, MOST_WATTS * 1e6)
@@ -100,9 +102,9 @@ def ina238_watts(root: Path = ROOT) -> float | None:
 
 
 def pmic_watts(run: Run = run_command) -> float | None:
-    """The draw of a Raspberry Pi 5, without what hangs on its USB and 5 V pins.
+    """The draw of a Raspberry Pi 5, without its USB devices and 5 V pins.
 
-    A voltage without a current is no rail.
+    A voltage without a current is not a rail.
     """
     found = {
         (rail, unit): value
@@ -127,7 +129,7 @@ def _iio_rails(root: Path) -> dict[str, float | None]:
 
 
 def _hwmon_rails(root: Path) -> dict[str, float | None]:
-    """Watts by rail. Channels 1 to 3 are rails; 4 to 7 are shunt voltages and their sum (kernel:
+    """Watts by rail. Channels 1 to 3 are rails, 4 to 7 are shunt voltages and their sum (kernel:
     hwmon/ina3221).
     """
     rails = {}

@@ -1,7 +1,7 @@
-"""Where the board's power comes from and how full its battery is: by Linux's power_supply, else by Termux.
+"""Reads the board's power source and battery charge from Linux's power_supply, or else from Termux.
 
 power_supply counts in uA, uV, uW, uWh, uAh and tenths of a degree (kernel: ABI/testing/sysfs-class-power).
-The battery's own current is the whole board's only while it discharges.
+The battery's own current is that of the whole board only during discharge.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from fleetune.protocols.conditions import Power
 MOST_WATTS = 2000.0
 _BATTERIES = ("Battery", "UPS")
 _MICRO = 1e-6
-_MOST = 1e12  # of anything counted in millionths
+_MOST = 1e12  # largest plausible value of anything counted in millionths
 _CELSIUS = (-40.0, 120.0)
 
 
 @dataclass(frozen=True)
 class Supply:
-    """The board's power supply and its batteries; None: not known.
+    """The board's power supply and its batteries. None: unknown.
 
     Attributes:
         power: see `protocols.conditions.Conditions`.
-        charge: of all batteries together, 0..1.
-        watts: what a battery gives to the board, while it discharges.
-        celsius: of the warmest battery.
-        capacity_wh: what all batteries hold when full, as they are now, not as they were bought.
-        sensor: "power_supply" or "termux"; None: neither told anything.
+        charge: charge of all batteries together, 0..1.
+        watts: power from the batteries during discharge.
+        celsius: temperature of the warmest battery.
+        capacity_wh: present capacity of all full batteries, not the capacity when new.
+        sensor: "power_supply" or "termux". None: neither answered.
     """
 
     power: Power | None = None
@@ -49,24 +49,24 @@ class Supply:
 
 
 def plausible_watts(watts: float) -> float | None:
-    """`watts`, or None if no board that runs can draw that."""
+    """`watts`, or None if no running board can draw that."""
     return watts if 0 < watts <= MOST_WATTS else None
 
 
 def read_supply(root: Path = ROOT, run: Run = run_command) -> Supply:
-    """Read what the kernel tells or, where it tells nothing (Android hides it from programs), what Termux
-    does.
-    """
+    """Read the kernel's figures, or Termux's if the kernel has none (Android hides them from programs)."""
     found = kernel_supply(root)
     return found if found.power is not None else termux_supply(run)
 
 
 def kernel_supply(root: Path = ROOT) -> Supply:
-    """Read all power supplies of the board, batteries together, without those of mice and the like."""
+    """Read all power supplies of the board, with its batteries together and without those of mice and the
+    like.
+    """
     folders = [
         folder
         for folder in matches(root, "sys/class/power_supply/*")
-        if read_text(folder / "scope") != "Device"  # the battery of a mouse
+        if read_text(folder / "scope") != "Device"  # the battery of a peripheral such as a mouse
     ]
     kinds = {folder: read_text(folder / "type") for folder in folders}
     batteries = [
@@ -88,7 +88,7 @@ def kernel_supply(root: Path = ROOT) -> Supply:
 
 
 def _power(states: Sequence[str | None], online: Sequence[float | None]) -> Power | None:
-    """Where the power comes from. A full battery that is not discharged is no different from none."""
+    """The power source. A full battery that does not discharge counts as none."""
     if "Discharging" in states:
         return "battery"
     if "Charging" in states:
@@ -99,7 +99,7 @@ def _power(states: Sequence[str | None], online: Sequence[float | None]) -> Powe
 
 
 def _charge(batteries: list[Path]) -> float | None:
-    """By energy or charge where every battery counts it, else the mean of what they call their capacity."""
+    """Charge by energy or by charge if every battery counts it, else the mean of their percentages."""
     for kind in ("energy", "charge"):
         now = [read_number(folder / f"{kind}_now", 0, _MOST) for folder in batteries]
         full = [read_number(folder / f"{kind}_full", 1, _MOST) for folder in batteries]
@@ -111,7 +111,7 @@ def _charge(batteries: list[Path]) -> float | None:
 
 
 def _capacity_wh(batteries: list[Path]) -> float | None:
-    """What the batteries hold when full, by energy, or by charge at the present voltage."""
+    """Capacity of the full batteries, by energy, or by charge at the present voltage."""
     full = []
     for folder in batteries:
         energy = read_number(folder / "energy_full", 1, _MOST)
@@ -123,14 +123,14 @@ def _capacity_wh(batteries: list[Path]) -> float | None:
 
 
 def _drawn(batteries: list[Path]) -> float | None:
-    """The watts of all batteries that discharge together; None unless each tells."""
+    """Total watts of all discharging batteries. None: one of them does not report it."""
     each = [_watts(folder) for folder in batteries if read_text(folder / "status") == "Discharging"]
     known = [watts for watts in each if watts is not None]
     return sum(known) if known and len(known) == len(each) else None
 
 
 def _watts(battery: Path) -> float | None:
-    """What a battery gives, in watts. Drivers disagree about the sign of what is drawn."""
+    """Watts from one battery. Drivers disagree about the sign of a discharge."""
     power = read_number(battery / "power_now", -_MOST, _MOST)
     if power is None:
         amperes = read_number(battery / "current_now", -_MOST, _MOST)
@@ -147,7 +147,7 @@ def _warmest(batteries: list[Path]) -> float | None:
 def termux_supply(run: Run = run_command) -> Supply:
     """Read `termux-battery-status`.
 
-    Some phones announce mA as uA, and the sign of the current varies.
+    Some phones report mA as uA, and the sign of the current varies.
     """
     told = json_object(run(["termux-battery-status"]))
     status, plugged = str(told.get("status")), str(told.get("plugged"))
@@ -162,7 +162,7 @@ def termux_supply(run: Run = run_command) -> Supply:
     return Supply(
         power=power,
         charge=None if percentage is None else percentage / 100,
-        watts=drawn if drawn is not None and drawn >= 0.05 else None,  # less is a current in mA
+        watts=drawn if drawn is not None and drawn >= 0.05 else None,  # a smaller current is in mA
         celsius=number(told.get("temperature"), *_CELSIUS),
         sensor="termux" if power is not None else None,
     )

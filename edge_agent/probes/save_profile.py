@@ -1,6 +1,4 @@
-"""A firmware profile of the board at hand, as a file: measured figures, and where there are none, those of
-the profile that fits.
-"""
+"""Writes a firmware profile of this board, with the matching profile's figures where none was measured."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,17 +25,17 @@ _BUSY = ("train_w", "transmit_w", "receive_w")
 
 
 def check_target(path: Path) -> None:
-    """Check that `--board` would take a file of this name.
+    """Check that `--board` accepts a file of this name.
 
     Raises:
-        SettingError: it would not.
+        SettingError: it does not.
     """
     if path.suffix != ".toml" or path.stem == firmware_profiles.UNKNOWN:
-        raise SettingError(f"--save {path}: give it a name of your own that ends in .toml")
+        raise SettingError(f"--save {path}: choose a name of your own that ends in .toml")
 
 
 def save(found: BoardMeasurement, path: Path) -> None:
-    """Write what was measured as a profile that `--board` takes.
+    """Write the measured board as a profile for `--board`.
 
     Raises:
         SettingError: the file cannot be written, or a measured figure is out of any board's range.
@@ -49,7 +47,7 @@ def save(found: BoardMeasurement, path: Path) -> None:
 
 
 def as_profile(found: BoardMeasurement) -> Profile:
-    """The profile that fits, with every figure that was measured here in place of its own.
+    """The matching profile with every measured figure in place of its own.
 
     Raises:
         ProfileError: a measured figure is out of its range.
@@ -59,7 +57,7 @@ def as_profile(found: BoardMeasurement) -> Profile:
     idle_w = figures.get("idle_w", known.figures.idle_w).value
     for key in _BUSY:
         if figures.get(key, getattr(known.figures, key)).value < idle_w:
-            figures[key] = Figure(idle_w, ESTIMATE, "at least what it draws idle")
+            figures[key] = Figure(idle_w, ESTIMATE, "at least the idle draw")
     title = found.figures["model"].value or found.figures["processor"].value or known.title
     try:
         return Profile(str(title)[:100], replace(known.figures, **figures))
@@ -68,7 +66,7 @@ def as_profile(found: BoardMeasurement) -> Profile:
 
 
 def _measured(found: BoardMeasurement) -> Iterator[tuple[str, Figure[Any]]]:
-    """Each figure that is known of this very board, with its key in `Figures`."""
+    """Yield each known figure of this board with its key in `Figures`."""
     for key, (name, scale) in _KEYS.items():
         figure = found.figures.get(name)
         if figure is not None and isinstance(figure.value, int | float) and figure.note != PROCESSOR_ALONE:

@@ -1,4 +1,4 @@
-"""How hot the board is, and whether it runs slower than it could for heat or low voltage."""
+"""Reads the board's temperature, and if heat or low voltage slows it down."""
 
 from pathlib import Path
 
@@ -14,18 +14,17 @@ from fleetune.edge_agent.probes.files_and_commands import (
 
 _MOST_CELSIUS = 150.0
 _LEAST_CELSIUS = -40.0
-# Jetson: always 50 or 100 degrees, github.com/balena-os/balena-jetson/issues/142
+# always 50 or 100 degrees on a Jetson, github.com/balena-os/balena-jetson/issues/142
 _MADE_UP_ZONES = ("PMIC-Die",)
-# Low voltage, frequency capped, throttled, soft limit; bits 16 to 19 say the same of the time since boot.
+# Low voltage, frequency capped, throttled, soft limit. Bits 16 to 19 hold the same since boot.
 _PI_NOW = 0b1111
 _CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
 
 
 def celsius(root: Path = ROOT) -> float | None:
-    """The temperature of the hottest thermal zone, in degrees Celsius; None: no zone can be read.
+    """Temperature of the hottest thermal zone, in degrees Celsius. None: no zone can be read.
 
-    A zone that says less than 1 degree either way is left out: some Android kernels count in whole degrees
-    where thousandths are due.
+    Zones within 1 degree of 0 are ignored: some Android kernels report whole degrees instead of thousandths.
     """
     found = []
     for temperature in matches(root, "sys/class/thermal/thermal_zone*/temp"):
@@ -37,14 +36,14 @@ def celsius(root: Path = ROOT) -> float | None:
 
 
 def throttled(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Whether the processor is held back now, by a Raspberry Pi's firmware or by the kernel's cooling."""
+    """True if the processor is slowed down now, by a Raspberry Pi's firmware or by the kernel's cooling."""
     told = [_by_firmware(root, run), _by_cooling(root)]
     known = [one for one in told if one is not None]
     return any(known) if known else None
 
 
 def throttle_count(root: Path = ROOT) -> int | None:
-    """How often x86 processors have throttled themselves since boot; it rises while they do."""
+    """How often x86 processors have throttled themselves since boot. It rises while they do."""
     counts = [
         read_number(path, 0, 2.0**53)
         for path in matches(root, "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
@@ -54,7 +53,7 @@ def throttle_count(root: Path = ROOT) -> int | None:
 
 
 def _by_firmware(root: Path, run: Run) -> bool | None:
-    """What the firmware says: `get_throttled`, a file on most kernels, else a command that prints
+    """The firmware's `get_throttled`: a file on most kernels, else a command that prints
     `throttled=0x50005`.
     """
     for path in matches(root, "sys/devices/platform/soc*/soc*firmware/get_throttled"):

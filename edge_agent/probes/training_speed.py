@@ -1,4 +1,4 @@
-"""How fast this board trains a model, and in how much memory, by a few real steps of the training loop."""
+"""Measures training speed and memory on this board, with a few real steps of the training loop."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,17 +21,17 @@ _KEY = Key.of("fleetune", "calibration")
 _WARM_UP_STEPS = 1
 _LEAST_STEPS = 2
 _ENDLESS = 2**31
-_STILL = 1e-12  # the learning rate: a step takes as long, and no number of them diverges
+_STILL = 1e-12  # so small a learning rate never diverges, and a step takes as long
 
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """Training at one ratio.
+    """Training speed at one ratio.
 
     Attributes:
         ratio: share of the neurons that were trained.
-        samples_per_s: by the clock, optimiser and loading of batches included.
-        peak_bytes: the most memory of the whole process meanwhile; None: not known.
+        samples_per_s: measured by the clock, with optimiser and loading of batches.
+        peak_bytes: most memory of the whole process meanwhile. None: unknown.
     """
 
     ratio: float
@@ -51,21 +51,21 @@ def measure_training(
     stop: Callable[[], str | None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[TrainingSpeed, ...]:
-    """Train for a while at each ratio and measure it; the trained weights are thrown away.
+    """Train for a while at each ratio and measure it. The trained weights are discarded.
 
     Args:
-        backend: of the fleet's model; its vectors are scratch space.
-        data: in the model's shape, with at least one training sample.
-        settings: of the run: batch size, momentum.
-        weights: to start from, shape (spec.size,).
-        ratios: of neurons trained, each in (0, 1]; the others are frozen, as in a method's rounds.
+        backend: the fleet's model. Its vectors are overwritten.
+        data: samples in the model's shape, at least one for training.
+        settings: the run's batch size, momentum and so on.
+        weights: initial weights, shape (spec.size,).
+        ratios: shares of neurons that are trained, each in (0, 1]. The others are frozen, as in a round.
         memory: measures the peak.
-        seconds: for each ratio, after a first step that is not counted; at least two steps are.
-        stop: asked before every step; a reason ends it with TrainingStopped.
-        clock: seconds that never jump.
+        seconds: duration for each ratio, after a first step that does not count. At least two steps count.
+        stop: called before every step; a reason ends the measurement.
+        clock: monotonic seconds.
 
     Raises:
-        TrainingStopped: `stop` gave a reason.
+        TrainingStopped: `stop` returned a reason.
         ModelError: the model cannot train on such batches, or its loss is not finite at `weights`.
     """
     still = replace(settings, learning_rate=_STILL)
@@ -89,7 +89,7 @@ def _train(
     watch: "_Watch",
     stop: Callable[[], str | None],
 ) -> None:
-    """Train until the watch has seen enough, or `stop` gives a reason."""
+    """Train until the watch has seen enough, or `stop` returns a reason."""
 
     def over() -> str | None:
         return "measured" if watch.enough else stop()
@@ -112,9 +112,9 @@ class _Watch:
     """Counts samples from step to step.
 
     Attributes:
-        batches: the sizes of an epoch's batches.
+        batches: sizes of an epoch's batches.
         seconds: how long to count.
-        clock: seconds that never jump.
+        clock: monotonic seconds.
     """
 
     batches: list[int]
@@ -135,7 +135,7 @@ class _Watch:
         return self._samples / max(self._now - self._began, 1e-9)
 
     def tick(self, _: float) -> None:
-        """Count a step that is done."""
+        """Count a finished step."""
         self._now = self.clock()
         if self._steps < _WARM_UP_STEPS:
             self._began = self._now

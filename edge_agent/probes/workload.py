@@ -1,4 +1,4 @@
-"""What is trained for a measurement: the model of the run that was joined last, or one by name."""
+"""Chooses the model to train for a measurement: that of the last joined run, or one by name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ REFERENCE = "lenet5"
 BATCH_SIZE = 16
 NUM_SAMPLES = 128
 _IMAGES = (3, 32, 32)
-_SHAPES = {"har-cnn": (9, 128)}  # of the models that take no images
+_SHAPES = {"har-cnn": (9, 128)}  # built-in models that do not take images
 _NUM_CLASSES = 10
 
 
@@ -34,12 +34,12 @@ class Workload:
     """A model that is ready to be trained.
 
     Attributes:
-        backend: of the model.
-        weights: to start from, shape (spec.size,).
-        settings: how a run trains it.
-        data: made up, in the model's shape.
-        flops_per_sample: floating-point operations of one training step, per sample.
-        where_from: which model it is, and with which trainer, for people.
+        backend: computes the model.
+        weights: initial weights, shape (spec.size,).
+        settings: the run's [training] section.
+        data: synthetic samples in the model's shape.
+        flops_per_sample: floating-point operations of one training step per sample.
+        where_from: words for the model and its trainer.
     """
 
     backend: Backend
@@ -53,16 +53,16 @@ class Workload:
 def choose_workload(
     name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO
 ) -> Workload:
-    """The model called `name`; without a name that of the latest run in `store`; without either, LeNet-5.
+    """The model called `name`, or else that of the latest run in `store`, or else LeNet-5.
 
     Args:
         name: see `workload_by_name`.
-        store: of the device.
+        store: the device's store.
         threads: processor threads.
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
 
     Raises:
-        ModelError: as `workload_by_name` does.
+        ModelError: see `workload_by_name`.
     """
     trainers = Trainers(trainer)
     joined = workload_of_last_run(store, threads, trainers) if name is None and store is not None else None
@@ -70,16 +70,16 @@ def choose_workload(
 
 
 def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
-    """The model of the latest run whose enrolment is kept; None: none can be read and built."""
+    """The model of the latest run with a stored enrolment. None: none can be read and built."""
     for run in store.runs():
         try:
             enrolment = read_enrolment(store.enrolment(run).read() or b"")
             data = store.bundle(run)
             if data is None:
-                trainers.lacking[run] = f"the bundle of run {run} is not here"
+                trainers.lacking[run] = f"the bundle of run {run} is not stored here"
             kind = trainers.kind(run)
             if kind == "torch" and ":" in enrolment.spec.name:
-                continue  # code of the user's is imported only where its owner said --trust
+                continue  # a user's code is imported only if its owner named it with --trust
             bundle = read_bundle(data or b"", enrolment.spec) if needs_bundle(kind) else None
             frozen = frozen_tensors(store, enrolment)
             learns = enrolment.learns
@@ -100,16 +100,16 @@ def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) ->
 def workload_by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
     """A built-in model or the user's own, with batches of 16.
 
-    Its samples are colour images of 32 x 32, unless it is a built-in model that takes no images.
+    Its samples are colour images of 32 x 32, unless it is a built-in model that takes none.
 
     Raises:
-        ModelError: there is no such model, it does not take such samples, or what trains here has no bundle
-            of it.
+        ModelError: there is no such model, it does not take such samples, or the trainer needs a bundle that
+            does not exist.
     """
     trainers, shape = trainers or Trainers(), _SHAPES.get(name, _IMAGES)
     bundle = shipped_bundle(name, shape, _NUM_CLASSES)
     if bundle is None:
-        trainers.lacking[name] = f"no bundle of model {name!r} comes with this agent"
+        trainers.lacking[name] = f"this agent comes without a bundle of model {name!r}"
     kind = trainers.kind(name)
     if kind != "torch" and bundle is not None:
         weights = np.zeros(bundle.spec.size, np.float32)
@@ -146,7 +146,7 @@ def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend,
 def synthetic_data(
     spec: ModelSpec, num_samples: int = NUM_SAMPLES, task: Task = CLASSIFICATION
 ) -> DeviceData:
-    """Samples to train on, in the model's shape, of zeros and ones, which an embedding can look up too."""
+    """Training samples of zeros and ones in the model's shape. Embeddings can look them up too."""
     draw = Key.of("fleetune", "made-up data").generator()
     x = draw.integers(0, 2, (num_samples, *spec.input_shape)).astype(np.float32)
     wanted = task.target_shape(spec.num_classes, spec.input_shape)
@@ -159,15 +159,15 @@ def synthetic_data(
 
 
 def _spec_of(name: str, module: Any, shape: tuple[int, ...]) -> ModelSpec:
-    """Describe a module as the coordinator does, but for how neurons are coupled.
+    """Describe a module as the coordinator does, except for coupled neurons.
 
-    Here the outputs of each layer but the last are a group of their own, so that a ratio freezes that share
-    of its rows.
+    The outputs of each layer but the last form a group of their own, so that a ratio freezes a share of its
+    rows.
     """
     parameters = {path: one for path, one in module.named_parameters() if one.requires_grad}
     statistics = {path: one for path, one in module.named_buffers() if _leaf(path) in RUNNING_STATISTICS}
     outputs = {_layer(path): one.shape[0] for path, one in reversed(parameters.items()) if one.ndim}
-    inner = list(outputs)[:0:-1]  # in the module's order, without the last
+    inner = list(outputs)[:0:-1]  # in the module's order, without the last layer
 
     def described(path: str, tensor: Any) -> TensorSpec:
         layer, kind = _layer(path), "bias" if _leaf(path).startswith("bias") else "weight"

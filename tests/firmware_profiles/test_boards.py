@@ -282,7 +282,7 @@ def test_the_table_shows_every_board_and_which_figures_are_estimates():
     lines = {line.split()[0]: line.split() for line in shown.stdout.splitlines() if line.strip()}
     assert set(BOARDS) <= set(lines)
     assert lines["raspberry-pi-4b"] == ["raspberry-pi-4b", "4", "4", "~4", "~20/~80", "2.7/~4.2", "80"]
-    assert "~ is an estimate" in shown.stdout
+    assert "~ marks an estimate" in shown.stdout
 
 
 def test_one_board_shows_every_source(tmp_path):

@@ -152,7 +152,7 @@ def test_people_see_a_line_each_and_how_to_mend_it(capsys):
         f"ok    one: {'x' * 60}",
         "fail  two: [bold]bad[/bold]",
         "      -> remedy it",
-        "1 failed, 0 to look at",
+        "1 failed, 0 warnings",
     ]
 
 
@@ -278,7 +278,7 @@ def test_each_reason_of_a_broker_to_refuse_us_has_a_remedy(reason, monkeypatch):
 
 @pytest.mark.parametrize(
     ("line", "remedy"),
-    [("broken; remedy it", "remedy it"), ("broken", "look at the broker's log: it says why")],
+    [("broken; remedy it", "remedy it"), ("broken", "look for the reason in the broker's log")],
 )
 def test_another_failure_of_the_connection_shows_the_remedy_of_its_error(line, remedy, monkeypatch):
     def fails(self, patience_s=0.0):
@@ -328,7 +328,7 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     )
     assert "edge-coordinator broker-config" in found["access rights"].remedy
     assert (
-        "does not come back (this device must be allowed to write and read it)" in found["round trip"].found
+        "does not come back (this device needs the right to write and read it)" in found["round trip"].found
     )
 
 
@@ -427,12 +427,12 @@ class TestTls:
     @pytest.mark.parametrize(
         ("settings", "said", "remedy"),
         [
-            ({"first": -30, "last": -2.5}, "expired 2 days ago", "have it renewed on the broker"),
+            ({"first": -30, "last": -2.5}, "expired 2 days ago", "renew it on the broker"),
             ({"first": 2, "last": 30}, "not valid before", "set the clock"),
             (
                 {"names": "DNS:edge.local"},
-                "127.0.0.1 is not a name of it (its names: edge.local)",
-                "use one of them in --broker",
+                "127.0.0.1 is not one of its names (edge.local)",
+                "use one of these names in --broker",
             ),
         ],
     )
@@ -478,9 +478,9 @@ class TestTls:
                 return visit(port=port, tls=True, ca=str(authority.pem), **files)
 
             assert shown(*ours)["round trip"].verdict == "ok"
-            assert "the broker asks for one" in shown()["own certificate"].found
+            assert "the broker requires one" in shown()["own certificate"].found
             assert "the broker does not accept it" in shown(*theirs)["own certificate"].found
-            assert "does not belong to" in shown(ours[0], theirs[1])["own certificate"].found
+            assert "does not match" in shown(ours[0], theirs[1])["own certificate"].found
             assert "no --cert" in shown(None, ours[1])["own certificate"].found
             expired = authority.issue("old", first=-9, last=-2.5)
             assert "expired 2 days ago" in shown(*expired)["own certificate"].found
@@ -685,7 +685,7 @@ def test_whether_a_trainer_computes_where_it_shall():
     *_, found = training.trainers("onnx", None, train_on=card.NAME)
     assert found.verdict == "fail"
     assert f"--train-on {card.NAME}: onnxruntime knows no device" in found.found
-    assert found.remedy == "leave --train-on out: the processor always trains"
+    assert found.remedy == "leave out --train-on: the processor always works"
 
 
 def with_trainers(monkeypatch, *kinds):

@@ -206,7 +206,7 @@ def test_a_run_without_a_bundle_is_declined_with_the_reason(device, caplog):
     device.enrolling.enrol(RUN, 0.0)
     declined = device.enrolling.do_without_bundle(RUN, "block2 uses aten.sort", 1.0)
     assert (declined.run, declined.round) == (RUN, 0)
-    assert declined.reason.startswith("block2 uses aten.sort; with torch")
+    assert declined.reason.startswith("block2 uses aten.sort; torch can train it")
     assert f"cannot join run {RUN}: declined" in caplog.text
     assert device.enrolling.do_without_bundle("unknown", "whatever", 2.0) is None
 

@@ -227,7 +227,7 @@ def test_where_nothing_fits_it_says_so_and_takes_no_part_for_the_time_being(tmp_
 
 def test_code_is_imported_only_from_modules_the_owner_trusts(tmp_path, user_code):
     model = {"model": {"name": USER_MODEL, "input_shape": [1, 8, 8], "num_classes": 10}}
-    assert "--trust usermodel allows it" in refusal(enrolment(**model), tmp_path)
+    assert "allow it with --trust usermodel" in refusal(enrolment(**model), tmp_path)
     assert "--trust usermodel" in refusal(enrolment(**model), tmp_path, trusted=("user", "usermodel.x"))
     assert joined(enrolment(**model), tmp_path, trusted=("usermodel",)).report.num_samples > 1000
 
@@ -236,13 +236,13 @@ def test_a_method_of_the_coordinators_own_is_not_imported_either(tmp_path):
     enrolled = enrolment()
     foreign = codec.decode(codec.encode(enrolled, enrolled.spec), Enrolment, enrolled.spec)
     foreign.method["name"] = "os:getcwd"
-    assert "--trust os allows it" in refusal(foreign, tmp_path)
+    assert "allow it with --trust os" in refusal(foreign, tmp_path)
 
 
 def test_an_augmentation_is_imported_where_the_owner_trusts_it_and_tried_before_it_joins(tmp_path, user_code):
     enrolled = enrolment(training={"augment": ["flip", "useraugment:half"]})
-    assert "--trust useraugment allows it" in refusal(enrolled, tmp_path)
-    with pytest.raises(SettingError, match="--trust useraugment allows it"):  # a bundle has nothing of it
+    assert "allow it with --trust useraugment" in refusal(enrolled, tmp_path)
+    with pytest.raises(SettingError, match="allow it with --trust useraugment"):  # a bundle has nothing of it
         check_trust(enrolled, (), builds_model=False)
     assert joined(enrolled, tmp_path, trusted=("useraugment",)).report.num_samples > 1000
     failing = enrolment(training={"augment": "useraugment:fails"})

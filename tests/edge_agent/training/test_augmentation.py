@@ -83,12 +83,12 @@ def test_a_users_function_gets_the_batch_and_a_generator(users):
     [
         (lambda x, y, draws: 1 / 0, "failed: ZeroDivisionError: division by zero"),
         (lambda x, y: (x, y), "failed: TypeError: "),
-        (lambda x, y, draws: x, "gave "),
+        (lambda x, y, draws: x, "returned "),
         (
             lambda x, y, draws: (x[:, :, 1:], y),
             f"returned (6, 3, 15, 10) and (6,) for samples {SAMPLES} and labels (6,); expected (x, y) of the",
         ),
-        (lambda x, y, draws: (x[:-1], y[:-1]), "gave (5, 3, 16, 10) and (5,)"),
+        (lambda x, y, draws: (x[:-1], y[:-1]), "returned (5, 3, 16, 10) and (5,)"),
         (lambda x, y, draws: (x * np.nan, y), "returned NaN or infinite samples"),
         (lambda x, y, draws: (x, y + 0.5), "returned labels of type float64; expected int64"),
         (lambda x, y, draws: (x, y + 1), "returned labels outside 0..3"),
@@ -113,7 +113,7 @@ def test_a_users_mistake_gets_one_line(users, function, message):
             (561,),
             "flip needs images of at least 2 by 2 pixels, shape (channels, height, width); the model",
         ),
-        ("crop", (3, 8, 1), "crop is for images"),
+        ("crop", (3, 8, 1), "crop needs images"),
         ("nosuchmodule:f", (3, 8, 8), "cannot load 'nosuchmodule:f': ModuleNotFoundError"),
         ("math:nosuch", (3, 8, 8), "cannot load 'math:nosuch': AttributeError"),
     ],

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
-from fleetune.edge_agent.training import torch_backend
+from fleetune.edge_agent.training import torch_steps
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slices
 from fleetune.edge_agent.training.torch_backend import TorchBackend
@@ -207,7 +207,7 @@ def test_dropout_drops_what_every_backend_drops():
 def test_a_model_without_dropout_is_watched_for_it_but_once(monkeypatch):
     watched = []
     monkeypatch.setattr(
-        torch_backend, "Dropouts", lambda factors: (watched.append(factors), Dropouts(factors))[1]
+        torch_steps, "Dropouts", lambda factors: (watched.append(factors), Dropouts(factors))[1]
     )
     backend, _, _ = loaded("mlp", (1, 8, 8))
     for training in (False, True, True, True):
