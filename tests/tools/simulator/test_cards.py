@@ -53,7 +53,7 @@ def test_a_run_that_was_begun_with_a_card_which_is_gone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("device", "more", "words"),
     [
-        ("gpu", {}, r"fleet\.train_on: device gpu: torch here has no such device"),
+        ("gpu", {}, r"fleet\.train_on: device gpu is unknown to torch"),
         (f"{card.NAME}:5", {}, rf"fleet\.train_on: device {card.NAME}:5: the last one here is {card.NAME}:1"),
         (f"cpu,{ONE}", {}, "left to chance; name either"),
         (ONE, {"trainer": "onnx"}, rf'fleet\.trainer: "onnx" trains on the processor, not on {ONE}'),
@@ -79,7 +79,7 @@ def test_the_command_says_where_it_was_to_train(tmp_path):
     asked = ["run", str(file), "--runs", str(tmp_path / "runs"), "--workers", "0", "--device"]
     found = CliRunner().invoke(app, [*asked, "gpu"])
     assert found.exit_code == 2
-    assert "fleet.train_on: device gpu: torch here has no such device" in found.output
+    assert "fleet.train_on: device gpu is unknown to torch" in found.output
     assert CliRunner().invoke(app, [*asked, "cpu"]).exit_code == 0
 
 
