@@ -1,4 +1,4 @@
-"""edge-agent profile, explain and boards: what this board can do, and what a round takes of it."""
+"""edge-agent profile, explain and boards: what this board can do, and the cost of a round on it."""
 
 import logging
 from functools import partial
@@ -25,13 +25,14 @@ log = logging.getLogger(__name__)
 
 def profile(
     broker: Annotated[
-        str | None, typer.Option(envvar="FLEETUNE_BROKER", help="measure the link to it; see run")
+        str | None, typer.Option(envvar="FLEETUNE_BROKER", help="broker to measure the link to, see run")
     ] = None,
-    fleet: Annotated[str | None, typer.Option(help="name of the fleet, needed with --broker")] = None,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet, required with --broker")] = None,
     device: DeviceName = HOST,
     state: StateFolder = STATE,
     model: Annotated[
-        str | None, typer.Option(help="to train, by name; else that of the last run joined, else lenet5")
+        str | None,
+        typer.Option(help="name of the model to train; default: that of the last run joined, else lenet5"),
     ] = None,
     trainer: Trainer = "auto",
     threads: Threads = 1,
@@ -44,7 +45,7 @@ def profile(
     key: CertificateKey = None,
     root: Root = Path("/"),
 ) -> None:
-    """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
+    """Measure what this board can do. Figures that cannot be read are unknown, with the reason."""
     import rich
 
     from fleetune.edge_agent.probes import save_profile, show
@@ -66,7 +67,7 @@ def profile(
             link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, device)
         workload = partial(workloads.choose_workload, model, store, threads, trainer)
         if model is not None:
-            workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
+            workload()  # A wrong name is an error. A missing trainer only leaves the speed unknown.
         found = measure_board(root, workload=workload, link=link)
         if as_json:
             print(show.as_json(found).decode())
@@ -82,7 +83,9 @@ def explain(
     device: DeviceName = HOST,
     state: StateFolder = STATE,
 ) -> None:
-    """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
+    """Show the predicted cost of each ratio on this device, its limits, and the reason for the present
+    ratio.
+    """
     from rich.console import Console
 
     from fleetune.edge_agent.budget.board_meter import BoardMeter
@@ -96,17 +99,19 @@ def explain(
         known = (read_ratio_controller(store.ratio_controller(run).read()) for run in store.runs())
         ratio_controller = next((one for one in known if one is not None), None)
         if ratio_controller is None:
-            raise StoreError(f"{store.folder}: this device has joined no run yet; see edge-agent run")
+            raise StoreError(
+                f"{store.folder}: this device has joined no run yet; start it with edge-agent run"
+            )
         Console().print(explanation(ratio_controller, BoardMeter().conditions()))
 
 
 def boards(
     board: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="show every figure of this one, with its source"),
+        typer.Argument(metavar="[NAME|FILE]", help="show every figure of this board, with its source"),
     ] = None,
 ) -> None:
-    """List the boards with a profile, or check and show one; a FILE of your own ends in .toml."""
+    """List the boards with a profile, or show one. A FILE of your own ends in .toml and is checked."""
     import rich
 
     from fleetune import firmware_profiles

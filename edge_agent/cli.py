@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 @app.callback()
 def main(
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
-        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+        bool,
+        typer.Option("--version", help="print the version and exit", is_eager=True, callback=show_version),
     ] = False,
 ) -> None:
     set_up_logging()
@@ -41,7 +42,7 @@ def main(
 @app.command()
 @takes_run_options()
 def run(options: dict[str, Any]) -> None:
-    """Join a fleet and stay with it, through restarts and lost links."""
+    """Join a fleet and stay in it, through restarts and lost links."""
     with one_line_errors("edge-agent"):
         from fleetune.edge_agent.agent import Stop
         from fleetune.edge_agent.starting import ready_agent

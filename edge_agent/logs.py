@@ -1,4 +1,4 @@
-"""Where log lines go: to a terminal with the time, to systemd's journal with their priority instead."""
+"""Configures logging: with the time on a terminal, with syslog priorities in systemd's journal."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ _DEBUG = 7
 
 
 def set_up_logging() -> None:
-    """On stderr, and the last line as the service's status where a service manager listens."""
+    """Log to stderr, and report the last line to a service manager as its status."""
     formatter = JournalFormatter() if is_journal(os.environ) else logging.Formatter(_PLAIN)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
@@ -23,8 +23,9 @@ def set_up_logging() -> None:
 
 
 def is_journal(environment: Mapping[str, str]) -> bool:
-    """Whether stderr is what JOURNAL_STREAM names by device and inode: a program that was started with
-    its output redirected inherits the variable, but not the stream (systemd.exec(5)).
+    """True if stderr is the stream that JOURNAL_STREAM names by device and inode.
+
+    A program with redirected output inherits the variable, but not the stream (systemd.exec(5)).
     """
     try:
         found = os.fstat(sys.stderr.fileno())
@@ -34,7 +35,7 @@ def is_journal(environment: Mapping[str, str]) -> bool:
 
 
 class JournalFormatter(logging.Formatter):
-    """`<4>message`, every line with the syslog priority (sd-daemon(3)); the journal has the time."""
+    """Formats lines as `<4>message` with the syslog priority (sd-daemon(3)). The journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{_priority(record.levelno)}>"
@@ -42,7 +43,7 @@ class JournalFormatter(logging.Formatter):
 
 
 class StatusLine(logging.Handler):
-    """The last thing that was logged is what `systemctl status` shows."""
+    """Sends the last log line to `systemctl status`."""
 
     def __init__(self, manager: Notifier) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""edge-agent export and predict: what the device has learned, for the app on it."""
+"""edge-agent export and predict: this device's model for the app on it."""
 
 import json
 import sys
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from fleetune.edge_agent.personal.predictions import Predictions
 
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
-Run = Annotated[
-    str | None, typer.Option(help="id of a run, for what it came to; else the model that is served")
-]
+Run = Annotated[str | None, typer.Option(help="id of a run whose model to use; default: the deployed model")]
 BundleFile = Annotated[
-    Path | None, typer.Option(help="from edge-coordinator export; a device that trains with torch has none")
+    Path | None, typer.Option(help="from edge-coordinator export; needed on a device that trains with torch")
 ]
-Trust = Annotated[list[str], typer.Option(help="package.module of yours that the run names; may repeat")]
+Trust = Annotated[
+    list[str], typer.Option(help="package.module of your own that the run names; may be repeated")
+]
 _ROWS = 10
 
 
@@ -35,7 +35,7 @@ def export(
     bundle: BundleFile = None,
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
-    """Write this device's personal model as an ONNX file: raw samples in, the task's answers out."""
+    """Write this device's personal model as an ONNX file that turns raw samples into the task's answers."""
     from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.personal.publishing import onnx_of
     from fleetune.edge_agent.state.agent_store import AgentStore
@@ -50,16 +50,18 @@ def export(
 
 def predict(
     data: Annotated[str, typer.Option(help="samples: a source as in run, or FILE.npy without labels")],
-    model: Annotated[Path | None, typer.Option(help="from edge-agent export; else this device's own")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="model from edge-agent export; default: this device's own")
+    ] = None,
     fleet: Fleet = None,
     device: DeviceName = HOST,
     state: StateFolder = STATE,
     run: Run = None,
     bundle: BundleFile = None,
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
-    as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print all samples as JSON")] = False,
 ) -> None:
-    """Say what the personal model makes of samples, and how well where labels are known."""
+    """Predict samples with the personal model, and score it if labels are known."""
     from fleetune.edge_agent.personal.deployed_predictor import predictor_of
     from fleetune.edge_agent.personal.inference_graph import Predictor
     from fleetune.edge_agent.personal.personal_model import personal_model
@@ -69,7 +71,9 @@ def predict(
 
     with one_line_errors("edge-agent"):
         if model is None and fleet is None:
-            raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
+            raise SettingError(
+                "predict: no model; give --model FILE.onnx, or the --fleet whose model this device has"
+            )
         x, y = _samples(data)
         record = None
         if model is None:
@@ -88,7 +92,7 @@ def predict(
 
 
 def _samples(source: str) -> tuple[Any, Any]:
-    """Inputs, and labels where there are any."""
+    """Inputs, and labels if there are any."""
     from fleetune.edge_agent.datasets.npy_arrays import read_npy
     from fleetune.edge_agent.training.device_data import load
     from fleetune.protocols.errors import DataError
@@ -101,7 +105,7 @@ def _samples(source: str) -> tuple[Any, Any]:
     except DataError as problem:
         raise DataError(f"cannot read {problem}") from None
     if x.ndim < 2 or not len(x):
-        raise DataError(f"{source}: shape {x.shape}; it must be (samples, ...) and not empty")
+        raise DataError(f"{source}: shape {x.shape}; expected (samples, ...) with at least one sample")
     return x, None
 
 

@@ -1,4 +1,4 @@
-"""The options of `edge-agent run`; `doctor` takes them too: its line is that of `run` but for one word."""
+"""The options of `edge-agent run`. `doctor` takes them too, so that only the command's name changes."""
 
 import inspect
 from collections.abc import Callable
@@ -12,28 +12,29 @@ from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
 from fleetune.protocols.settings.section import PROCESSOR
 
 DeviceName = Annotated[str, typer.Option(help="this device's name")]
-StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
+StateFolder = Annotated[Path, typer.Option("--state", help="folder of the personal models")]
 Trainer = Annotated[
-    str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
+    str,
+    typer.Option(help="auto (the lightest installed trainer that fits the run), onnx, torch or ort-training"),
 ]
 TrainOn = Annotated[
-    str, typer.Option(help="what computes: cpu, cuda or cuda:1, tensorrt (onnx), mps (torch)")
+    str, typer.Option(help="device that computes: cpu, cuda or cuda:1, tensorrt (onnx), mps (torch)")
 ]
 Threads = Annotated[int, typer.Option(min=1, help="processor threads of training")]
 Authority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
 Certificate = Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")]
 CertificateKey = Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")]
-Root = Annotated[Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")]
+Root = Annotated[Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder with this board's proc and sys")]
 
 LabelColumns = Annotated[
     str,
-    typer.Option(help="of tables: the column that is the label; several (a,b) are numbers"),
+    typer.Option(help="label column of a table; several (a,b) are numbers"),
 ]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What one gives `edge-agent run`, as typer reads it; the help of each is what it means."""
+    """The options of `edge-agent run` with their help texts, as typer reads them."""
 
     fleet: Annotated[str, typer.Option(help="name of the fleet (the coordinator's run.name)")]
     broker: Annotated[
@@ -43,10 +44,10 @@ class RunOptions:
     data: Annotated[
         str,
         typer.Option(
-            help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
+            help="npz:FILE with arrays x and y (optionally test, or x_train, y_train, x_test, y_test),"
             " digits, {idx,cifar,har,audio}:FOLDER, csv:FILE or package.module:function; see docs/data.md."
-            " Data that grow: watch:FOLDER, a generator function, mqtt://HOST:PORT/TOPIC of your sensors'"
-            " own broker, or intake: for what comes by --intake; see docs/streams.md"
+            " Streams: watch:FOLDER, a generator function, mqtt://HOST:PORT/TOPIC at your sensors'"
+            " own broker, or intake: for samples sent through --intake; see docs/streams.md"
         ),
     ]
     device: DeviceName = HOST
@@ -55,50 +56,53 @@ class RunOptions:
         str, typer.Option(help="profile of this board: a name (see edge-agent boards) or a TOML file")
     ] = "auto"
     policy: Annotated[
-        Path | None, typer.Option(help="TOML file of what you allow; the options below go on top of it")
+        Path | None, typer.Option(help="TOML file with your policy; the options below take precedence")
     ] = None
     ratio: Annotated[
-        float | None, typer.Option(help="train and send at most this share of the model, 0..1")
+        float | None, typer.Option(help="largest share of the model to train and send, 0..1")
     ] = None
     charging_only: Annotated[
-        bool | None, typer.Option("--charging-only", help="train only when charging, or without a battery")
+        bool | None, typer.Option("--charging-only", help="train only while charging, or without a battery")
     ] = None
     unmetered_only: Annotated[
-        bool | None, typer.Option("--unmetered-only", help="train only where traffic is free")
+        bool | None, typer.Option("--unmetered-only", help="train only on networks where traffic is free")
     ] = None
-    max_celsius: Annotated[float | None, typer.Option(help="of the board's hottest zone")] = None
-    min_battery: Annotated[float | None, typer.Option(help="percent of charge, on battery power")] = None
+    max_celsius: Annotated[
+        float | None, typer.Option(help="limit for the board's hottest zone, degrees Celsius")
+    ] = None
+    min_battery: Annotated[float | None, typer.Option(help="least charge on battery power, percent")] = None
     max_battery_percent_per_hour: Annotated[
-        float | None, typer.Option(help="that training may drain, on battery power")
+        float | None, typer.Option(help="charge that training may use on battery power")
     ] = None
-    max_memory_mb: Annotated[float | None, typer.Option(help="of the agent's process")] = None
+    max_memory_mb: Annotated[float | None, typer.Option(help="memory limit of the agent's process")] = None
     nice: Annotated[int | None, typer.Option(help="niceness added to the process, 0..19")] = None
     test_fraction: Annotated[
-        float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
+        float, typer.Option(min=0.01, max=0.99, help="share of the data that is held out for testing")
     ] = TEST_FRACTION
     keep_mb: Annotated[
-        float | None, typer.Option(help="of data that grow: megabytes of samples that are kept (200)")
+        float | None, typer.Option(help="with a stream: megabytes of stored samples (200)")
     ] = None
-    keep_days: Annotated[float | None, typer.Option(help="of data that grow: older samples go")] = None
+    keep_days: Annotated[float | None, typer.Option(help="with a stream: remove older samples")] = None
     keep: Annotated[
         str | None,
-        typer.Option(help="reservoir: a fair draw of all that ever came is kept; or newest: the last ones"),
+        typer.Option(help="reservoir: a fair draw of all samples so far; newest: the last ones"),
     ] = None
     keep_balanced: Annotated[
-        bool | None, typer.Option("--keep-balanced", help="whoever goes is of the class with the most")
+        bool | None,
+        typer.Option("--keep-balanced", help="when full, evict samples of the most frequent class first"),
     ] = None
     keep_unlabelled: Annotated[
-        float | None, typer.Option(help="share of the room for samples without a label (0.5)")
+        float | None, typer.Option(help="share of the space for samples without a label (0.5)")
     ] = None
     intake: Annotated[
-        Path | None, typer.Option(help="Unix socket to make, by which programs here bring samples")
+        Path | None, typer.Option(help="Unix socket to create, through which local programs send samples")
     ] = None
     label_column: LabelColumns = "label"
     trainer: Trainer = "auto"
     train_on: TrainOn = PROCESSOR
     threads: Threads = 1
     trust: Annotated[
-        list[str], typer.Option(help="package.module of yours that a run may name; may repeat")
+        list[str], typer.Option(help="package.module of your own that a run may name; may be repeated")
     ] = field(default_factory=list)
     ca: Authority = None
     cert: Certificate = None
@@ -106,22 +110,22 @@ class RunOptions:
     root: Root = Path("/")
     publish: Annotated[
         Path | None,
-        typer.Option(help="ONNX file for your app, .onnx: replaced whenever another model is served"),
+        typer.Option(help="ONNX file for your app, .onnx, replaced whenever another model is deployed"),
     ] = None
     publish_mode: Annotated[
-        str | None, typer.Option(help="permissions of that file, e.g. 0640; else as the umask says")
+        str | None, typer.Option(help="permissions of that file, such as 0640; default: those of the umask")
     ] = None
-    leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False
+    leave_after_run: Annotated[bool, typer.Option(help="exit when a run is finished")] = False
 
 
 def takes_run_options(but: tuple[str, ...] = (), *, required: bool = True) -> Callable[..., Any]:
-    """Decorate `command(options, **own)` to take every option of `run` but these.
+    """Decorate `command(options, **own)` so that it takes every option of `run` except `but`.
 
-    The options arrive as a mapping by name, the command's own parameters as they are.
+    The options arrive as a mapping by name, the command's own parameters unchanged.
 
     Args:
-        but: names that are left out.
-        required: those without a default must be given; else they may be None.
+        but: names of options to leave out.
+        required: True requires options without a default. False sets them to None.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

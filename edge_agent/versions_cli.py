@@ -1,4 +1,4 @@
-"""edge-agent models, rollback, pin and unpin: the versions of the deployed model, and which one is in use."""
+"""edge-agent models, rollback, pin and unpin: the versions of a device's deployed model."""
 
 import json
 from datetime import datetime
@@ -27,7 +27,7 @@ def models(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """List the versions of this device's model with their figures, and why each was taken or left."""
+    """List the versions of this device's model with their figures, and why each was deployed or not."""
     import rich
 
     with one_line_errors("edge-agent"):
@@ -46,18 +46,18 @@ def models(
 def rollback(
     fleet: Fleet,
     version: Annotated[
-        int | None, typer.Argument(help="number; else the one before the deployed one")
+        int | None, typer.Argument(help="number of the version; default: the one before the deployed one")
     ] = None,
     device: DeviceName = HOST,
     state: StateFolder = STATE,
 ) -> None:
-    """Serve an earlier version from now on, until a later model is no worse; see pin."""
+    """Deploy an earlier version until a later model is no worse. See also pin."""
     with one_line_errors("edge-agent"):
         store, files = _of_device(state, fleet, device)
         number = _earlier(files) if version is None else version
         found = _serve(store, files, number, device)
         print(f"deployed from now on: version {number}, {found.words}")
-        print(f"a later model takes its place once it is no worse; edge-agent pin {number} holds on to it")
+        print(f"a later model replaces it once it is no worse; edge-agent pin {number} prevents that")
 
 
 def pin(
@@ -66,7 +66,7 @@ def pin(
     device: DeviceName = HOST,
     state: StateFolder = STATE,
 ) -> None:
-    """Serve a version whatever comes, until unpin; the device goes on training."""
+    """Keep a version deployed until unpin. The device continues to train."""
     with one_line_errors("edge-agent"):
         store, files = _of_device(state, fleet, device)
         _check_there(files, version)
@@ -76,15 +76,15 @@ def pin(
 
 
 def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -> None:
-    """Let the device choose again, from the next round on."""
+    """Let the device choose its version again, from the next round on."""
     with one_line_errors("edge-agent"):
         _, files = _of_device(state, fleet, device)
         files.hold(None)
-        print("no version is pinned; the next round decides what is deployed")
+        print("no version is pinned; the next round decides which one is deployed")
 
 
 def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, DeployedFiles]":
-    """Raises StoreError: nothing is deployed there."""
+    """The device's store and its deployed files. Raises StoreError if no model is deployed."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles
     from fleetune.protocols.errors import StoreError
@@ -92,12 +92,14 @@ def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, Deplo
     store = AgentStore(state / fleet / device)
     files = DeployedFiles.next_to(store.deployed)
     if store.deployed.read() is None and not files.numbers:
-        raise StoreError(f"{store.folder}: this device serves no model yet; see edge-agent run")
+        raise StoreError(
+            f"{store.folder}: this device has no deployed model yet; start it with edge-agent run"
+        )
     return store, files
 
 
 def _earlier(files: "DeployedFiles") -> int:
-    """The version before the deployed one. Raises StoreError: there is none."""
+    """The version before the deployed one. Raises StoreError if there is none."""
     from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import StoreError
 
@@ -114,7 +116,7 @@ def _check_there(files: "DeployedFiles", number: int) -> None:
 
     if number not in files.numbers:
         known = ", ".join(map(str, files.numbers)) or "none: only runs with [adoption] keep versions"
-        raise StoreError(f"{files.versions}: there is no version {number}; kept are {known}")
+        raise StoreError(f"{files.versions}: there is no version {number}; stored are {known}")
 
 
 def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str) -> "ModelRecord":
@@ -125,13 +127,13 @@ def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str
     _check_there(files, number)
     found = deploy_version(files, number)
     if found is None:
-        raise StoreError(f"{files.version(number).path} is damaged; take another version")
+        raise StoreError(f"{files.version(number).path} is damaged; choose another version")
     Publisher(store, device).refresh()
     return found
 
 
 def _versions(files: "DeployedFiles") -> list[dict[str, Any]]:
-    """A row a version, the latest last; one that is deployed and no version is there too."""
+    """One row for each version, the latest last. A deployed model without a version has a row too."""
     from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import PacketError
 
@@ -208,7 +210,7 @@ def _version_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _deployed_because(rows: list[dict[str, Any]]) -> list[str]:
-    """One line on the version that is deployed."""
+    """One line about the deployed version."""
     deployed = [row for row in rows if row.get("deployed") and row["why"]]
     return [f"version {row['version']} is deployed: {row['why']}" for row in deployed]
 

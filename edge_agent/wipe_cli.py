@@ -1,4 +1,6 @@
-"""edge-agent wipe: removing what agents keep: all of it, one device, some samples, or a day's samples."""
+"""edge-agent wipe: removes what agents store: all of it, one device, some samples, or the samples of a
+day.
+"""
 
 import datetime as dt
 import json
@@ -19,11 +21,11 @@ _SAMPLES_FILE = "samples.sqlite"
 _LEARNED = (
     "models trained on these samples cannot unlearn them: wipe the device's models too, and start a new run"
 )
-_SOURCES = "samples in a watched folder, or on the way from a sensor, can come again: remove them there too"
+_SOURCES = "samples in a watched folder or from a sensor can arrive again: remove them there too"
 
 
 def wipe(
-    state: Annotated[Path, typer.Option(help="where personal models are kept, as in run")] = Path(
+    state: Annotated[Path, typer.Option(help="folder of the personal models, as in run")] = Path(
         "agent-state"
     ),
     fleet: Annotated[str | None, typer.Option(help="only devices of this fleet")] = None,
@@ -32,23 +34,24 @@ def wipe(
         list[str] | None, typer.Option(help="only the sample with this id; may be repeated")
     ] = None,
     day: Annotated[
-        str | None, typer.Option(help="only samples that arrived on this day, local time, as in 2026-05-31")
+        str | None, typer.Option(help="only samples that arrived on this day, local time, such as 2026-05-31")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Remove what agents keep in a folder, personal models too, or some of their samples; files of others
-    stay. Answered with no, it removes nothing and ends with exit code 1.
+    """Remove stored data of agents in a folder, personal models too, or some of their samples.
+
+    Other files stay. If the answer is no, nothing is removed and the exit code is 1.
     """
     from fleetune.edge_agent.state.state_folder import agent_files
     from fleetune.protocols.errors import SettingError, StoreError
 
     with one_line_errors("edge-agent"):
         if sample and day:
-            raise SettingError("--sample and --day: give one of them")
+            raise SettingError("--sample and --day exclude each other; give one of them")
         found = agent_files(state)
         if not found and state.exists():
-            raise StoreError(f"{state}: no agent keeps anything here; name the --state that run was given")
+            raise StoreError(f"{state}: no agent stores anything here; give the --state of edge-agent run")
         if found:
             found = _of(found, fleet, device)
         if sample or day:
@@ -58,7 +61,7 @@ def wipe(
 
 
 def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "list[AgentFiles]":
-    """Those of a fleet and a device. Raises StoreError: there are none."""
+    """The agents of a fleet and a device. Raises StoreError if there are none."""
     from fleetune.protocols.errors import StoreError
 
     there = [
@@ -68,7 +71,7 @@ def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "li
     ]
     if not there:
         known = ", ".join(f"{one.folder.resolve().parent.name}/{one.folder.resolve().name}" for one in found)
-        raise StoreError(f"no device {fleet or '*'}/{device or '*'} keeps anything here; there are {known}")
+        raise StoreError(f"no device {fleet or '*'}/{device or '*'} stores anything here; stored are {known}")
     return there
 
 
@@ -93,13 +96,13 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
         print(json.dumps({"removed": bool(found), "devices": told}))
         return
     if not found:
-        print("nothing was removed: there is no such folder")
+        print("nothing was removed: the folder does not exist")
     for path in (path for one in found for path in one.foreign):
-        print(f"left alone, no agent put it there: {path}")
+        print(f"not removed, because no agent wrote it: {path}")
 
 
 def _chosen(names: tuple[str, ...], day: str | None) -> "SampleFilter":
-    """Raises SettingError: that is no day."""
+    """The chosen samples. Raises SettingError if `day` is not a date."""
     from fleetune.edge_agent.stream.deletion import SampleFilter
     from fleetune.protocols.errors import SettingError
 
@@ -108,7 +111,7 @@ def _chosen(names: tuple[str, ...], day: str | None) -> "SampleFilter":
     try:
         return SampleFilter.of_day(dt.date.fromisoformat(day))
     except (ValueError, OverflowError, OSError):
-        raise SettingError(f"--day {day}: no day; write it as in 2026-05-31") from None
+        raise SettingError(f"--day {day} is not a date; write it as in 2026-05-31") from None
 
 
 def _wipe_samples(found: "list[AgentFiles]", chosen: "SampleFilter", *, yes: bool, as_json: bool) -> None:
@@ -126,7 +129,7 @@ def _wipe_samples(found: "list[AgentFiles]", chosen: "SampleFilter", *, yes: boo
         missing = set(chosen.names).difference(*there.values())
         if missing or not any(there.values()):
             what = f"no sample {min(missing)!r}" if missing else "no sample of that day"
-            raise StoreError(f"{what} is kept in {', '.join(map(str, there)) or 'any store here'}")
+            raise StoreError(f"{what} is stored in {', '.join(map(str, there)) or 'any store here'}")
         for path, names in there.items():
             if names:
                 typer.echo(f"{path}: {_count(len(names), 'sample')}", err=as_json)
@@ -141,10 +144,10 @@ def _wipe_samples(found: "list[AgentFiles]", chosen: "SampleFilter", *, yes: boo
 
 
 def _ask(question: str, *, yes: bool, as_json: bool) -> None:
-    """Return where the answer is yes. Raises typer.Exit with code 1 where it is no, or nothing can answer."""
+    """Return if the answer is yes. Raises typer.Exit with code 1 if it is no, or if there is no terminal."""
     try:
         agreed = yes or typer.confirm(question, err=as_json)
-    except typer.Abort:  # the end of the input
+    except typer.Abort:  # the input has ended
         agreed = False
     if agreed:
         return
@@ -170,4 +173,6 @@ def _question(found: "list[AgentFiles]") -> str:
     devices = _some(f"{len(found)} device{'s' * (len(found) != 1)}", [one.folder.name for one in found])
     num_runs, num_bytes = sum(len(one.runs) for one in found), sum(one.num_bytes for one in found)
     runs = f"{num_runs} run{'s' * (num_runs != 1)}"
-    return f"remove all that {devices} learned in {runs}, {num_bytes:,} bytes, personal models too?"
+    return (
+        f"remove everything that {devices} learned in {runs}, {num_bytes:,} bytes, with the personal models?"
+    )

@@ -79,7 +79,7 @@ def test_a_home_is_left_as_it_is(tmp_path):
     before = everything(tmp_path)
     done = invoke("--state", tmp_path, "--yes")
     assert done.exit_code == 2
-    assert "no agent keeps anything here" in done.output
+    assert "no agent stores anything here" in done.output
     assert len(done.output.splitlines()) == 1
     assert everything(tmp_path) == before
 
@@ -98,7 +98,7 @@ def test_files_of_others_in_an_agents_folder_stay_and_are_named(tmp_path):
     assert done.exit_code == 0
     left = ["notes", "runs/notes", "runs/r1/notes", "runs/r1/task-of-mine", "runs/r2/session", "runs/r3"]
     assert [name for name in everything(folder) if not (folder / name).is_dir() or name == "runs/r3"] == left
-    assert sum("left alone" in line for line in done.output.splitlines()) == len(left)
+    assert sum("not removed, because no agent" in line for line in done.output.splitlines()) == len(left)
     assert (mine / "session").read_bytes() == b"mine"
 
 
@@ -181,7 +181,7 @@ def test_one_device_goes_and_the_others_stay(tmp_path):
         a_device(tmp_path / name)
     done = invoke("--state", tmp_path, "--fleet", "f", "--device", "tv", "--yes")
     assert done.exit_code == 2
-    assert "no device f/tv keeps anything here; there are f/pi, f/zero, g/pi" in done.output
+    assert "no device f/tv stores anything here; stored are f/pi, f/zero, g/pi" in done.output
     done = invoke("--state", tmp_path, "--fleet", "f", "--device", "pi", "--json", input="n\n")
     assert done.exit_code == 1
     assert json.loads(done.stdout.splitlines()[-1]) == {"removed": False, "devices": []}
@@ -227,7 +227,7 @@ def test_one_sample_or_one_day_goes_and_the_rest_stays(tmp_path):
     assert names() == {"0-0", "0-1", "1-1", "2-0", "2-1"}
     done = invoke("--state", tmp_path, "--sample", "0-0", "--sample", "1-0", "--yes")
     assert done.exit_code == 2
-    assert "no sample '1-0' is kept in " in done.output
+    assert "no sample '1-0' is stored in " in done.output
     day = dt.datetime.fromtimestamp(now + 2 * DAY_S).astimezone().date().isoformat()
     done = invoke("--state", tmp_path, "--device", "pi", "--day", day, "--yes", "--json")
     assert json.loads(done.stdout) == {

@@ -275,7 +275,7 @@ def test_rollback_serves_an_earlier_version_until_a_later_one_is_no_worse(device
     code, said = device.call("rollback", 9)
     assert (code, said) == (
         2,
-        f"edge-agent: {device.files.versions}: there is no version 9; kept are 1, 2, 3\n",
+        f"edge-agent: {device.files.versions}: there is no version 9; stored are 1, 2, 3\n",
     )
     device.work(5, 0.75, 0.0)
     assert device.served == (0.75, False, 4)
