@@ -27,7 +27,7 @@ Compute = Callable[..., tuple[Tensor, ...]]
 @dataclass(frozen=True)
 class _Recording:
     replay: Callable[[], None]
-    given: list[Tensor]
+    arguments: list[Tensor]
     found: tuple[Tensor, ...]
 
 
@@ -54,38 +54,40 @@ class CudaGraphs:
         self._enabled = False
         self._recordings.clear()
 
-    def run(self, alike: Hashable, compute: Compute, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, signature: Hashable, compute: Compute, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run `compute`, or replay a recording of it.
 
         Args:
-            alike: key of the computation. With equal keys, the operators and the shapes and types of all
-                tensors are equal.
+            signature: key of the computation. With equal keys, the operators and the shapes and types of
+                all tensors are equal.
             compute: reads its arguments and tensors at fixed addresses, and writes to fixed addresses.
-            given: arguments in any memory.
+            arguments: tensors in any memory.
 
         Returns:
             Results, valid until the next call.
         """
-        recording = self._recordings.get(alike)
-        if recording is None and self._is_due(alike):
-            recording = self._record(alike, compute, given)
+        recording = self._recordings.get(signature)
+        if recording is None and self._is_due(signature):
+            recording = self._record(signature, compute, arguments)
         if recording is None:
-            return compute(*(one.to(self._device) for one in given))
-        for place, one in zip(recording.given, given, strict=True):
+            return compute(*(one.to(self._device) for one in arguments))
+        for place, one in zip(recording.arguments, arguments, strict=True):
             place.copy_(one)
         recording.replay()
         return recording.found
 
-    def _is_due(self, alike: Hashable) -> bool:
+    def _is_due(self, signature: Hashable) -> bool:
         if not self._enabled or len(self._recordings) >= _MOST:
             return False
-        self._seen[alike] = self._seen.get(alike, 0) + 1
-        return self._seen[alike] > _SEEN_BEFORE
+        self._seen[signature] = self._seen.get(signature, 0) + 1
+        return self._seen[signature] > _SEEN_BEFORE
 
-    def _record(self, alike: Hashable, compute: Compute, given: Sequence[Tensor]) -> _Recording | None:
-        own = [one.to(self._device, copy=True) for one in given]
+    def _record(
+        self, signature: Hashable, compute: Compute, arguments: Sequence[Tensor]
+    ) -> _Recording | None:
+        own = [one.to(self._device, copy=True) for one in arguments]
         try:
-            recording = self._recordings[alike] = _Recording(*self._captured(compute, own))
+            recording = self._recordings[signature] = _Recording(*self._captured(compute, own))
         # the computation waits for the GPU, or depends on its results
         except (RuntimeError, ValueError, IndexError):
             self._num_failed += 1
@@ -95,16 +97,16 @@ class CudaGraphs:
         return recording
 
     def _captured(
-        self, compute: Compute, given: list[Tensor]
+        self, compute: Compute, arguments: list[Tensor]
     ) -> tuple[Callable[[], None], list[Tensor], tuple[Tensor, ...]]:
         """Record a computation. Returns the replay function, its argument tensors and its result tensors."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             self._make_ready()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                found = compute(*given)
+                found = compute(*arguments)
         self._pool = self._pool or graph.pool()
-        return graph.replay, given, found
+        return graph.replay, arguments, found
 
     def _make_ready(self) -> None:
         """Initialise CUDA's libraries in this thread, which is not possible during a recording."""

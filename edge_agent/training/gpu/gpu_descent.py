@@ -62,22 +62,22 @@ class GpuDescent:
     """An optimiser on the GPU, with the interface of `edge_agent.training.descent.Descent`.
 
     Args:
-        near: vectors on the GPU with weights and gradients. The row stays there from now on.
+        flat_vectors: vectors on the GPU with weights and gradients. The row stays there from now on.
         row: row of the network.
         size, settings, plan, before: see `Descent`.
     """
 
     def __init__(
         self,
-        near: FlatVectors,
+        flat_vectors: FlatVectors,
         row: int,
         size: int,
         settings: TrainingSection,
         plan: FitPlan,
         before: OptimiserState | None,
     ) -> None:
-        near.keep_on_gpu(row)
-        self._near, self._row, self._size, self._plan, self._before = near, row, size, plan, before
+        flat_vectors.keep_on_gpu(row)
+        self._vectors, self._row, self._size, self._plan, self._before = flat_vectors, row, size, plan, before
         self.optimiser, self.clip_norm = optimiser_of(settings), settings.clip_norm
         self.pull_strength = None if plan.pull is None else 2 * plan.pull.strength
         self._stretches = self._all_stretches(plan)
@@ -112,30 +112,30 @@ class GpuDescent:
         return OptimiserState(tuple(found))
 
     def _is_lower(self, place: slice) -> bool:
-        return self._plan.lower is not None and place.stop <= self._near.torch_stop(self._plan.lower.stop)
+        return self._plan.lower is not None and place.stop <= self._vectors.torch_stop(self._plan.lower.stop)
 
     def _there(self, vector: NDArray[Any]) -> Tensor:
         """The parameters' entries of a flat vector in the GPU's layout, 0 elsewhere."""
-        whole = torch.zeros(1, self._near.weights.shape[1])
+        whole = torch.zeros(1, self._vectors.weights.shape[1])
         whole[0, : self._size] = torch.from_numpy(vector[: self._size].astype(np.float32))
-        return self._near.to_torch(whole.to(self._near.torch_weights.device))[0]
+        return self._vectors.to_torch(whole.to(self._vectors.torch_weights.device))[0]
 
     def _back(self, stretches: Sequence[Tensor]) -> NDArray[np.float32]:
         """A flat vector of the parameters, from the values of the stretches."""
-        whole = torch.zeros(1, self._near.torch_size, device=self._near.torch_weights.device)
+        whole = torch.zeros(1, self._vectors.torch_size, device=self._vectors.torch_weights.device)
         for stretch, values in zip(self._stretches, stretches, strict=True):
             whole[0, stretch.place] = values
-        found: NDArray[np.float32] = self._near.from_torch(whole)[0, : self._size].cpu().numpy()
+        found: NDArray[np.float32] = self._vectors.from_torch(whole)[0, : self._size].cpu().numpy()
         return found
 
     def _all_stretches(self, plan: FitPlan) -> list[_Stretch]:
-        end = self._near.torch_stop(self._size)
-        middle = 0 if plan.lower is None else min(end, self._near.torch_stop(plan.lower.stop))
+        end = self._vectors.torch_stop(self._size)
+        middle = 0 if plan.lower is None else min(end, self._vectors.torch_stop(plan.lower.stop))
         keep = None if plan.trainable is None else self._there(plan.trainable)
         target = None if plan.pull is None else self._there(plan.pull.target)
         pulled = self._pulled(plan.pull)
         remembered = [] if self._before is None else [self._there(one) for one in self._before.vectors]
-        weights, gradient = self._near.torch_weights[self._row], self._near.torch_gradients[self._row]
+        weights, gradient = self._vectors.torch_weights[self._row], self._vectors.torch_gradients[self._row]
         number = self.optimiser.num_vectors
         vectors = remembered[:number] or [torch.zeros_like(gradient) for _ in range(number)]
         counted = remembered[number] if self.optimiser.counts_steps and remembered else None
