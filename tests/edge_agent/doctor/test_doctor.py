@@ -190,7 +190,7 @@ def test_the_walk_ends_where_it_fails():
         "TLS": "skip",
         "login": "skip",
     }
-    assert "nobody listens" in found["connection"].found
+    assert "no program listens" in found["connection"].found
     unknown = verdicts(broker_checks.examine(Broker("no-such-host.invalid"), "f", "a"))
     assert unknown["broker's name"].verdict == "fail"
 
@@ -698,7 +698,7 @@ def test_trainers_that_are_not_there(monkeypatch):
     assert result.remedy.startswith("pip install onnxruntime ")
     with_trainers(monkeypatch, "onnx")
     (result,) = training.trainers("torch", None)
-    assert result.found == "torch is not installed, onnx is"
+    assert result.found == "torch is not installed, but onnx is"
 
 
 def test_an_old_onnxruntime_and_one_that_dies(monkeypatch):
@@ -730,7 +730,7 @@ def test_an_import_is_tried_for_real(tmp_path, monkeypatch):
     (tmp_path / "fails.py").write_text("import no_such_library_of_ours\n")
     (tmp_path / "works.py").write_text("__version__ = '3.2'\nheld = bytearray(b'x') * 50_000_000\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert training.try_import("dies").problem == "importing dies ends with SIGILL"
+    assert training.try_import("dies").problem == "importing dies ends with signal SIGILL"
     assert "no_such_library_of_ours" in training.try_import("fails").problem
     works = training.try_import("works")
     assert works.version == "3.2"

@@ -123,16 +123,16 @@ RUN = {
 
 def test_the_model_of_the_last_run_joined_is_the_fleets(tmp_path):
     store = AgentStore(tmp_path)
-    assert workload.chosen(None, store, 1).backend.spec.name == workload.REFERENCE
+    assert workload.choose_workload(None, store, 1).backend.spec.name == workload.REFERENCE
     enrolment = prepare(parse_run(RUN))
     store.enrolment(enrolment.run).write(codec.encode(enrolment, enrolment.spec))
     store.enrolment("damaged").write(b"x")
     os.utime(tmp_path / "runs" / "damaged", (2**32, 2**32))  # the latest
-    work = workload.chosen(None, store, 1)
+    work = workload.choose_workload(None, store, 1)
     assert (work.backend.spec.hash, work.settings.batch_size) == (enrolment.spec.hash, 5)
     assert work.flops_per_sample == enrolment.flops_per_sample
     assert enrolment.run in work.where_from
-    assert workload.chosen("har-cnn", store, 1).backend.spec.name == "har-cnn"
+    assert workload.choose_workload("har-cnn", store, 1).backend.spec.name == "har-cnn"
 
 
 # Link
@@ -237,7 +237,7 @@ def test_a_device_without_the_right_to_its_topic_gets_the_reason(mosquitto, tmp_
     rights.chmod(0o600)
     found = measure_link(Broker("127.0.0.1", mosquitto(f"acl_file {rights}")), "f", "d", patience_s=1)
     assert found.downlink_bps is None
-    assert "must be allowed to write and read" in found.unknown
+    assert "needs the right to write and read" in found.unknown
 
 
 def test_a_device_does_not_listen_to_its_probes_nor_does_the_coordinator():
