@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetune.edge_agent import cli, starting
+from fleetune.edge_agent.doctor import cli as doctor_cli
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire import topics
@@ -21,7 +22,7 @@ def parameters(command):
 
 
 def test_doctor_takes_every_option_of_run_but_the_last_and_needs_none():
-    run, doctor = parameters(cli.run), parameters(cli.doctor)
+    run, doctor = parameters(cli.run), parameters(doctor_cli.doctor)
     assert [*run] == [one.name for one in fields(RunOptions)]
     assert [*doctor] == [*(name for name in run if name != "leave_after_run"), "as_json"]
     for name in doctor.keys() & run.keys():

@@ -44,7 +44,7 @@ def test_a_run_that_was_begun_with_a_card_which_is_gone(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         play(tmp_path, on(ONE), on_round=stop)
     monkeypatch.setattr(card._Cards, "is_available", lambda _: False)
-    with pytest.raises(ModelError, match=f"device {ONE}: torch .* sees no {card.NAME} here"):
+    with pytest.raises(ModelError, match=f"device {ONE}: torch .* finds no {card.NAME} here"):
         play(tmp_path, on(ONE))
     monkeypatch.undo()
     play(tmp_path, on(ONE))
@@ -54,7 +54,7 @@ def test_a_run_that_was_begun_with_a_card_which_is_gone(tmp_path, monkeypatch):
     ("device", "more", "words"),
     [
         ("gpu", {}, r"fleet\.train_on: device gpu is unknown to torch"),
-        (f"{card.NAME}:5", {}, rf"fleet\.train_on: device {card.NAME}:5: the last one here is {card.NAME}:1"),
+        (f"{card.NAME}:5", {}, rf"fleet\.train_on: device {card.NAME}:5 does not exist; the last one"),
         (f"cpu,{ONE}", {}, "left to chance; name either"),
         (ONE, {"trainer": "onnx"}, rf'fleet\.trainer: "onnx" trains on the processor, not on {ONE}'),
     ],
