@@ -161,7 +161,7 @@ class _Stored:
         with stored_run(folder) as run:
             state = read_engine(run.store) or EngineState()
             some = recent and not run.settings.adoption.enabled  # adoption is of each device's latest reply
-            last = state.turn.number + 1
+            last = state.round_attempt.number + 1
             return cls(
                 settings=run.settings,
                 spec=run.enrolment.spec,

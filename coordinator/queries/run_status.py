@@ -220,7 +220,7 @@ class OpenRound:
         parts = [part_of(state, device) for device in state.participants]
         return cls(
             stage=state.stage,
-            number=state.turn.number,
+            number=state.round_attempt.number,
             attempt=state.attempt,
             asked=len(parts),
             replied=parts.count("replied"),
@@ -407,4 +407,8 @@ def _doing(state: EngineState, device: DeviceId, activity: Activity | None) -> D
         return activity.doing if activity else "working"
     if member.left:
         return "left"
-    return "declined" if member.declined_round == state.turn.number and member.declined_reason else "ready"
+    return (
+        "declined"
+        if member.declined_round == state.round_attempt.number and member.declined_reason
+        else "ready"
+    )

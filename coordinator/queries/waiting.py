@@ -86,12 +86,12 @@ def waiting_reason(state: EngineState, settings: RoundSection, scheduled: str = 
     if state.stage == "finished":
         return ""
     if scheduled and state.stage == "waiting":
-        return f"round {state.turn.number}: {scheduled}"
+        return f"round {state.round_attempt.number}: {scheduled}"
     return _needs(state, settings) if state.stage == "waiting" else _awaits(state, settings)
 
 
 def _needs(state: EngineState, settings: RoundSection) -> str:
-    number, there = state.turn.number, len(eligible(state))
+    number, there = state.round_attempt.number, len(eligible(state))
     members = sorted(state.members.items())
     absent = _listed((name, _why(one, number)) for name, one in members if not (one.ready and one.stays))
     line = f"round {number} waits for devices: {there} there, needs {needed(state, settings)}"
@@ -103,7 +103,7 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
 
 
 def _awaits(state: EngineState, settings: RoundSection) -> str:
-    evaluating, number = state.stage == "evaluating", state.turn.number
+    evaluating, number = state.stage == "evaluating", state.round_attempt.number
     awaited = _listed((device, _why(state.members[device], number)) for device in state.awaited)
     asked, replied = len(state.participants), len(state.replied)
     enough = asked if evaluating else target(state, settings)
@@ -155,7 +155,7 @@ class Impatience:
         if now < self.look_at:
             return ""
         self.look_at = now + PATIENCE_S
-        seen, self._seen = self._seen, (state.stage, state.turn)
+        seen, self._seen = self._seen, (state.stage, state.round_attempt)
         if seen != self._seen:  # rounds go on
             return ""
         line = waiting_reason(state, settings, scheduled)

@@ -136,7 +136,7 @@ class RoundEngine:
 
         The final evaluation asked for this round already, so what comes is another attempt.
         """
-        asked = any(member.asked >= self.state.turn for member in self.state.members.values())
+        asked = any(member.asked >= self.state.round_attempt for member in self.state.members.values())
         attempt = self.state.attempt + int(asked)
         self.state.move("run reopened", attempt=attempt, participants=(), until=None, reason="")
 
@@ -144,7 +144,7 @@ class RoundEngine:
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
         waiting = self.state.stage == "waiting"
-        first = self.state.turn == (1, 1) and not self.state.start_is_overdue
+        first = self.state.round_attempt == (1, 1) and not self.state.start_is_overdue
         start_by = self.state.timing.start_by if first else None
         times = (
             self.state.timing.until,
@@ -208,26 +208,26 @@ class RoundEngine:
             return self._close_final_evaluation()
         if decision == "close":
             state.move("replies suffice")
-            return [Aggregate(*state.turn, state.replied)]
+            return [Aggregate(*state.round_attempt, state.replied)]
         pause_until = (
             state.timing.until if decision == "too-few" and now < (state.timing.until or now) else None
         )
-        return self._abandon(AbandonRound(*state.turn, decision), pause_until=pause_until)
+        return self._abandon(AbandonRound(*state.round_attempt, decision), pause_until=pause_until)
 
     def _decision(self, now: float) -> Decision | None:
         """What becomes of the open round, or the final evaluation, at `now`; None: it stays open."""
         return decide(self.state, self._round, now)
 
     def _closed(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
-        turn, state = self.state.turn, self.state
-        action = CloseRound(*turn, state.replied)
+        round_attempt, state = self.state.round_attempt, self.state
+        action = CloseRound(*round_attempt, state.replied)
         learn(state, self._round)
         self._planner.learn(state)
         state.change(spent=state.spent.round_closed(state.timing.seen_at))
         if self._round.mode == "synchronous":
             note_missed(state, self._round, paced=keeps_pace(self._round, self._planner.objective))
-        state.change(closed=turn, suspects=suspects)
-        attempt, rounds_done = state.retries.next_attempt, turn.number
+        state.change(closed=round_attempt, suspects=suspects)
+        attempt, rounds_done = state.retries.next_attempt, round_attempt.number
         state.move(
             "updates aggregated",
             rounds_done=rounds_done,
@@ -244,16 +244,18 @@ class RoundEngine:
         self.state.move("updates did not aggregate")
         for device in suspects:
             self.state.count("non-finite")
-            mark_declined(self.state, Declined(device, *self.state.turn, "its update would break the model"))
+            mark_declined(
+                self.state, Declined(device, *self.state.round_attempt, "its update would break the model")
+            )
         if suspects and self.state.groups.replied:
             return []  # `_advance` decides anew
-        turn = self.state.turn
-        actions = self._abandon(AbandonRound(*turn, "non-finite"), pause_until=None)
-        reason = hopeless(self.state, turn.number, "its updates did not aggregate to finite numbers")
+        round_attempt = self.state.round_attempt
+        actions = self._abandon(AbandonRound(*round_attempt, "non-finite"), pause_until=None)
+        reason = hopeless(self.state, round_attempt.number, "its updates did not aggregate to finite numbers")
         return actions + (self._end(reason, self.state.timing.seen_at) if reason else [])
 
     def _abandon(self, action: AbandonRound, pause_until: float | None) -> list[Action]:
-        broken, turn = breaks_training(self.state), self.state.turn
+        broken, round_attempt = breaks_training(self.state), self.state.round_attempt
         if broken and self.state.retries.closed != NEVER:
             return self._roll_back()
         learn(self.state, self._round)
@@ -261,13 +263,13 @@ class RoundEngine:
         self.state.count("abandoned")
         attempt = self.state.attempt + 1
         self.state.move("round abandoned", attempt=attempt, participants=(), until=pause_until)
-        reason = hopeless(self.state, turn.number, DIVERGED) if broken else None
+        reason = hopeless(self.state, round_attempt.number, DIVERGED) if broken else None
         return [action, *(self._end(reason, self.state.timing.seen_at) if reason else [])]
 
     def _roll_back(self) -> list[Action]:
-        turn, closed = self.state.turn, self.state.retries.closed
+        round_attempt, closed = self.state.round_attempt, self.state.retries.closed
         roll_back(self.state)
-        actions: list[Action] = [AbandonRound(*turn, "diverged"), RollBack(*closed)]
+        actions: list[Action] = [AbandonRound(*round_attempt, "diverged"), RollBack(*closed)]
         reason = hopeless(self.state, closed.number, f"{DIVERGED} after it")
         return actions + (self._end(reason, self.state.timing.seen_at) if reason else [])
 
@@ -307,7 +309,7 @@ class RoundEngine:
 
     def _note_first_device(self, now: float) -> None:
         """Note until when round 1 waits for more devices, where `start_with` is not set."""
-        if self._round.start_with is not None or self.state.turn != (1, 1):
+        if self._round.start_with is not None or self.state.round_attempt != (1, 1):
             return
         if not self.state.groups.eligible:
             self.state.change(start_by=None)
@@ -371,8 +373,8 @@ class RoundEngine:
         admits = self._admit_all()
         timed = {"asked_at": self.state.timing.seen_at} if self._round.by_utility else {}
         for device in devices:
-            self.state.put(device, asked=self.state.turn, answer=None, **timed)
-        tasks = [SendTask(device, *self.state.turn) for device in devices]
+            self.state.put(device, asked=self.state.round_attempt, answer=None, **timed)
+        tasks = [SendTask(device, *self.state.round_attempt) for device in devices]
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
     def reopening(self) -> StartRound:
@@ -381,7 +383,7 @@ class RoundEngine:
 
     def _start_action(self, *, resumed: bool) -> StartRound:
         final_evaluation = self.state.stage == "evaluating"
-        round_ = Round(self.state.turn.number, self.state.participants, final_evaluation)
+        round_ = Round(self.state.round_attempt.number, self.state.participants, final_evaluation)
         return StartRound(round_, self.state.attempt, resumed)
 
     def _admit_all(self) -> list[Admit]:
@@ -395,7 +397,7 @@ class RoundEngine:
         return admits
 
     def _close_final_evaluation(self) -> list[Action]:
-        return [CloseFinalEvaluation(*self.state.turn, self.state.replied), *self._finish()]
+        return [CloseFinalEvaluation(*self.state.round_attempt, self.state.replied), *self._finish()]
 
     def _finish(self) -> list[Action]:
         self.state.move("run ends", participants=(), until=None)

@@ -256,7 +256,7 @@ class EngineState:
         return self._groups
 
     @property
-    def turn(self) -> RoundAttempt:
+    def round_attempt(self) -> RoundAttempt:
         """The asking that runs or comes next."""
         return RoundAttempt(self.rounds_done + 1, self.attempt)
 
@@ -296,7 +296,7 @@ class EngineState:
         member = self.members[device]
         return member.answer is None and (self.stage == "evaluating" or not member.left)
 
-    def awaited_turn(self, device: DeviceId) -> RoundAttempt | None:
+    def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
         """The task that the device is expected to answer; None: none."""
         return self.members[device].asked if self.awaits(device) else None
 

@@ -54,7 +54,7 @@ def mark_declined(state: EngineState, event: Declined) -> None:
     state.put(
         event.device,
         answer="declined",
-        declined_round=state.turn.number,
+        declined_round=state.round_attempt.number,
         declined_reason=event.reason,
         diverged=event.diverged,
     )

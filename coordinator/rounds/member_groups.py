@@ -64,7 +64,7 @@ class Groups:
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
         """Put each of `devices` where it belongs by `state`, and nowhere else."""
-        number = state.turn.number
+        number = state.round_attempt.number
         for device in devices:
             member = state.members[device]
             eligible = member.ready and member.stays

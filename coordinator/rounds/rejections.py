@@ -13,8 +13,8 @@ from fleetune.protocols.method.method import DeviceId
 RejectionReason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 
 
-def rejection_of(state: EngineState, device: DeviceId, turn: RoundAttempt) -> RejectionReason | None:
-    """What speaks against counting a reply of `device` to `turn`; None: it counts.
+def rejection_of(state: EngineState, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
+    """What speaks against counting a reply of `device` to `round_attempt`; None: it counts.
 
     "late": its round is closed; "stale": its attempt was abandoned or, semi-asynchronously, its task was
     planned more than `round.max_staleness` aggregations ago; "duplicate": the device has already answered;
@@ -22,14 +22,18 @@ def rejection_of(state: EngineState, device: DeviceId, turn: RoundAttempt) -> Re
     """
     member = state.member(device)
     asked, answer = member.asked, member.answer
-    if min(turn) < 1 or turn > state.turn or (turn == state.turn and not state.running):
+    if (
+        min(round_attempt) < 1
+        or round_attempt > state.round_attempt
+        or (round_attempt == state.round_attempt and not state.running)
+    ):
         return "unknown"
-    if turn > asked:
+    if round_attempt > asked:
         return "foreign"
-    if turn == asked and answer == "expired":
+    if round_attempt == asked and answer == "expired":
         return "stale"
-    if turn == asked and answer is not None and turn.number <= state.rounds_done:
+    if round_attempt == asked and answer is not None and round_attempt.number <= state.rounds_done:
         return "duplicate"
-    if turn < state.turn and (turn < asked or not state.takes_part(device)):
-        return "late" if turn.number <= state.rounds_done else "stale"
+    if round_attempt < state.round_attempt and (round_attempt < asked or not state.takes_part(device)):
+        return "late" if round_attempt.number <= state.rounds_done else "stale"
     return "duplicate" if answer is not None else None

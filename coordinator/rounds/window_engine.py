@@ -67,7 +67,7 @@ def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[De
     if not candidates:
         return ()
     at_work = len(groups.at_work)
-    key = Key.of("fleetune", seed).child("window", *state.turn, len(state.participants))
+    key = Key.of("fleetune", seed).child("window", *state.round_attempt, len(state.participants))
     if settings.participants is None:
         enough = target(state, settings) if settings.mode == "buffer" else quorum(state, settings)
         count, least = len(candidates), enough - at_work - len(groups.replied)
@@ -144,7 +144,7 @@ class WindowEngine(RoundEngine):
 
     def _expire(self, device: DeviceId) -> bool:
         """Give a task up that would be too stale in the coming window."""
-        staleness = self.state.turn.number - self.state.members[device].asked.number
+        staleness = self.state.round_attempt.number - self.state.members[device].asked.number
         if staleness > self._round.max_staleness:
             self.state.put(device, answer="expired")
             miss(self.state, device)

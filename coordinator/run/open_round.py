@@ -35,7 +35,7 @@ class OpenRound:
 
     def recall(self, state: EngineState) -> None:
         """Take over what the store holds of the open round. Raises StoreError."""
-        self.rows = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
+        self.rows = {} if state.stage == "finished" else self._store.device_rounds(state.round_attempt.number)
         opened = self._store.get(_OPENED)
         assert opened is not None, "it is written in the same transaction as the engine's state"
         self.opened_at = msgspec.json.decode(opened, type=float)
@@ -54,16 +54,16 @@ class OpenRound:
         self._unwritten.add(device)
 
     def note_late(
-        self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt, actual: RoundCost
+        self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt, actual: RoundCost
     ) -> None:
         """Add what a device can report only after its reply has arrived, to an open or a closed round."""
-        if device in self.rows and turn == open_turn:
+        if device in self.rows and round_attempt == open_attempt:
             self.put(device, self.rows[device].with_late_cost(actual))
             return
-        row = self._store.device_round(device, *turn)
+        row = self._store.device_round(device, *round_attempt)
         if row is not None:
             with self._store.step():
-                self._store.put_device_rounds(*turn, {device: row.with_late_cost(actual)})
+                self._store.put_device_rounds(*round_attempt, {device: row.with_late_cost(actual)})
 
     def keep_only(self, devices: tuple[DeviceId, ...], number: int) -> dict[DeviceId, DeviceRound]:
         """Drop what is said of replies that the closing round leaves out. Returns the rows that stay."""
@@ -73,10 +73,10 @@ class OpenRound:
             self.rows, self._unwritten = rows, set(devices)
         return rows
 
-    def write(self, turn: RoundAttempt) -> None:
+    def write(self, round_attempt: RoundAttempt) -> None:
         """Write the rows of this turn that are new or changed."""
         rows = {device: self.rows[device] for device in sorted(self._unwritten)}
-        self._store.put_device_rounds(*turn, rows)
+        self._store.put_device_rounds(*round_attempt, rows)
         self._unwritten = set()
 
     def write_opened(self) -> None:

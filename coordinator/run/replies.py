@@ -91,17 +91,17 @@ class ReadAhead:
 def read_reply(
     data: bytes,
     device: DeviceId,
-    turn: RoundAttempt,
+    round_attempt: RoundAttempt,
     method: Method[Any, Any, Any, Any],
     base: Base | None = None,
     told: Told | None = None,
 ) -> Reply[Any]:
-    """What a device offered as its reply to `turn`.
+    """What a device offered as its reply to `round_attempt`.
 
     Args:
         data: as a transfer brought it, which has held it against its digest.
         device: that offered it.
-        turn: that it answers.
+        round_attempt: the round and attempt that it answers.
         method: of the run.
         base: what its task brought, where an encoding may have written the update's values; None: not known.
         told: what it says, by a device of this very program; None: all of it is read.
@@ -121,9 +121,10 @@ def read_reply(
     )
     if reply.device != device:
         raise PacketForeign(f"reply of {reply.device!r} came from {device}")
-    if (reply.round, reply.attempt) != turn:
+    if (reply.round, reply.attempt) != round_attempt:
         raise PacketForeign(
-            f"reply to round {reply.round}.{reply.attempt} offered as one to {turn.number}.{turn.attempt}"
+            f"reply to round {reply.round}.{reply.attempt} offered as one to"
+            f" {round_attempt.number}.{round_attempt.attempt}"
         )
     return reply
 

@@ -37,7 +37,7 @@ class ReplyIntake:
     def read(
         self,
         device: DeviceId,
-        turn: RoundAttempt,
+        round_attempt: RoundAttempt,
         data: bytes,
         rejection: RejectionReason | None,
         actual: RoundCost,
@@ -48,7 +48,7 @@ class ReplyIntake:
 
         Args:
             device: that it came from.
-            turn: what it was offered as.
+            round_attempt: the round and attempt it was offered for.
             data: the encoded `Reply`, as a transfer has verified it.
             rejection: why it does not count; None: it counts.
             actual: what the round took of the device.
@@ -59,33 +59,39 @@ class ReplyIntake:
             PacketError: it is damaged, implausible, or not what it was offered as.
         """
         ahead = ahead if rejection is None else None  # what is known of its task may be less by now
-        delivered = self.delivered(device, turn) if ahead is None else ahead.delivered
+        delivered = self.delivered(device, round_attempt) if ahead is None else ahead.delivered
         base, method, state = self.base(delivered), self._run.method.method, self._run.state
-        reply = read_reply(data, device, turn, method, base) if ahead is None else ahead.reply
+        reply = read_reply(data, device, round_attempt, method, base) if ahead is None else ahead.reply
         if rejection is None and reply.base not in (UNSET, None if base is None else base.digest):
             raise PacketForeign(f"update of {device} was written with another base than its task")
         if rejection is None and (reply.update is None) != (state.stage == "evaluating"):
             kind = "without" if reply.update is None else "with"
-            raise PacketForeign(f"reply {kind} an update to round {state.turn.number}")
+            raise PacketForeign(f"reply {kind} an update to round {state.round_attempt.number}")
         report, counts = state.member(device).report, rejection is None
         self._run.extensions.check(Arrival(reply, report, counts, lambda: self._others(device)))
-        return ArrivingReply(reply, data, delivered, actual, predicted, state.turn.number - reply.round)
+        return ArrivingReply(
+            reply, data, delivered, actual, predicted, state.round_attempt.number - reply.round
+        )
 
-    def reading(self, device: DeviceId, turn: RoundAttempt) -> Callable[[bytes, Told | None], ReadAhead]:
+    def reading(
+        self, device: DeviceId, round_attempt: RoundAttempt
+    ) -> Callable[[bytes, Told | None], ReadAhead]:
         """A function that reads a device's reply to the task that it has just been sent, in any thread.
 
         It raises PacketError.
         """
-        delivered = self.delivered(device, turn)
+        delivered = self.delivered(device, round_attempt)
         base, method = self.base(delivered), self._run.method.method
-        return lambda data, told: ReadAhead(delivered, read_reply(data, device, turn, method, base, told))
+        return lambda data, told: ReadAhead(
+            delivered, read_reply(data, device, round_attempt, method, base, told)
+        )
 
-    def is_unreadable(self, device: DeviceId, turn: RoundAttempt) -> bool:
+    def is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
         """True if replies are written over a base, and this device's base is not known any more."""
-        return self._encodes and self.delivered(device, turn) is None
+        return self._encodes and self.delivered(device, round_attempt) is None
 
     def arrived(
-        self, arriving: ArrivingReply, turn: RoundAttempt, rejection: RejectionReason | None
+        self, arriving: ArrivingReply, round_attempt: RoundAttempt, rejection: RejectionReason | None
     ) -> ReplyArrived:
         """What the engine is told of a reply."""
         reply = arriving.reply
@@ -94,7 +100,7 @@ class ReplyIntake:
         joules = arriving.predicted.joules if arriving.actual.joules is None else arriving.actual.joules
         return ReplyArrived(
             reply.device,
-            *turn,
+            *round_attempt,
             rejection,
             leaving=reply.leaving,
             loss=reply.measures.train_loss,
@@ -123,15 +129,15 @@ class ReplyIntake:
         """Count the task of a device that replies, if a restart lost the receipt."""
         run, device = self._run, reply.device
         if device not in run.accounts.sent_bytes:
-            turn = reply.round, reply.attempt
-            key = TransferKey("task", run.enrolment.run, *turn, reply.update is None)
+            round_attempt = reply.round, reply.attempt
+            key = TransferKey("task", run.enrolment.run, *round_attempt, reply.update is None)
             run.count_delivered(device, key, len(run.tasks.payload(device, key)))
 
-    def delivered(self, device: DeviceId, turn: RoundAttempt) -> Delivered | None:
+    def delivered(self, device: DeviceId, round_attempt: RoundAttempt) -> Delivered | None:
         """What a device had of its task; None: that is not known any more, or not needed."""
         if not self._encodes and self._run.tasks.downlink is None and not self._measures_change:
             return None
-        return self._run.tasks.delivered(device, turn, self._run.state.turn)
+        return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
     def base(self, delivered: Delivered | None) -> Base | None:
         """What an update was written with: nothing where that is not known. None: values are plain."""
@@ -143,4 +149,4 @@ class ReplyIntake:
         """The updates that the open round has from other devices."""
         state = self._run.state
         others = tuple(one for one in state.replied if one != device)
-        return (update for _, update in self._run.aggregation.updates(state.turn.number, others))
+        return (update for _, update in self._run.aggregation.updates(state.round_attempt.number, others))

@@ -117,17 +117,17 @@ class RoundExecution:
         self._run.store.drop_tasks()
         self._drop_replies()
 
-    def note_refused(self, device: DeviceId, turn: RoundAttempt) -> None:
+    def note_refused(self, device: DeviceId, round_attempt: RoundAttempt) -> None:
         """Note that a reply that was awaited is refused: its device has done the task."""
         state = self._run.state
-        if state.awaited_turn(device) == turn:
-            self._run.tasks.perhaps_taken(device, turn, state.turn)
+        if state.awaited_attempt(device) == round_attempt:
+            self._run.tasks.perhaps_taken(device, round_attempt, state.round_attempt)
 
     def _send(self, task: SendTask) -> Iterator[OutgoingTask]:
-        run, turn = self._run, RoundAttempt(task.round, task.attempt)
-        key = TransferKey("task", run.enrolment.run, *turn, run.state.stage == "evaluating")
+        run, round_attempt = self._run, RoundAttempt(task.round, task.attempt)
+        key = TransferKey("task", run.enrolment.run, *round_attempt, run.state.stage == "evaluating")
         # A task that is kept is sent only if no newer one follows.
-        if not run.tasks.keeps(key) or run.state.members[task.device].asked == turn:
+        if not run.tasks.keeps(key) or run.state.members[task.device].asked == round_attempt:
             yield OutgoingTask(task.device, key, run.tasks.ready(task.device, key))
 
     def _keep(self, device: DeviceId, arriving: ArrivingReply) -> None:
@@ -145,15 +145,15 @@ class RoundExecution:
         return ReplyDropped(dropped.device, dropped.round, dropped.attempt, dropped.rejection)
 
     def _close(self, action: CloseRound | CloseFinalEvaluation, now: float) -> Iterator[Happening]:
-        run, turn = self._run, RoundAttempt(action.number, action.attempt)
+        run, round_attempt = self._run, RoundAttempt(action.number, action.attempt)
         if isinstance(action, CloseRound):
-            self._note_unanswered(turn)
+            self._note_unanswered(round_attempt)
             run.method.take_over(run.aggregation.merged)
         closed = ClosedRound(self._record(action, now), now, run.accounts.ledger, run.method.state)
         lines = run.extensions.after_round(closed)
         for device in sorted(closed.amended):
             run.open_round.put(device, closed.record.devices[device])
-        run.open_round.write(turn)
+        run.open_round.write(round_attempt)
         run.store.add_record(closed.record)
         self._drop_replies()
         yield RoundClosed(closed.record)
@@ -196,15 +196,15 @@ class RoundExecution:
         self._run.method.forget_last()
         return RunFinished(action.reason)
 
-    def _note_unanswered(self, turn: RoundAttempt) -> None:
+    def _note_unanswered(self, round_attempt: RoundAttempt) -> None:
         """Note devices that had their task of this turn and gave no answer. Buffered, it may still come."""
         run = self._run
         if run.tasks.outlive:
             return
         for device in run.accounts.sent_bytes.keys() & run.tasks.planned.keys():
             member = run.state.members[device]
-            if member.answer != "declined" or member.declined_round != turn.number:
-                run.tasks.perhaps_taken(device, turn, turn)
+            if member.answer != "declined" or member.declined_round != round_attempt.number:
+                run.tasks.perhaps_taken(device, round_attempt, round_attempt)
 
     def _drop_replies(self) -> None:
         self._run.accounts.sent_bytes.clear()

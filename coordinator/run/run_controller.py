@@ -86,7 +86,7 @@ class RunController(RunView):
     def reopen(self) -> None:
         """Reopen a run that had come to its final evaluation or its end; `resume` it then."""
         with self._store.step():
-            self._execution.forget_round(self.turn.number)
+            self._execution.forget_round(self.round_attempt.number)
             self._engine.reopen()
             self.ledger.ended_at = None
             self._run.write()
@@ -113,7 +113,7 @@ class RunController(RunView):
     def receive(
         self,
         device: DeviceId,
-        turn: RoundAttempt,
+        round_attempt: RoundAttempt,
         data: bytes,
         actual: RoundCost,
         now: float,
@@ -125,7 +125,7 @@ class RunController(RunView):
 
         Args:
             device: that it came from.
-            turn: what it was offered as.
+            round_attempt: the round and attempt it was offered for.
             data: the encoded `Reply`, as a transfer has verified it.
             actual: what the round took of the device.
             now: on the run's clock.
@@ -136,22 +136,24 @@ class RunController(RunView):
             the tasks to send, and what became of it: `ReplyRefused` where nothing of it was kept because it
             is damaged, implausible or not what it was offered as; `ReplyDropped` where it does not count.
         """
-        rejection = self.rejection(device, turn)
+        rejection = self.rejection(device, round_attempt)
         try:
-            arriving = self._intake.read(device, turn, data, rejection, actual, predicted, ahead)
+            arriving = self._intake.read(device, round_attempt, data, rejection, actual, predicted, ahead)
         except PacketError as problem:
-            if rejection and self._intake.is_unreadable(device, turn):
-                return self._handle(ReplyArrived(device, *turn, rejection), now, None)
-            return self._refuse_reply(device, turn, problem, now)
-        event = self._intake.arrived(arriving, turn, rejection)
+            if rejection and self._intake.is_unreadable(device, round_attempt):
+                return self._handle(ReplyArrived(device, *round_attempt, rejection), now, None)
+            return self._refuse_reply(device, round_attempt, problem, now)
+        event = self._intake.arrived(arriving, round_attempt, rejection)
         return self._handle(event, now, arriving if rejection is None else None)
 
-    def reading(self, device: DeviceId, turn: RoundAttempt) -> Callable[[bytes, Told | None], ReadAhead]:
+    def reading(
+        self, device: DeviceId, round_attempt: RoundAttempt
+    ) -> Callable[[bytes, Told | None], ReadAhead]:
         """A function that reads a device's reply to the task that it has just been sent, in any thread.
 
         It does what `receive` would, and raises PacketError.
         """
-        return self._intake.reading(device, turn)
+        return self._intake.reading(device, round_attempt)
 
     def note_refused_offer(
         self, device: DeviceId, transfer_key: TransferKey, reason: str, now: float
@@ -164,24 +166,24 @@ class RunController(RunView):
             reason: why it was refused.
             now: on the run's clock.
         """
-        turn = RoundAttempt.of(transfer_key)
+        round_attempt = RoundAttempt.of(transfer_key)
         if transfer_key.run == self._enrolment.run:
-            rejection = self.rejection(device, turn)
+            rejection = self.rejection(device, round_attempt)
             if rejection is not None:
-                return self._handle(ReplyArrived(device, *turn, rejection), now, None)
-            if self.awaited_turn(device) == turn:
-                return self._refuse_reply(device, turn, PacketForeign(reason), now)
+                return self._handle(ReplyArrived(device, *round_attempt, rejection), now, None)
+            if self.awaited_attempt(device) == round_attempt:
+                return self._refuse_reply(device, round_attempt, PacketForeign(reason), now)
         self.count_refused(PacketForeign.__name__)
         return []
 
     def _refuse_reply(
-        self, device: DeviceId, turn: RoundAttempt, problem: PacketError, now: float
+        self, device: DeviceId, round_attempt: RoundAttempt, problem: PacketError, now: float
     ) -> list[Outcome]:
         """Refuse a reply as if its device had declined. Counted by kind and device."""
         kind = type(problem).__name__
         self.count_refused(kind, device=device)
-        declined = Declined(device, *turn, readable(f"{kind}: {problem}"), replied=True)
-        return [ReplyRefused(device, *turn, problem), *self.handle(declined, now)]
+        declined = Declined(device, *round_attempt, readable(f"{kind}: {problem}"), replied=True)
+        return [ReplyRefused(device, *round_attempt, problem), *self.handle(declined, now)]
 
     def count_refused(self, kind: str, times: int = 1, *, device: DeviceId | None = None) -> None:
         """Count what a peer sent and was refused, by kind and, where that is known, by device."""
@@ -194,13 +196,13 @@ class RunController(RunView):
             with self._store.step():
                 self._run.write_traffic()
 
-    def note_measured(self, device: DeviceId, turn: RoundAttempt, actual: RoundCost) -> None:
+    def note_measured(self, device: DeviceId, round_attempt: RoundAttempt, actual: RoundCost) -> None:
         """Note what a device reports only after its reply has arrived: its upload time and its joules."""
-        self._run.open_round.note_late(device, turn, self.turn, actual)
+        self._run.open_round.note_late(device, round_attempt, self.round_attempt, actual)
 
-    def rejection(self, device: DeviceId, turn: RoundAttempt) -> RejectionReason | None:
-        """Why a reply of `device` to `turn` does not count; None: it counts."""
-        return rejection_of(self._engine.state, device, turn)
+    def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
+        """Why a reply of `device` to `round_attempt` does not count; None: it counts."""
+        return rejection_of(self._engine.state, device, round_attempt)
 
     def write_down(self) -> None:
         """Write what changed and is not written yet, inside a step of the store. Raises StoreError."""
@@ -213,8 +215,8 @@ class RunController(RunView):
         def decide() -> list[Action]:
             if isinstance(event, DeviceReady):
                 device, state = event.report.device, self._engine.state
-                awaited = state.awaited_turn(device)
-                self._run.tasks.note_held(device, event.base, awaited, state.turn)
+                awaited = state.awaited_attempt(device)
+                self._run.tasks.note_held(device, event.base, awaited, state.round_attempt)
             elif isinstance(event, Declined) and event.replied:
                 self._execution.note_refused(event.device, RoundAttempt(event.round, event.attempt))
             return self._engine.handle(event, now)

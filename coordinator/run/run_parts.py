@@ -79,7 +79,7 @@ class RunParts:
     def write(self) -> None:
         """Write what changed: engine, ledger, replies, the method's state. Inside `store.step()`."""
         self.rows.write(self.state, self.accounts.ledger, self.accounts.take_touched())
-        self.open_round.write(self.state.turn)
+        self.open_round.write(self.state.round_attempt)
         self.open_round.write_opened()
         self.method.write()
 

@@ -34,14 +34,14 @@ class RunView:
         """See `Downlink`, of the task that was made last."""
         return self._run.tasks.told
 
-    def awaited_turn(self, device: DeviceId) -> RoundAttempt | None:
+    def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
         """The task that the device is expected to answer; None: none."""
-        return self._engine.state.awaited_turn(device)
+        return self._engine.state.awaited_attempt(device)
 
     @property
-    def turn(self) -> RoundAttempt:
+    def round_attempt(self) -> RoundAttempt:
         """The round and attempt that is open or comes next."""
-        return self._engine.state.turn
+        return self._engine.state.round_attempt
 
     @property
     def finished(self) -> str | None:

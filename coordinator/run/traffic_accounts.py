@@ -24,14 +24,14 @@ class Accounts:
         self, device: DeviceId, transfer_key: TransferKey, num_bytes: int, as_in_papers: Callable[[], float]
     ) -> None:
         """A payload reached its device; `as_in_papers` counts a task of a training round."""
-        traffic, turn = self._of(device), transfer_key.turn
+        traffic, round_attempt = self._of(device), transfer_key.round_attempt
         if transfer_key.kind in ("enrolment", "bundle", "backbone"):
             traffic.enrolment += num_bytes
             return
-        if turn >= traffic.delivered:
+        if round_attempt >= traffic.delivered:
             self.sent_bytes[device] = num_bytes
-        if turn > traffic.delivered:
-            traffic.delivered = turn
+        if round_attempt > traffic.delivered:
+            traffic.delivered = round_attempt
             if transfer_key.final_evaluation:
                 traffic.final_evaluation_down += num_bytes
             else:
@@ -49,11 +49,11 @@ class Accounts:
             traffic.updates += 1
             traffic.paper_up += round(as_in_papers)
 
-    def roll_back(self, turn: tuple[int, int]) -> None:
+    def roll_back(self, round_attempt: tuple[int, int]) -> None:
         """Count again what is sent after this turn: a closed round was rolled back."""
         for device, traffic in self.ledger.traffic.items():
-            if traffic.delivered > turn:
-                number, attempt = turn
+            if traffic.delivered > round_attempt:
+                number, attempt = round_attempt
                 self._of(device).delivered = number, attempt
 
     def take_touched(self) -> set[DeviceId]:

@@ -151,7 +151,7 @@ class Joining:
 
         A device may report ready before its reply, with new values or because it cannot read the task.
         """
-        attempt = self.run.controller.awaited_turn(session.device)
+        attempt = self.run.controller.awaited_attempt(session.device)
         if attempt is None or attempt != session.task_attempt or session.download_s is None:
             return
         if self.requests.is_too_many(session, "for its task", attempt):

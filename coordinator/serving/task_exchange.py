@@ -64,7 +64,7 @@ class TaskExchange:
     def resume(self) -> None:
         """Continue the run where an earlier process stopped. A new run has nothing to continue."""
         controller = self.run.controller
-        self._resumed = controller.turn if self.run.resumed else None
+        self._resumed = controller.round_attempt if self.run.resumed else None
         self.carry_out(controller.resume(self.clock()))
         # The earlier process may have finished the run without being able to announce it.
         self.finished = controller.finished
@@ -112,7 +112,7 @@ class TaskExchange:
             self.transfers.refresh(session)
             return
         attempt = RoundAttempt(message.round, message.attempt)
-        if self.run.controller.awaited_turn(session.device) == attempt:
+        if self.run.controller.awaited_attempt(session.device) == attempt:
             session.measured = message
         else:  # the round closed without this device, but its cost still informs later plans
             self.run.controller.note_measured(session.device, attempt, message.actual)
@@ -147,8 +147,8 @@ class TaskExchange:
         """Cancel all transfers of earlier rounds, whose replies would be stale."""
         controller = self.run.controller
         for session in self.sessions.busy():
-            awaited = controller.awaited_turn(session.device)
-            if awaited is None or awaited == controller.turn:
+            awaited = controller.awaited_attempt(session.device)
+            if awaited is None or awaited == controller.round_attempt:
                 session.stage = ""
             self._cancel_tasks(session, lambda key, awaited=awaited: RoundAttempt.of(key) != awaited)  # type: ignore[misc]
             self.advance(session, session.link.refuse_unwanted())

@@ -87,24 +87,28 @@ class Tasks:
 
     def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
         """The task as it is sent, or was."""
-        turn = RoundAttempt.of(transfer_key)
-        kept = self.store.task(device, *turn) if self.keeps(transfer_key) else None
+        round_attempt = RoundAttempt.of(transfer_key)
+        kept = self.store.task(device, *round_attempt) if self.keeps(transfer_key) else None
         if kept is not None and self.downlink is None:
             return kept
         planned = self._assigned(self.planned, device, transfer_key) if kept is None else self._read(kept)
         return self._written(planned)
 
-    def sent(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> Assignment[Any] | None:
+    def sent(
+        self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
+    ) -> Assignment[Any] | None:
         """What was planned for a device that answers in this turn; None: it is not known any more."""
         if not self.outlive:
-            known = turn == open_turn and device in self.planned
-            return Assignment(device, *turn, False, self.planned[device]) if known else None
-        data = self.store.task(device, *turn)
+            known = round_attempt == open_attempt and device in self.planned
+            return Assignment(device, *round_attempt, False, self.planned[device]) if known else None
+        data = self.store.task(device, *round_attempt)
         return None if data is None else self._read(data)
 
-    def delivered(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> Delivered | None:
+    def delivered(
+        self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
+    ) -> Delivered | None:
         """What its device has of such a task; None: it is not known any more."""
-        planned = self.sent(device, turn, open_turn)
+        planned = self.sent(device, round_attempt, open_attempt)
         if planned is None:
             return None
         if self.downlink is None:
@@ -112,7 +116,7 @@ class Tasks:
         return self.downlink.delivered(planned)
 
     def note_held(
-        self, device: DeviceId, digest: str | None, awaited: RoundAttempt | None, open_turn: RoundAttempt
+        self, device: DeviceId, digest: str | None, awaited: RoundAttempt | None, open_attempt: RoundAttempt
     ) -> None:
         """What a device says that it holds; inside `store.step()`.
 
@@ -120,7 +124,7 @@ class Tasks:
             device: that says so.
             digest: of what it holds; None: it reads no differences.
             awaited: the turn that it is expected to answer; None: none.
-            open_turn: of the round that is open, or comes next.
+            open_attempt: the round and attempt that is open or comes next.
         """
         if self.downlink is None:
             return
@@ -128,7 +132,7 @@ class Tasks:
         if digest is None:
             held.forget(device)
         elif not held.is_known(device, digest):
-            delivered = None if awaited is None else self.delivered(device, awaited, open_turn)
+            delivered = None if awaited is None else self.delivered(device, awaited, open_attempt)
             if delivered is None or delivered.base.digest != digest:
                 held.begin_anew(device)
             elif held.of(device) is None:  # forgotten here; it has done its task, and its reply is on the way
@@ -139,14 +143,16 @@ class Tasks:
         if self.downlink is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base)
 
-    def perhaps_taken(self, device: DeviceId, turn: RoundAttempt, open_turn: RoundAttempt) -> None:
+    def perhaps_taken(
+        self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
+    ) -> None:
         """Note that no answer of a device to its task of this turn counts any more. Inside `store.step()`.
 
         It holds what the task brought if it did the work, else what it held before: both are remembered.
         """
         if self.downlink is None:
             return
-        delivered = self.delivered(device, turn, open_turn)
+        delivered = self.delivered(device, round_attempt, open_attempt)
         if delivered is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base, unsure=True)
 
@@ -155,23 +161,27 @@ class Tasks:
         if self.outlive:
             self.store.drop_task(device)
 
-    def paper_bytes(self, device: DeviceId, turn: RoundAttempt) -> float:
+    def paper_bytes(self, device: DeviceId, round_attempt: RoundAttempt) -> float:
         """What papers would count of a task that was made, and reached its device; then it is forgotten, and
         those before it.
         """
         made = self._paper_bytes.pop(device, {})
-        if later := {one: num_bytes for one, num_bytes in made.items() if one > turn}:
+        if later := {one: num_bytes for one, num_bytes in made.items() if one > round_attempt}:
             self._paper_bytes[device] = later
-        if turn in made:
-            return made[turn]
-        kept = self.store.task(device, *turn)  # a restart came in between
+        if round_attempt in made:
+            return made[round_attempt]
+        kept = self.store.task(device, *round_attempt)  # a restart came in between
         return 0.0 if kept is None else paper_bytes(self._read(kept).task)
 
     @property
     def made(self) -> list[tuple[DeviceId, int, int, float]]:
         """What papers would count of tasks that have not reached their devices, by device, round, attempt."""
         paper_bytes = self._paper_bytes
-        return [(one, *turn, count) for one, made in paper_bytes.items() for turn, count in made.items()]
+        return [
+            (one, *round_attempt, count)
+            for one, made in paper_bytes.items()
+            for round_attempt, count in made.items()
+        ]
 
     @made.setter
     def made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
@@ -215,5 +225,5 @@ def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: Tran
         task = tasks[device]
     if (where := not_finite(task, "task")) is not None:
         raise PacketNotFinite(f"{where} for {device} is not finite: it is not sent")
-    turn = transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation
-    return Assignment(device, *turn, task)
+    round_attempt = transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation
+    return Assignment(device, *round_attempt, task)

@@ -180,7 +180,7 @@ class JoinedRun:
     def is_at(self, update: TransferKey) -> bool:
         """Whether this is the update of the task that was planned last."""
         begun = None if self._work is None else self._work.key
-        return begun is not None and (begun.run, begun.turn) == (update.run, update.turn)
+        return begun is not None and (begun.run, begun.round_attempt) == (update.run, update.round_attempt)
 
     def delivered(self, upload_s: float) -> None:
         """Learn from a round whose update has arrived, and choose the ratio of the next."""

@@ -109,13 +109,13 @@ class Participation:
         """Work on a task now; else, if it is the newest, when the one at hand is done."""
         joined = self._joined()
         overtaken = self._link.drop(
-            lambda waiting: waiting.run != key.run or waiting.turn < key.turn, self._clock()
+            lambda waiting: waiting.run != key.run or waiting.round_attempt < key.round_attempt, self._clock()
         )
         self._pass_on(overtaken)
         if key.update in self._link.outbox.keys or key == self._working:
             return
         if self._working is not None:
-            self._next = (key, transfer) if key.turn > self._working.turn else self._next
+            self._next = (key, transfer) if key.round_attempt > self._working.round_attempt else self._next
             return
         try:
             payload = self._device.store.task(key.run, transfer).read()

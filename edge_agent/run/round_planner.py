@@ -177,7 +177,11 @@ class RoundPlanner:
 
     def _give_up(self, key: TransferKey, now_s: float) -> None:
         over, controller = self.underway, self.ratio_controller
-        if over is None or controller.late is None or (over.key.run, over.key.turn) == (key.run, key.turn):
+        if (
+            over is None
+            or controller.late is None
+            or (over.key.run, over.key.round_attempt) == (key.run, key.round_attempt)
+        ):
             return
         self.underway, elapsed_s = None, now_s - over.began_s
         after = controller.given_up(over.budget, over.taken, elapsed_s)

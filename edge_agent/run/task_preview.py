@@ -28,11 +28,11 @@ class TaskPreview(NamedTuple):
 def preview_task(data: bytes, spec: ModelSpec) -> TaskPreview:
     """The preview of an encoded `Assignment`; an empty one if that cannot be read."""
     try:
-        turn = read_task_header(data, spec)
+        header = read_task_header(data, spec)
     except PacketError:
         return TaskPreview()
-    span_s = None if turn.span_s is UNSET else turn.span_s
-    return TaskPreview(proposed_budget(turn.ratio, turn.local_work, turn.uplink), span_s)
+    span_s = None if header.span_s is UNSET else header.span_s
+    return TaskPreview(proposed_budget(header.ratio, header.local_work, header.uplink), span_s)
 
 
 def read_task_header(data: bytes, spec: ModelSpec) -> "TaskHeader":

@@ -63,7 +63,7 @@ class TransferKey(Struct, frozen=True):
     final_evaluation: bool = field(default=False, name="rehearsal")
 
     @property
-    def turn(self) -> tuple[int, int]:
+    def round_attempt(self) -> tuple[int, int]:
         """Round and attempt; later ones are greater."""
         return self.round, self.attempt
 

@@ -64,7 +64,7 @@ class Listener:
         if isinstance(message, Ready):
             self.asks[address.device] += 1
         if isinstance(message, Offer) and message.transfer_key.kind == "task":
-            turn = address.device, *message.transfer_key.turn
+            turn = address.device, *message.transfer_key.round_attempt
             self._latest[address.device] = turn
             self.tasks[turn].add(message.transfer)
         if address.device in self._latest:

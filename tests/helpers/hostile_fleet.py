@@ -71,7 +71,7 @@ class HostileFleet:
         return max(self.tasks.values())
 
     def reply(self, job):
-        self.tasks[job.name, *job.key.turn] += 1
+        self.tasks[job.name, *job.key.round_attempt] += 1
         kind = self._kind_of(job)
         if kind in (LOST, OLDER):
             self._change_state(job, kind)
@@ -94,7 +94,7 @@ class HostileFleet:
             self._states.setdefault(job.name, file.read_bytes())
 
     def _change_state(self, job, kind):
-        first = self.tasks[job.name, *job.key.turn] == 1
+        first = self.tasks[job.name, *job.key.round_attempt] == 1
         if first:
             self.forged[kind] += 1
         if first and (kind == LOST or job.name not in self._states):

@@ -180,8 +180,8 @@ class LightDevice:
             self._tell(wire.Ready(key.run, self.shared.enrolled(payload).hash, report))
         elif key.kind == "task":
             reply = self.shared.reply(self.name, key, payload)
-            turn = key.turn
-            self._tell(wire.Measured(key.run, *turn, RoundCost(train_s=0.0)))
+            round_attempt = key.round_attempt
+            self._tell(wire.Measured(key.run, *round_attempt, RoundCost(train_s=0.0)))
             self._pass(self.link.post(key.update, reply, now), now)
 
     def _tell(self, message: wire.Message) -> None:

@@ -85,7 +85,7 @@ class CoordinatorSide:
         for declined in unsent:
             self.handle(declined)
         self._hold_next_round()
-        self._guard.check_attempts(self.controller.turn)
+        self._guard.check_attempts(self.controller.round_attempt)
         wake_at = self.controller.wake_at
         if wake_at is not None and wake_at != self.next_wake:
             self.next_wake = wake_at

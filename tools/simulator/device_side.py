@@ -161,16 +161,16 @@ class DeviceSide:
             device.working = None
             device.planner.interrupt()
             why = result.declined or device.planner.why_unread(work.key)
-            declined = device.ready() if why is None else Declined(device.name, *work.key.turn, why)
+            declined = device.ready() if why is None else Declined(device.name, *work.key.round_attempt, why)
             self._coordinator.handle(declined)
             return
         if device.connected and device.note_samples(self._queue.now, claimed=result.held):
             self._coordinator.handle(device.ready())  # before the reply, which claims these samples
-        turn = work.key.turn
-        device.working = None if device.working == turn else device.working
+        round_attempt = work.key.round_attempt
+        device.working = None if device.working == round_attempt else device.working
         trained = work.trained(done.train_s, len(reply), left_out=result.left_out)
         made = FinishedReply(reply, device.planner.going_on(trained))
-        self._fleet.keep_reply(device, turn, made)
+        self._fleet.keep_reply(device, round_attempt, made)
         self._transfers.send_reply(device, made)
 
     def _reply_arrives(self, device: SimulatedDevice, arrived: ReplyArrives) -> None:

@@ -49,11 +49,11 @@ class DeviceSpec:
     jitter: float = 0.0
     key: Key | None = None
 
-    def slowness(self, turn: tuple[int, int]) -> float:
+    def slowness(self, round_attempt: tuple[int, int]) -> float:
         """Factor on the training time of this attempt at this round."""
         if not self.jitter or self.key is None:
             return 1.0
-        return math.exp(self.jitter * self.key.child("jitter", *turn).generator().standard_normal())
+        return math.exp(self.jitter * self.key.child("jitter", *round_attempt).generator().standard_normal())
 
 
 def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) -> RunSettings:

@@ -35,22 +35,24 @@ class ProgressGuard:
         self._refused: dict[int, ReplyRefused] = {}  # the last one of each attempt
         self._num_overdue, self._absent = 0, ""
 
-    def note_event(self, now: float, turn: tuple[int, int], event: SimulationEvent) -> None:
+    def note_event(self, now: float, round_attempt: tuple[int, int], event: SimulationEvent) -> None:
         """Count an event. Raises FleetuneError: virtual time stands still."""
         self._last.append((now, type(event).__name__, getattr(event, "device", "")))
-        if (now, turn) != self._moment:
-            self._moment, self._num_events = (now, turn), 0
+        if (now, round_attempt) != self._moment:
+            self._moment, self._num_events = (now, round_attempt), 0
         self._num_events += 1
         if self._num_events > self._most_events:
-            raise self._fault(f"{self._num_events} events happened and virtual time stands still", turn)
+            raise self._fault(
+                f"{self._num_events} events happened and virtual time stands still", round_attempt
+            )
 
-    def note_sent(self, device: str, turn: tuple[int, int]) -> None:
+    def note_sent(self, device: str, round_attempt: tuple[int, int]) -> None:
         """Count a task that is sent. Raises FleetuneError: the device got the same one too often."""
-        before, times = self._sends.get(device, (turn, 0))
-        times = times + 1 if before == turn else 1
-        self._sends[device] = turn, times
+        before, times = self._sends.get(device, (round_attempt, 0))
+        times = times + 1 if before == round_attempt else 1
+        self._sends[device] = round_attempt, times
         if times > MOST_BOUNCES + 1:
-            raise self._fault(f"{device} was sent its task {times} times", turn)
+            raise self._fault(f"{device} was sent its task {times} times", round_attempt)
 
     def note_reconnected(self, device: str) -> None:
         """Allow a device that was disconnected to get its task again."""
@@ -66,9 +68,9 @@ class ProgressGuard:
         elif isinstance(event, RoundAbandoned) and event.reason == "deadline" and self._always_connected:
             self._num_overdue, self._absent = self._num_overdue + 1, readable(", ".join(event.absent))
 
-    def check_attempts(self, turn: RoundAttempt) -> None:
+    def check_attempts(self, round_attempt: RoundAttempt) -> None:
         """Raises SettingError: the open round was tried too often."""
-        number, attempt = turn
+        number, attempt = round_attempt
         if len(self._refused) > MOST_REFUSED:
             last = self._refused[max(self._refused)]
             raise SettingError(
@@ -86,8 +88,8 @@ class ProgressGuard:
                 " count; see round.quorum, round.deadline_s, round.norm_bound, and whether training diverges"
             )
 
-    def _fault(self, what: str, turn: tuple[int, int]) -> FleetuneError:
-        number, attempt = turn
+    def _fault(self, what: str, round_attempt: tuple[int, int]) -> FleetuneError:
+        number, attempt = round_attempt
         line = (
             f"the simulation makes no progress: {what} in round {number}, attempt {attempt};"
             " please report this with run.toml and the last events"

@@ -170,13 +170,13 @@ class SimulatedDevice:
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
-    def train_s(self, budget: Budget, turn: Turn) -> float:
+    def train_s(self, budget: Budget, round_attempt: Turn) -> float:
         """Seconds that its work takes in this round at one of its ratios, evaluations included."""
         controller = self.planner.ratio_controller
         choice = next(one for one in controller.choices if one.ratio == budget.ratio)
         gflops = self.spec.board.training_gflops * self.spec.speed
         samples = demand(choice, controller.capability, budget.local_work).samples
-        return self.spec.slowness(turn) * samples * self.flops_per_sample / (gflops * 1e9)
+        return self.spec.slowness(round_attempt) * samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
         """The whole round's cost, with a reply that is sent in `upload_s`."""
@@ -249,9 +249,9 @@ class Fleet:
         changed, self._changed = self._changed, set()
         return [self._devices[name] for name in sorted(changed)]
 
-    def keep_reply(self, device: SimulatedDevice, turn: Turn, made: FinishedReply) -> None:
+    def keep_reply(self, device: SimulatedDevice, round_attempt: Turn, made: FinishedReply) -> None:
         """Keep a reply that the coordinator may ask for again."""
-        device.replies[turn] = made
+        device.replies[round_attempt] = made
         self._with_replies.add(device.name)
 
     @property
@@ -259,16 +259,20 @@ class Fleet:
         """Devices that keep replies, ascending."""
         return [self._devices[name] for name in sorted(self._with_replies)]
 
-    def forget_replies(self, awaited_turn: Callable[[str], Turn | None]) -> None:
+    def forget_replies(self, awaited_attempt: Callable[[str], Turn | None]) -> None:
         """Drop replies to tasks that the coordinator no longer waits for.
 
         Args:
-            awaited_turn: the task that a device is expected to answer; None: none.
+            awaited_attempt: the task that a device is expected to answer; None: none.
         """
         before = self.with_replies
         for device in before:
-            awaited = awaited_turn(device.name)
-            device.replies = {turn: made for turn, made in device.replies.items() if turn == awaited}
+            awaited = awaited_attempt(device.name)
+            device.replies = {
+                round_attempt: made
+                for round_attempt, made in device.replies.items()
+                if round_attempt == awaited
+            }
         self._with_replies = {device.name for device in before if device.replies}
         self._changed.update(device.name for device in before)
 

@@ -146,7 +146,7 @@ class Simulation:
         """Handle events until a checkpoint can be taken, and take it."""
         while self._has_more and not self._coordinator.can_be_stored:
             now, number, event = self._queue.pop()
-            self._guard.note_event(now, self._coordinator.controller.turn, event)
+            self._guard.note_event(now, self._coordinator.controller.round_attempt, event)
             self._handle(event, number)
         if self._coordinator.closed:
             fleet = self._state.fleet

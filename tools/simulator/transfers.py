@@ -83,22 +83,22 @@ class Transfers:
             PacketNotFinite: the task cannot be encoded.
         """
         device, key = self._fleet.changing(task.device), task.transfer_key
-        turn = RoundAttempt.of(key)
-        self._guard.note_sent(device.name, turn)
+        round_attempt = RoundAttempt.of(key)
+        self._guard.note_sent(device.name, round_attempt)
         payload, told = task.make(), self._controller.told
         now, num_bytes = self._queue.now, len(payload)  # the queue may hold a thousand of these: no payload
         transfer = downloaded(device.spec.link, now, num_bytes)
         self._queue.add(transfer.arrives_at, TaskArrives(device.name, key, num_bytes))
-        if turn in device.replies:
-            self._queue.add(transfer.arrives_at, Uploads(device.name, device.replies[turn]))
+        if round_attempt in device.replies:
+            self._queue.add(transfer.arrives_at, Uploads(device.name, device.replies[round_attempt]))
             return
-        if turn == device.working:
+        if round_attempt == device.working:
             return  # it came back while it worked on this very task
-        device.working = turn
+        device.working = round_attempt
         asked = device.planner.ratio_controller.proposed
         proposed = preview_task(payload, self._enrolment.spec).budget if asked else None
         work = device.planner.begin(key, num_bytes, transfer.seconds, proposed, began_s=now)
-        train_s = device.train_s(work.budget, turn)
+        train_s = device.train_s(work.budget, round_attempt)
         job = TrainingJob(
             device.name,
             device.spec.index,
@@ -110,7 +110,7 @@ class Transfers:
             told=told,
             mask_time=self._enrolment.mask_time(device.planner.report, "up"),
         )
-        training = self._work.start(device, job, lambda: self._controller.reading(device.name, turn))
+        training = self._work.start(device, job, lambda: self._controller.reading(device.name, round_attempt))
         done = TrainingDone(device.name, work, train_s, device.deliveries)
         self._work.note_end(self._queue.add(transfer.arrives_at + train_s, done), training)
 
@@ -123,5 +123,5 @@ class Transfers:
 
     def forget_round(self) -> None:
         """Drop replies of earlier rounds: the coordinator will hardly ask for them."""
-        self._fleet.forget_replies(self._controller.awaited_turn)
+        self._fleet.forget_replies(self._controller.awaited_attempt)
         self._work.forget_read()

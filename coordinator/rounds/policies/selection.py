@@ -34,7 +34,7 @@ def needed(state: EngineState, settings: RoundSection) -> int:
     quorum to those that remain, else the last few could never train to their end; devices that refused may
     come back and do not lower it.
     """
-    if state.turn != (1, 1):
+    if state.round_attempt != (1, 1):
         return _quorum(state, settings)
     if settings.start_with is None:
         return settings.quorum if state.start_is_overdue else usual_start(settings)
@@ -50,7 +50,7 @@ def usual_start(settings: RoundSection) -> int:
 def short_start(state: EngineState, settings: RoundSection) -> str | None:
     """A line for people when round 1 has opened with fewer devices than it waits for; else None."""
     there, usual = len(state.participants), usual_start(settings)
-    if state.turn != (1, 1) or not state.start_is_overdue or there >= usual:
+    if state.round_attempt != (1, 1) or not state.start_is_overdue or there >= usual:
         return None
     return (
         f"round 1 opens with {there} of {usual} devices: {START_S:g} s have passed since the first one came;"
@@ -92,7 +92,7 @@ def draw(
 
     Depends on the candidates, the turn and the run's seed alone, not on who came first.
     """
-    key = Key.of("fleetune", seed).child("participants", *state.turn)
+    key = Key.of("fleetune", seed).child("participants", *state.round_attempt)
     if settings.participants is None:
         count, least = len(candidates), _quorum(state, settings)
     else:
@@ -116,7 +116,7 @@ def choose(
     and then with those that never answer (see `rests`). With `prefer = "oort"` and `"pyramid"` see
     `usefulness`, with `"tiers"` see `tiers`.
     """
-    number, others = state.turn.number, set()
+    number, others = state.round_attempt.number, set()
     silent = {d for d in state.groups.missing if rests(state.members[d], number)}
     if settings.prefer == "able":
         others = {d for d in candidates if not able(state.members[d].report, settings)} - silent

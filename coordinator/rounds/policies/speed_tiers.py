@@ -37,7 +37,7 @@ def draw_by_speed_tier(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, of which there is one at least, that take alike long."""
-    number = state.turn.number
+    number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     seconds, lessons = _seconds(members), learning_utilities(members, number)
     waited = {device: rounds_waited(member, number) for device, member in members.items()}

@@ -37,7 +37,7 @@ def draw_by_utility(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, by their worth, or by how long they waited."""
-    number = state.turn.number
+    number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
     waited = {device: rounds_waited(member, number) for device, member in members.items()}

@@ -34,14 +34,14 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     lead_error: float | None = None
 
     @property
-    def turn(self) -> tuple[str, int, bool]:
+    def round_attempt(self) -> tuple[str, int, bool]:
         """Run, round, and whether it is the final evaluation."""
         return self.run, self.round, self.final_evaluation
 
 
 def write_decision(files: DeployedFiles, decision: Decision) -> None:
     """Append a decision, or replace the one of the same round. A failure to write is logged only."""
-    earlier = [one for one in read_decisions(files) if one.turn != decision.turn]
+    earlier = [one for one in read_decisions(files) if one.round_attempt != decision.round_attempt]
     try:
         files.decisions.write(msgspec.json.encode([*earlier, decision][-MOST_DECISIONS:]))
     except StoreError as problem:

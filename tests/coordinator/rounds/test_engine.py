@@ -62,13 +62,13 @@ class Script:
         return self.do(DeviceGone(device))
 
     def update(self, device, turn=None, **said):
-        return self.do(arrived(self.engine, device, turn or self.state.turn, **said))
+        return self.do(arrived(self.engine, device, turn or self.state.round_attempt, **said))
 
     def updates(self, *devices, **said):
         return [a for d in devices for a in self.update(d, **said)]
 
     def decline(self, device, turn=None, reason="too hot"):
-        return self.do(Declined(device, *(turn or self.state.turn), reason))
+        return self.do(Declined(device, *(turn or self.state.round_attempt), reason))
 
     def tick(self, now):
         self.now = now
@@ -467,7 +467,7 @@ def test_leavers_are_not_drawn_again_and_the_run_ends_when_none_is_left():
     script.ready("a")
     assert asked(script.update("b", leaving=True)) == ("a", "b")
     assert script.state.stage == "evaluating"
-    assert script.state.turn == (3, 1)
+    assert script.state.round_attempt == (3, 1)
     assert script.updates("a", "b")[2:] == [
         CloseFinalEvaluation(3, 1, ("a", "b")),
         FinishRun("every device has left"),

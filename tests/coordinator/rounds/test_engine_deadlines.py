@@ -91,7 +91,7 @@ def test_a_second_attempt_gets_the_whole_deadline_and_the_next_round_more_than_t
     assert script.tick(3.0)[0] == AbandonRound(1, 1, "deadline")
     assert span_s(script) == DEADLINE_S
     script.updates("a", "b")
-    assert script.state.turn == (2, 1)
+    assert script.state.round_attempt == (2, 1)
     assert span_s(script) == 2 * 1.5 * 2.0
 
 
@@ -157,7 +157,7 @@ def test_devices_that_decline_make_no_deadline_longer():
     expecting(script, a=2.0, b=2.0)
     script.decline("b")
     script.update("a")
-    assert script.state.turn == (2, 1)
+    assert script.state.round_attempt == (2, 1)
     assert span_s(script) == 3.0
 
 

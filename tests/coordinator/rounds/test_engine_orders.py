@@ -156,7 +156,13 @@ class Ledger:
 
 
 def _pending(state):
-    return state.turn, state.stage, state.timing.until, state.timing.gather_until, state.start_is_overdue
+    return (
+        state.round_attempt,
+        state.stage,
+        state.timing.until,
+        state.timing.gather_until,
+        state.start_is_overdue,
+    )
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -226,7 +232,7 @@ class AnyOrder(RuleBasedStateMachine):
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.engine.state), type=EngineState)
         self.engine, actions = RoundEngine.resume(self.run, self.round_, state, now)
         actions = answered(self.engine, actions, now)
-        if state.running and self.engine.state.turn == state.turn:
+        if state.running and self.engine.state.round_attempt == state.round_attempt:
             assert self.engine.wake_at == now + state.timing.span_s, "the round is given the same time again"
         resumed = [action for action in actions if isinstance(action, StartRound) and action.resumed]
         assert bool(resumed) == (self.ledger.open is not None)
@@ -267,7 +273,7 @@ class AnyOrder(RuleBasedStateMachine):
         after = self.engine.state
         assert _pending(after) != _pending(before)
         if before.running:
-            assert after.turn > before.turn or after.stage == "finished"
+            assert after.round_attempt > before.round_attempt or after.stage == "finished"
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -279,7 +285,7 @@ class AnyOrder(RuleBasedStateMachine):
                 return
             awaited = list(self.engine.state.awaited)
             if awaited:
-                self.do(arrived(self.engine, awaited[0], self.engine.state.turn))
+                self.do(arrived(self.engine, awaited[0], self.engine.state.round_attempt))
             elif self.engine.wake_at is not None:
                 self._wake()
         raise AssertionError("with willing devices a run comes to its end")
@@ -300,7 +306,7 @@ def play(run, round_, ready_order, reply_orders):
     engine = RoundEngine(run, round_)
     actions = [a for name in ready_order for a in handled(engine, DeviceReady(DeviceReport(name)), 0.0)]
     for order in reply_orders:
-        turn = engine.state.turn
+        turn = engine.state.round_attempt
         for name in [name for name in order if name in engine.state.participants]:
             actions += handled(engine, arrived(engine, name, turn), 0.0)
     shown = Admit | StartRound | SendTask | CloseRound | CloseFinalEvaluation | FinishRun | AbandonRound
@@ -335,7 +341,7 @@ def test_devices_that_always_decline_are_asked_once_a_deadline(seed, quorum, ste
         starts.append(now)
         while engine.state.running:
             name = next(engine.state.awaited)
-            handled(engine, Declined(name, *engine.state.turn, "no"), now)
+            handled(engine, Declined(name, *engine.state.round_attempt, "no"), now)
         now = engine.wake_at
         handled(engine, Tick(), now)
     assert starts == [7.0 * step for step in range(steps)]

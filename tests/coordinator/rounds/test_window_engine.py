@@ -448,8 +448,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = self.engine.wake_at
         self.do(Tick())
         after = self.state
-        assert (after.turn, after.stage, after.until, after.gather_until) != (
-            before.turn,
+        assert (after.round_attempt, after.stage, after.until, after.gather_until) != (
+            before.round_attempt,
             before.stage,
             before.until,
             before.gather_until,

@@ -129,7 +129,7 @@ def test_a_reply_is_judged_once_on_its_way_in(talk, monkeypatch):
     monkeypatch.setattr(asked_in, "rejection_of", lambda *of: judged.append(of) or rejection_of(*of))
     controller = talk.run.controller
     actual = talk.server.parts.sessions["a"].actual(0.0)
-    outcomes = controller.receive("a", controller.turn, reply, actual, 0.0)
+    outcomes = controller.receive("a", controller.round_attempt, reply, actual, 0.0)
     assert len(judged) == 1
     assert isinstance(outcomes[0], RoundClosed)
 
@@ -147,7 +147,7 @@ def test_observers_hear_of_a_round_only_once_it_is_committed(talk):
     with talk.server.parts.batch.committed(store):
         controller = talk.run.controller
         actual = talk.server.parts.sessions["a"].actual(0.0)
-        talk.server.parts.exchange.carry_out(controller.receive("a", controller.turn, reply, actual, 0.0))
+        talk.server.parts.exchange.carry_out(controller.receive("a", controller.round_attempt, reply, actual, 0.0))
         assert len(controller.records()) == 1
         assert committed == []
     assert committed == [True]

@@ -93,7 +93,7 @@ def test_a_late_answer_to_the_final_evaluation_counts_for_nothing_in_the_round_t
     desk = played(tmp_path / "run", rounds=2)
     run = open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
     run.controller.resume(50.0)
-    assert run.controller.engine_state.turn == (3, 2)
+    assert run.controller.engine_state.round_attempt == (3, 2)
     for device in desk.DEVICES:
         run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 51.0)
     state = run.controller.engine_state

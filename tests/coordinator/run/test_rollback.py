@@ -42,7 +42,7 @@ def test_a_round_that_breaks_everybodys_training_is_taken_back_and_done_without_
         world.step()
     assert states(world) == before
     assert world.controller.records()[-1].number == 1
-    assert world.state.turn == (2, 2)
+    assert world.state.round_attempt == (2, 2)
     assert set(world.state.participants) == HONEST
     while world.finished is None:
         world.step()

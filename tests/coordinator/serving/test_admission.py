@@ -35,7 +35,7 @@ def begun(talk):
 
 
 def finish_round(talk, *devices):
-    turn = talk.run.controller.engine_state.turn
+    turn = talk.run.controller.engine_state.round_attempt
     for device in devices:
         reply = answered(talk.session(device), talk.task(device))
         talk.send(device, TransferKey("update", talk.id, *turn), reply)
@@ -69,7 +69,7 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
-    assert talk.run.controller.engine_state.turn.number == 2
+    assert talk.run.controller.engine_state.round_attempt.number == 2
 
 
 def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplog):
@@ -134,7 +134,7 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     assert len(talk.server.parts.sessions) <= 103
     assert len(talk.server.parts.admission._unknown) <= 100
     finish_round(talk, "a", "b")
-    assert talk.run.controller.engine_state.turn.number == 2
+    assert talk.run.controller.engine_state.round_attempt.number == 2
 
 
 def test_a_name_that_was_never_enrolled_leaves_nothing_behind(begun):

@@ -61,7 +61,7 @@ def test_an_update_without_room_is_declined_by_name_and_the_round_goes_on_withou
 
     talk.free = 10 * RESERVE_BYTES
     talk.send("b", TransferKey("update", talk.id, 1, 1), answered(talk.session("b"), talk.tasks["b"]))
-    assert talk.run.controller.engine_state.turn.number == 2
+    assert talk.run.controller.engine_state.round_attempt.number == 2
 
 
 def test_room_that_was_promised_to_one_is_not_given_to_another(talk):

@@ -128,11 +128,11 @@ def test_the_second_device_is_told_and_nothing_of_it_counts(talk, caplog):
     state = talk.run.controller.engine_state
     talk.greet("a", num_samples=10)  # the first one again
     assert state.members["a"].ready
-    turn = talk.run.controller.awaited_turn("a")
+    turn = talk.run.controller.awaited_attempt("a")
     assert come(talk, "b") == [wire.NameTaken("b", FIRST_WAIT_S)]
     talk.hear("a", wire.Decline(talk.id, *turn, "from the second device"))
     talk.hear("a", b"x" * 100, "update")
-    assert talk.run.controller.awaited_turn("a") == turn
+    assert talk.run.controller.awaited_attempt("a") == turn
     assert state.members["a"].ready, "the first one keeps its place"
     assert state.counters.get("declined", 0) == 0
     assert talk.run.controller.ledger.refusals["second-device"] == 2

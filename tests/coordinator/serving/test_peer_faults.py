@@ -40,7 +40,7 @@ def _greeted(talk):
 
 def play(talk, sessions, device):
     """The device's part in the round that is open; what became of its reply."""
-    turn = talk.run.controller.engine_state.turn
+    turn = talk.run.controller.engine_state.round_attempt
     final_evaluation = talk.run.controller.engine_state.stage == "evaluating"
     reply = answered(sessions[device], talk.task(device))
     return talk.send(device, TransferKey("update", talk.id, *turn, final_evaluation), reply)
@@ -52,7 +52,7 @@ def remembered(controller):
     ledger.refusals = {}
     state = controller.engine_state
     return (
-        state.turn,
+        state.round_attempt,
         state.stage,
         state.replied,
         sorted(state.members),
@@ -126,7 +126,7 @@ def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(begun, tmp
     reply = answered(sessions["b"], talk.task("b"))
     before, broken.armed = remembered(controller), True
     with pytest.raises(ZeroDivisionError):
-        controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
+        controller.receive("b", controller.round_attempt, reply, wire.RoundCost(), 0.0)
     assert remembered(controller) == before
     broken.armed = False
     talk.run.store.close()
@@ -148,10 +148,10 @@ def test_the_step_that_failed_can_be_taken_again(begun, tmp_path, monkeypatch):
     broken.armed = True
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
+            controller.receive("b", controller.round_attempt, reply, wire.RoundCost(), 0.0)
     broken.armed = False
     talk.server.parts.exchange.carry_out(
-        controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
+        controller.receive("b", controller.round_attempt, reply, wire.RoundCost(), 0.0)
     )
     assert finished(talk, sessions) == calm
 

@@ -29,7 +29,7 @@ def talk(tmp_path):
             for device, session in talk.sessions.items():
                 reply = answered(session, talk.task(device))
                 assert talk.send(device, TransferKey("update", talk.id, number, 1), reply).refused is None
-        assert talk.run.controller.turn == (3, 1)
+        assert talk.run.controller.round_attempt == (3, 1)
         yield talk
 
 
@@ -69,7 +69,7 @@ def test_a_device_that_asks_for_its_task_for_ever_takes_no_part_in_the_round(tal
     ]
     reply = answered(talk.sessions["b"], talk.task("b"))
     assert talk.send("b", TransferKey("update", talk.id, 3, 1), reply).refused is None
-    assert talk.run.controller.turn == (4, 1)
+    assert talk.run.controller.round_attempt == (4, 1)
     assert len(offers(talk, "a")) == 1, "the next round asks it again"
 
 
@@ -79,7 +79,7 @@ def test_a_device_that_comes_again_may_ask_again(talk):
         talk.greet("a", talk.sessions["a"].base, num_samples=10)
         talk.task("a")
     assert refused(talk) == 0
-    assert talk.run.controller.awaited_turn("a") == (3, 1)
+    assert talk.run.controller.awaited_attempt("a") == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
         controller = desk.run.controller
         first, second, third = sorted(desk.tasks)[:3]
         data = desk.reply(first, desk.tasks[first])
-        turn = controller.engine_state.turn
+        turn = controller.engine_state.round_attempt
         events = [
             lambda k=desk, d=first, p=data: k.receive(d, p, 1.0),
             lambda k=desk, d=first, p=data: k.receive(d, p, 1.0),
@@ -56,7 +56,7 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
 
 def test_what_is_told_after_the_round_changes_one_row_of_its_record(tmp_path):
     desk = Crowd(tmp_path, 8)
-    first, turn = desk.DEVICES[0], desk.run.controller.engine_state.turn
+    first, turn = desk.DEVICES[0], desk.run.controller.engine_state.round_attempt
     for device in desk.DEVICES:
         desk.take(desk.receive(device, desk.reply(device, desk.tasks[device]), 1.0))
     (before,) = desk.closed

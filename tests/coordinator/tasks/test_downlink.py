@@ -60,7 +60,7 @@ def test_a_device_that_was_late_goes_on_from_what_it_holds(tmp_path, up):
     all_but(played, "d")
     read(played, "d")  # it does its work, but nobody hears of it in time
     played.take(played.run.controller.handle(Tick(), NOW))
-    assert played.run.controller.turn.number == 2
+    assert played.run.controller.round_attempt.number == 2
     read(played, "d")
     played.close()
 
@@ -70,7 +70,7 @@ def test_a_device_that_never_took_its_task_says_what_it_holds_and_is_sent_the_di
     all_but(played, "")
     all_but(played, "d")  # round 2, in which d has its task, and does nothing
     played.take(played.run.controller.handle(Tick(), NOW))
-    assert played.run.controller.turn.number == 3
+    assert played.run.controller.round_attempt.number == 3
     held = played.sessions["d"].base
     with pytest.raises(BaseUnknown, match="round 3 is a difference to what this device does not hold"):
         read(played, "d")

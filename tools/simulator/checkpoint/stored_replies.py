@@ -82,7 +82,10 @@ def swap_in_results(
 
 def swap_in_device(device: str, state: DeviceSnapshot, swap: Swap) -> DeviceSnapshot:
     """A device's state with its replies replaced."""
-    return replace(state, replies=[(turn, _in_made(device, made, swap)) for turn, made in state.replies])
+    return replace(
+        state,
+        replies=[(round_attempt, _in_made(device, made, swap)) for round_attempt, made in state.replies],
+    )
 
 
 def _in_event(event: SimulationEvent, swap: Swap) -> SimulationEvent:

@@ -78,7 +78,7 @@ class Nights:
             if isinstance(action, StartRound) and not action.resumed:
                 self.opened.append(self.civil)
                 if self.replies:
-                    self.do(ReplyArrived("a", *self.state.turn, None))
+                    self.do(ReplyArrived("a", *self.state.round_attempt, None))
 
     def until(self, end, *, restart=lambda: False):
         """Sleep from one time that the engine asks for to the next."""
@@ -151,7 +151,7 @@ def test_inside_a_window_alone_rounds_follow_each_other():
     nights.until(at("2026-01-02 01:00"))
     for minute in range(10, 250, 10):
         nights.now = at("2026-01-02 01:00") + 60 * minute
-        nights.do(ReplyArrived("a", *nights.state.turn, None))
+        nights.do(ReplyArrived("a", *nights.state.round_attempt, None))
     assert len(nights.opened) == 24, "the last one is finished, and no other opens"
     assert max(nights.nights) == "01-02 04:50"
     assert not nights.state.running
@@ -304,7 +304,7 @@ def test_devices_say_when_training_pays_and_their_update_uses_it_up():
     )
     nights.say(DeviceReport("a", new_samples=100))
     assert len(nights.opened) == 1
-    nights.do(ReplyArrived("b", *nights.state.turn, None))
+    nights.do(ReplyArrived("b", *nights.state.round_attempt, None))
     assert len(nights.opened) == 1, "their reports are older than their updates"
     nights.do(ClockSet(5.0))
     for device in "ab":
@@ -359,7 +359,7 @@ def test_paused_the_open_round_is_finished_and_none_opens_until_it_goes_on_after
     nights = Nights(0.0, every="1h", replies=False)
     nights.do(Paused(True))
     assert nights.state.running
-    nights.do(ReplyArrived("a", *nights.state.turn, None))
+    nights.do(ReplyArrived("a", *nights.state.round_attempt, None))
     assert any(isinstance(action, CloseRound) for action in nights.actions)
     nights.until(5 * HOUR_S)
     nights.restart(off_s=HOUR_S)
@@ -372,7 +372,7 @@ def test_paused_the_open_round_is_finished_and_none_opens_until_it_goes_on_after
 
 def test_an_open_run_nobody_leaves_and_it_ends_when_it_is_told():
     nights = Nights(0.0, every="1h", replies=False)
-    nights.do(ReplyArrived("a", *nights.state.turn, None, leaving=True))
+    nights.do(ReplyArrived("a", *nights.state.round_attempt, None, leaving=True))
     assert not nights.state.members["a"].left
     nights.do(RoundsEnded("enough"))
     assert nights.actions[-1] == FinishRun("enough")
@@ -380,7 +380,7 @@ def test_an_open_run_nobody_leaves_and_it_ends_when_it_is_told():
 
 def test_who_had_left_a_run_is_back_when_its_rounds_are_made_open():
     nights = Nights(0.0, rounds=9, replies=False)
-    nights.do(ReplyArrived("a", *nights.state.turn, None, leaving=True))
+    nights.do(ReplyArrived("a", *nights.state.round_attempt, None, leaving=True))
     assert nights.engine.finished
     nights.engine.reopen()
     nights.run = replace(nights.run, rounds="open")
@@ -395,7 +395,7 @@ def test_a_pause_gives_up_what_slower_devices_are_at_and_asks_them_afresh_after_
         handled(engine, DeviceReady(DeviceReport(device)), 0.0)
     slow = engine.state.members["b"].asked
     handled(engine, Paused(True), 1.0)
-    handled(engine, ReplyArrived("a", *engine.state.turn, None), 2.0)
+    handled(engine, ReplyArrived("a", *engine.state.round_attempt, None), 2.0)
     assert (engine.state.stage, engine.state.participants) == ("waiting", ())
     assert rejection_of(engine.state, "b", slow) == "late"
     actions = handled(engine, Paused(False), 3.0)

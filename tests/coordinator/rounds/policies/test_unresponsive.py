@@ -15,12 +15,12 @@ def played(script, rounds, honest):
     seen = {}
     while not script.engine.finished and len(seen) < rounds:
         state = script.state
-        turn = state.turn
+        turn = state.round_attempt
         seen.setdefault(turn, state.participants)
         for device in state.participants:
-            if state.turn == turn and device in honest:
+            if state.round_attempt == turn and device in honest:
                 script.update(device)
-        if script.state.turn == turn:
+        if script.state.round_attempt == turn:
             script.tick(script.state.timing.until)
     return seen
 
@@ -55,7 +55,7 @@ def test_an_answer_that_comes_too_late_is_one(late):
     script = Script(rounds=50, start_with=2)
     script.ready("a", "slow")
     for _ in range(MISSES + 2):
-        before = script.state.turn
+        before = script.state.round_attempt
         script.update("a")
         script.tick(script.state.timing.until)
         getattr(script, late)("slow", before)
@@ -98,11 +98,11 @@ def test_semi_asynchronously_too():
         script.ready("a", "ghost")
         seen = []
         while not script.engine.finished:
-            number = script.state.turn.number
+            number = script.state.round_attempt.number
             if "ghost" in script.state.participants and script.state.members["ghost"].asked.number == number:
                 seen.append(number)
             script.update("a")
-            while script.state.turn.number == number and not script.engine.finished:
+            while script.state.round_attempt.number == number and not script.engine.finished:
                 script.tick(script.state.timing.until)
         assert seen[:4] == [1, 2, 3, 5]
         assert len(seen) <= 9

@@ -73,7 +73,7 @@ def rounds(members, number, section=OORT):
         state.change(rounds_done=done)
         drawn.append(draw(tuple(sorted(members)), state, section, 7))
         for name in drawn[-1]:
-            state.put(name, asked=state.turn)
+            state.put(name, asked=state.round_attempt)
     return drawn
 
 
