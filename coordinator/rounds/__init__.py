@@ -1,1 +1,1 @@
-"""The round engine and what decides in it: events in, actions out; no I/O, no clock, no method."""
+"""The round engine and its policies: events in, actions out. No I/O, no clock, no knowledge of the method."""

@@ -1,6 +1,6 @@
-"""What the round engine wants done: imperatives, in order, each about one round of one run.
+"""Actions: what the round engine asks its driver to do. Each names one round of one run.
 
-The engine is told `coordinator.rounds.events`; what became of its actions is told to carriers and observers
+The engine's input are `coordinator.rounds.events`. The results of its actions reach carriers and observers
 as `coordinator.run.run_events`.
 """
 
@@ -16,17 +16,17 @@ Miss = Literal["deadline", "too-few", "non-finite", "diverged"]
 
 @dataclass(frozen=True)
 class Admit:
-    """Let the method take note of a device (`Method.admit`)."""
+    """Show the method a device's report (`Method.admit`)."""
 
     report: DeviceReport
 
 
 @dataclass(frozen=True)
 class StartRound:
-    """Plan this round (`Method.plan`); a `SendTask` follows for each participant that is there.
+    """Plan this round (`Method.plan`). A `SendTask` follows for each participant that is connected.
 
-    `resumed`: the coordinator restarted in mid-round; make the same plan once more. Semi-asynchronously,
-    also when devices come in while a window is open: the same plan, with them among the participants.
+    `resumed`: the coordinator restarted during the round, so the same plan must be made again. In
+    semi-asynchronous runs it is also True when devices join an open window: the same plan, with them added.
     """
 
     round: Round
@@ -36,7 +36,7 @@ class StartRound:
 
 @dataclass(frozen=True)
 class SendTask:
-    """Send a participant its task; again when it came back without having replied."""
+    """Send a participant its task. Repeated when the device reconnects without having replied."""
 
     device: DeviceId
     round: int
@@ -45,7 +45,7 @@ class SendTask:
 
 @dataclass(frozen=True)
 class KeepReply:
-    """Keep this reply for its round: it counts."""
+    """Keep this accepted reply for its round."""
 
     device: DeviceId
     round: int
@@ -54,9 +54,9 @@ class KeepReply:
 
 @dataclass(frozen=True)
 class DropReply:
-    """Drop this reply: it does not count, because of its `rejection`.
+    """Drop this reply, for the reason `rejection`.
 
-    Its device is not told: its reply is acknowledged like any other, so that it is not offered again.
+    The reply is acknowledged like any other, so that the device does not offer it again.
     """
 
     device: DeviceId
@@ -70,7 +70,7 @@ class Aggregate:
     """Aggregate exactly the replies of these devices, in this (ascending) order; at least one.
 
     Answer with the event `Aggregated` or `NotAggregated` before any other event. The engine then closes the
-    round, tries it without some of the updates, or abandons it.
+    round, tries again without some of the updates, or abandons the round.
     """
 
     number: int
@@ -80,7 +80,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class CloseRound:
-    """Take over what the last `Aggregate` made of the replies of these devices, and record the round."""
+    """Adopt the result of the last `Aggregate` of these devices' replies, and record the round."""
 
     number: int
     attempt: int
@@ -89,10 +89,11 @@ class CloseRound:
 
 @dataclass(frozen=True)
 class AbandonRound:
-    """The quorum was missed: drop this attempt's plan and updates. The same number is asked again.
+    """Drop this attempt's plan and updates. The round is tried again under the same number.
 
-    `reason`: "deadline", too few had replied by then; "too-few", nobody is left who could still reply;
-    "non-finite", the updates do not aggregate to finite numbers; "diverged", training breaks on this model.
+    `reason`: "deadline": too few devices had replied in time; "too-few": no device is left that could still
+    reply; "non-finite": the updates do not aggregate to finite numbers; "diverged": training diverges on this
+    model.
     """
 
     number: int
@@ -102,8 +103,9 @@ class AbandonRound:
 
 @dataclass(frozen=True)
 class RollBack:
-    """Undo this round, the last that was closed: the method's state is again that of before its plan, and
-    every device is admitted again. The same number is asked again.
+    """Undo this round, the last that was closed, and try it again under the same number.
+
+    The method's state returns to that before the round's plan. Every device is admitted again.
     """
 
     number: int
@@ -112,9 +114,7 @@ class RollBack:
 
 @dataclass(frozen=True)
 class CloseFinalEvaluation:
-    """The final evaluation is over; these devices (ascending, perhaps none) took part. Nothing is
-    aggregated.
-    """
+    """End the final evaluation. `devices` (ascending, perhaps none) took part. Nothing is aggregated."""
 
     number: int
     attempt: int
@@ -123,7 +123,7 @@ class CloseFinalEvaluation:
 
 @dataclass(frozen=True)
 class FinishRun:
-    """The run is over; tell every device. The last action of a run."""
+    """End the run and notify every device. The last action of a run."""
 
     reason: str
 

@@ -2,11 +2,12 @@
 
 An encoding that sends less than the whole change leaves a residual for a later update (error feedback). The
 residual is missing meanwhile, so the update has less utility (`EncodingCost.utility_factor`). The error
-depends on model and masks, and grows during a run. So each device reports it with its reply, and the median
-over the devices that used the same encoding in a round counts.
+depends on the model and the masks, and grows during a run. So each device reports it with its reply. The
+coordinator takes the median over the devices that used the same encoding in a round.
 
 The coordinator cannot check such a report. A false one moves the median no further than one honest report
-does. A device that is alone with its encoding can change that encoding's factor within `encoding.SLOWING`.
+does. A device that is the only one with its encoding can change that encoding's factor within
+`encoding.SLOWING`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ class CompressionErrors:
     """The measured compression error of each of the run's encodings of updates.
 
     Attributes:
-        shares: a running mean over rounds, by the encoding's number; None: not reported yet.
+        shares: a running mean over rounds, by the encoding's number; None until one is reported.
     """
 
     shares: tuple[float | None, ...] = ()
@@ -33,7 +34,7 @@ class CompressionErrors:
     def after(
         self, reported: Mapping[int, Sequence[float]], uplinks: Sequence[EncodingCost]
     ) -> "CompressionErrors":
-        """The errors after a round; `reported` has the devices' reports by the encoding's number."""
+        """The errors after a round. `reported` has the devices' reports by the encoding's number."""
         return CompressionErrors(
             tuple(
                 _mean(before, reported.get(number, ()), cost.compression_error)
@@ -42,7 +43,9 @@ class CompressionErrors:
         )
 
     def utility_factors(self, uplinks: Sequence[EncodingCost]) -> tuple[float, ...]:
-        """`EncodingCost.utility_factor` of each encoding; with its usual error where none was reported."""
+        """`EncodingCost.utility_factor` of each encoding; its usual error stands in where none was
+        reported.
+        """
         return tuple(cost.utility_factor(share) for cost, share in self._by_uplink(uplinks)) or (1.0,)
 
     def _by_uplink(self, uplinks: Sequence[EncodingCost]) -> list[tuple[EncodingCost, float | None]]:

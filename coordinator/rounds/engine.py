@@ -1,15 +1,14 @@
-"""The round engine: events in, actions out; no I/O, no clock, no method.
+"""The round engine: events in, actions out. No I/O, no clock, no knowledge of the method.
 
 A simulation and a fleet drive the same engine:
 
-    actions = engine.handle(event, now)     # for each event, in whatever order they come
+    actions = engine.handle(event, now)     # for each event, in any order
     ...                                     # do the actions, in order
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
 `now` is in seconds of any finite clock. When it jumps back, open deadlines move back with it. When it jumps
-ahead, at most one attempt is lost. No event raises: a wrong one is counted. A reply that does not count is
-also answered with `DropReply`. After `FinishRun` no action follows; replies that still come are counted as
-late.
+ahead, at most one attempt is lost. No event raises: an invalid one is counted. A rejected reply is
+also answered with `DropReply`. After `FinishRun` no action follows; later replies are counted as late.
 
 Where each decision is made:
 
@@ -23,18 +22,17 @@ Where each decision is made:
 - rounds that break training: `rounds.rollback`
 - semi-asynchronous rounds: `rounds.window_engine`
 
-**What the driver must store.** One record: `engine.state` (of its members those that changed) and the
-method's state, written together after each `handle`:
+**What the driver must store.** One record: the changed members of `engine.state` and the method's state,
+written together after each `handle`:
 
-1. Store a reply that counts, because a round may close with it. Do the actions in order. `Aggregate` is
-answered at
-   once with `Aggregated` or `NotAggregated`, whose actions belong to the same step.
+1. Store an accepted reply, because a round may close with it. Do the actions in order. Answer `Aggregate` at
+   once with `Aggregated` or `NotAggregated`; the actions that follow belong to the same step.
 2. Write the record, in one transaction. One transaction may hold several events.
-3. Only then speak to devices: `SendTask`, `FinishRun`, and the acknowledgement of the reply.
+3. Only then send messages to devices: `SendTask`, `FinishRun`, and the acknowledgement of the reply.
 
 A crash before 2 loses the event. The reply is not acknowledged, so the device offers it again, and the same
-event leads to the same actions. A crash after 2 loses only messages: tasks are sent again when devices come
-back.
+event leads to the same actions. A crash after 2 loses only messages: tasks are sent again when devices
+reconnect.
 
 The method's state in the record is the one **before** the open round's plan. Between `StartRound` and its
 `CloseRound` or `AbandonRound` no `Admit` comes. Devices that join meanwhile are admitted, in ascending order,
@@ -71,14 +69,15 @@ from fleetune.protocols.method.method import DeviceId, Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 
 ALL_DONE = "all rounds are done"
-GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
+GATHER_S = 60.0  # longer than the 40 s after which an agent at the latest retries a broker that was away
 
 
 class RoundEngine:
-    """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`, when `schedule` says.
+    """Runs `run.rounds` rounds and the final evaluation by the rules in `round_`, at the times of
+    `schedule`.
 
     Args:
-        planner: what participants are asked to do.
+        planner: chooses how much each participant does.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class RoundEngine:
         self._run = run
         self._round = round_
         self._schedule = schedule
-        self._look_at: float | None = None  # when a round may be due
+        self._look_at: float | None = None  # when a round may open next
 
     @classmethod
     def resume(
@@ -107,12 +106,12 @@ class RoundEngine:
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         planner: Planner = Planner(),  # noqa: B008 - frozen
     ) -> tuple[Self, list[Action]]:
-        """Go on from a stored state after a restart; also gives what is to be done first.
+        """Continue from a stored state after a restart. Returns the engine and the first actions.
 
-        Nobody counts as there until it reports again; open deadlines start afresh, as long as they were. An
-        open round is started again, marked `resumed`; its participants get their tasks as they come back.
-        Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
-        would train alone.
+        Every device counts as disconnected until it reports again. Open deadlines start again with their full
+        length. An open round is started again, marked `resumed`; its participants get their tasks when they
+        reconnect. Between two rounds the engine waits up to `GATHER_S` for devices to reconnect. Otherwise
+        the first to reconnect would train alone.
         """
         engine = cls(run, round_, state.copy(), schedule, planner)
         engine.state.change(seen_at=now)
@@ -121,7 +120,7 @@ class RoundEngine:
             member = state.members[name]
             engine.state.put(name, ready=False, returning=member.ready or gathering)
         for name in tuple(engine.state.groups.left) if run.is_open else ():
-            engine.state.put(name, left=False)  # before its rounds were made open
+            engine.state.put(name, left=False)  # the state is from before its number of rounds was made open
         if state.stage == "waiting" and engine.state.groups.returning:
             engine.state.change(gather_until=now + min(GATHER_S, round_.deadline_s))
         if state.timing.until is not None:
@@ -131,10 +130,9 @@ class RoundEngine:
         return engine, restart + engine._advance(now)
 
     def reopen(self) -> None:
-        """Go back from the final evaluation, or the end, to waiting for the next round: it may come after
-        all.
+        """Return from the final evaluation, or the end of the run, to waiting for a round that was added.
 
-        The final evaluation asked for this round already, so what comes is another attempt.
+        The final evaluation used this round's number already, so the round continues as a later attempt.
         """
         asked = any(member.asked >= self.state.round_attempt for member in self.state.members.values())
         attempt = self.state.attempt + int(asked)
@@ -142,7 +140,7 @@ class RoundEngine:
 
     @property
     def wake_at(self) -> float | None:
-        """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
+        """When `handle(Tick(), now)` is due at the latest; None if only another event can matter."""
         waiting = self.state.stage == "waiting"
         first = self.state.round_attempt == (1, 1) and not self.state.start_is_overdue
         start_by = self.state.timing.start_by if first else None
@@ -158,11 +156,11 @@ class RoundEngine:
 
     @property
     def _span_s(self) -> float:
-        """How long the turn that opens may take at most before something is decided."""
+        """Maximum duration of the attempt that opens, in seconds."""
         return proposed_s(self.state, self._round, self._planner.objective)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event in at `now` (seconds); what is to be done, in this order."""
+        """Process one event at `now` (seconds). Returns the actions, to be done in this order."""
         if self.finished:
             if isinstance(event, ReplyArrived | Declined):
                 self.state.count("late")
@@ -215,7 +213,7 @@ class RoundEngine:
         return self._abandon(AbandonRound(*state.round_attempt, decision), pause_until=pause_until)
 
     def _decision(self, now: float) -> Decision | None:
-        """What becomes of the open round, or the final evaluation, at `now`; None: it stays open."""
+        """Decision about the open round, or the final evaluation, at `now`; None if it stays open."""
         return decide(self.state, self._round, now)
 
     def _closed(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
@@ -240,7 +238,9 @@ class RoundEngine:
         return [action]
 
     def _not_aggregated(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
-        """Go on without the suspects' updates; without any suspect, or any update left, abandon the round."""
+        """Go on without the suspects' updates. Abandon the round if there is no suspect or no other
+        update.
+        """
         self.state.move("updates did not aggregate")
         for device in suspects:
             self.state.count("non-finite")
@@ -248,7 +248,7 @@ class RoundEngine:
                 self.state, Declined(device, *self.state.round_attempt, "its update would break the model")
             )
         if suspects and self.state.groups.replied:
-            return []  # `_advance` decides anew
+            return []  # `_advance` decides again
         round_attempt = self.state.round_attempt
         actions = self._abandon(AbandonRound(*round_attempt, "non-finite"), pause_until=None)
         reason = hopeless(self.state, round_attempt.number, "its updates did not aggregate to finite numbers")
@@ -274,7 +274,7 @@ class RoundEngine:
         return actions + (self._end(reason, self.state.timing.seen_at) if reason else [])
 
     def _gathers(self, now: float) -> bool:
-        """Whether those that were there before a restart are still given time to come back."""
+        """True while devices that were connected before a restart still have time to reconnect."""
         until = self.state.timing.gather_until
         if until is not None and self.state.groups.returning and now < until:
             return True
@@ -284,7 +284,7 @@ class RoundEngine:
 
     @property
     def _over(self) -> str | None:
-        """Why no round follows; None: one does."""
+        """Reason why no further round follows; None if one does."""
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
             return self.state.ending.ends or ALL_DONE
@@ -295,7 +295,7 @@ class RoundEngine:
         return self._planner.over_budget(self.state, participants, self._round.deadline_s)
 
     def _holds(self, now: float) -> bool:
-        """Whether the coming round is not due yet."""
+        """True if the next round is not due yet."""
         state = self.state
         telling = len(state.groups.telling)
         look = self._schedule.look(state.plan, now, state.timing.ahead_s, telling, state.rounds_done)
@@ -308,7 +308,7 @@ class RoundEngine:
         return not look.plan.due
 
     def _note_first_device(self, now: float) -> None:
-        """Note until when round 1 waits for more devices, where `start_with` is not set."""
+        """Set the time until which round 1 waits for more devices, if `start_with` is not set."""
         if self._round.start_with is not None or self.state.round_attempt != (1, 1):
             return
         if not self.state.groups.eligible:
@@ -341,9 +341,9 @@ class RoundEngine:
         return self._open(participants, now)
 
     def _without_devices(self, overdue: bool, now: float) -> list[Action]:
-        """Nobody who would train is there: wait, or end training when that is because they left.
+        """No device that would train is connected: wait, or end training if all of them have left.
 
-        Devices that are only gone get one deadline to come back, from when all others have left.
+        Devices that are only disconnected get one deadline to reconnect, from when all others have left.
         """
         groups = self.state.groups
         if (overdue and groups.left_there) or (groups.left and not groups.staying):
@@ -361,7 +361,7 @@ class RoundEngine:
         return self._open(participants, now)
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
-        """Start what stage and participants say; those `asked` get a task."""
+        """Start the round or evaluation that the stage says, and send the devices in `asked` their tasks."""
         if self.state.stage == "training":
             self._planner.assign(self.state, asked)
         self.state.change(spent=self.state.spent.opened(now))
@@ -378,7 +378,7 @@ class RoundEngine:
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
     def reopening(self) -> StartRound:
-        """The start of the open round, once more: planned again, it gives the same tasks."""
+        """`StartRound` of the open round, to plan it again; the same plan gives the same tasks."""
         return self._start_action(resumed=True)
 
     def _start_action(self, *, resumed: bool) -> StartRound:
@@ -387,11 +387,11 @@ class RoundEngine:
         return StartRound(round_, self.state.attempt, resumed)
 
     def _admit_all(self) -> list[Admit]:
-        """Let the method know of every report it has not seen, in ascending order of devices."""
+        """Show the method every report it has not seen, in ascending order of devices."""
         admits = []
         for device in sorted(self.state.groups.unseen):
             report = self.state.members[device].at_work
-            assert report is not None, "unseen are reports that were given"
+            assert report is not None, "a device is in `unseen` only with a report"
             admits.append(Admit(report))
             self.state.put(device, admitted=True)
         return admits

@@ -1,4 +1,4 @@
-"""Everything the round engine remembers, as one record that msgspec can carry."""
+"""The round engine's whole state, as one record that msgspec can store."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ Answer = Literal["update", "declined", "expired"]
 
 
 class RoundAttempt(NamedTuple):
-    """One asking; later turns are greater."""
+    """Number and attempt of a round. Later ones compare greater."""
 
     number: int
     attempt: int
 
     @classmethod
     def of(cls, key: TransferKey) -> Self:
-        """What a payload is for."""
+        """The round and attempt that a payload belongs to."""
         return cls(key.round, key.attempt)
 
 
@@ -35,13 +35,13 @@ NEVER = RoundAttempt(0, 0)
 
 @dataclass(frozen=True)
 class ScheduleState:
-    """What the engine remembers of the run's [schedule].
+    """The engine's state of the run's [schedule].
 
     Attributes:
-        due: a round is due, and has not closed yet.
-        day: whose slot was used last, counted from 1970-01-01; None: none yet.
-        since: when the last round became due, on the run's clock; None: none yet.
-        missed: how many slots went by without a round.
+        due: True if a round is due and has not closed yet.
+        day: day of the slot that was used last, counted from 1970-01-01; None: no slot was used yet.
+        since: when the last round became due, on the run's clock; None: none was due yet.
+        missed: number of slots that passed without a round.
     """
 
     due: bool = False
@@ -52,16 +52,16 @@ class ScheduleState:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the coordinator has seen of a device's rounds; None: not known.
+    """What the coordinator has observed of a device; None where not known.
 
     Attributes:
-        asked_at: when it was asked last, on the run's clock.
-        took_s: how long its last reply took.
-        loss: that its last reply reported.
-        change: how much its last update changed what it was sent.
-        compression_error: of its last update (see `RoundCost`).
-        stretch: how many times longer than it says a round is expected to take it, at least 1.
-        missed: deadlines that it missed in a row, see `coordinator.rounds.policies.unresponsive`.
+        asked_at: when its latest task was assigned, on the run's clock.
+        took_s: seconds from its last task to the reply.
+        loss: training loss of its last reply.
+        change: relative change of the model by its last update.
+        compression_error: compression error of its last update (see `RoundCost`).
+        stretch: actual over predicted duration of its rounds, at least 1.
+        missed: number of deadlines missed in a row, see `coordinator.rounds.policies.unresponsive`.
     """
 
     asked_at: float | None = None
@@ -75,24 +75,24 @@ class Observed:
 
 @dataclass(frozen=True)
 class Member:
-    """What is known of one device.
+    """State of one device.
 
     Attributes:
-        report: its latest; None when it refused before it ever gave one.
-        admitted: whether the method has seen this report.
-        ready: whether it is there.
-        left: it stopped early; it is asked for the final evaluation only.
-        refusal: why it will not join the run.
-        asked: the turn of its latest task; NEVER before the first.
-        answer: what it said to that task; "expired": it took too long (see
+        report: its latest report; None if it refused before it gave one.
+        admitted: True if the method has seen this report.
+        ready: True if it is connected and enrolled.
+        left: it stopped early; it takes part in the final evaluation only.
+        refusal: reason why it refused to join the run.
+        asked: round and attempt of its latest task; NEVER before the first.
+        answer: its answer to that task. "expired": it took too long (see
             `coordinator.rounds.window_engine`).
         declined_round: the latest round it declined, 0 for none.
-        declined_reason: why.
-        diverged: because its training, or its task, was no longer finite.
-        returning: it was there when the coordinator stopped, and has not been heard of since it is back.
-        trained: its report is older than its last update, so that what that calls new was trained on.
-        assigned: with an objective: what its latest task was planned at.
-        observed: what the coordinator has seen of its rounds.
+        declined_reason: reason why it declined.
+        diverged: True if it declined because its training, or its task, was not finite.
+        returning: it was connected when the coordinator stopped, and has not reconnected since.
+        trained: its report is older than its last update, so the new samples it reports are already used.
+        assigned: the budget of its latest task, in runs with an objective.
+        observed: what the coordinator has observed of its rounds.
         agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
     """
 
@@ -114,12 +114,12 @@ class Member:
 
     @property
     def stays(self) -> bool:
-        """Whether it is, or would be if it came back, part of the training."""
+        """True if it takes part in training, or would if it reconnected."""
         return not self.left and self.refusal is None
 
     @property
     def at_work(self) -> DeviceReport | None:
-        """Its report, with the ratio that it is asked to work at and the seconds that it expects of it."""
+        """Its report, with the ratio of its assigned task and the round duration predicted for it."""
         report, assigned = self.report, self.assigned
         if report is None or assigned is None or report.affords is UNSET or not report.affords:
             return report
@@ -132,28 +132,29 @@ class Member:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the method has yet to see its report."""
+        """True if the method has not seen its report yet."""
         return self.report is not None and self.refusal is None and not self.admitted
 
 
 _STRANGER = Member()
 _OBSERVED = Observed.__dataclass_fields__.keys()
 OPEN = frozenset(("training", "aggregating", "evaluating"))  # stages in which a round is open
-_PARTS = {"stage", "rounds_done", "participants"}  # what decides on a device's part, besides its member
+# changes of these fields can move a device to another group
+_PARTS = {"stage", "rounds_done", "participants"}
 
 
 @dataclass(frozen=True)
 class Timing:
-    """When something is due, on the run's clock; None: no such time.
+    """When something is due, on the run's clock; None where nothing is.
 
     Attributes:
-        until: when the open round is over; while waiting, when to look again.
-        span_s: how long the round that opened last is given.
+        until: when the open round's time is over; between rounds, when to check again.
+        span_s: duration given to the round that opened last, in seconds.
         extended: how often the open window was extended.
         seen_at: the latest `now`.
-        ahead_s: by how much the time of day is ahead of `now`.
-        gather_until: until then no round opens, so that devices can come back after a restart.
-        start_by: where `round.start_with` is not set: when round 1 opens with the devices that are there.
+        ahead_s: seconds that the time of day is ahead of `now`.
+        gather_until: no round opens before this time, so that devices can reconnect after a restart.
+        start_by: when round 1 opens with the devices that are connected, if `round.start_with` is not set.
     """
 
     until: float | None = None
@@ -167,12 +168,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Retries:
-    """Rounds that were, or may be, tried again.
+    """Rounds that were tried again, or may be.
 
     Attributes:
-        closed: the round that closed last, as long as it can be rolled back; NEVER: none can.
-        suspects: devices whose update-norm ratio stood out in it.
-        next_attempt: of the round after the open one: an attempt that was asked before is not asked again.
+        closed: the round that closed last, while it can be rolled back; NEVER: no round can.
+        suspects: devices with an outlying update-norm ratio in that round.
+        next_attempt: attempt at which the round after the open one starts; attempt numbers are not reused.
         failed: the round that failed or was rolled back last, and how often.
     """
 
@@ -184,11 +185,11 @@ class Retries:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why the run comes to its end.
+    """Why the run ends.
 
     Attributes:
-        ends: why no further round opens, but for the final evaluation; "": they do.
-        reason: why training has ended; "": it has not.
+        ends: reason why no further round opens except the final evaluation; "": more rounds open.
+        reason: reason why training has ended; "": it has not.
     """
 
     ends: str = ""
@@ -204,25 +205,26 @@ _PART_OF = {
 
 @dataclass
 class EngineState:
-    """The run so far.
+    """State of the whole run.
 
-    The engine changes it, by `change`, `put` and `count` alone, so that an event costs what it changed and
-    not what there is; others read it, and `copy` it to keep it. Members are values: they are replaced.
+    Only the engine changes it, and only with `change`, `put` and `count`. So an event costs as much as it
+    changes, however many devices there are. Other code reads it, and uses `copy` to keep it. Members are
+    immutable: a change replaces them.
 
     Attributes:
         stage: see `coordinator.rounds.stages`; only `move` changes it.
         rounds_done: training rounds that were aggregated.
-        attempt: of round `rounds_done + 1`, the one that runs or comes next.
-        participants: of the round that runs, ascending; semi-asynchronously, who works or has replied.
+        attempt: attempt at round `rounds_done + 1`, the one that is open or comes next.
+        participants: of the open round, ascending; semi-asynchronously, devices at work or with a reply.
         timing: when something is due.
         retries: rounds that are tried again.
-        members: every device ever heard of.
-        counters: how often: replies and declines dropped, by rejection; `declined` rounds, `refused` runs,
-            `abandoned` attempts, devices `gone`.
-        ending: why the run comes to its end.
-        plan: what is remembered of the run's schedule.
-        paused: no round opens.
-        compression_errors: with an objective: of the run's encodings, as devices report them.
+        members: every device that was ever seen.
+        counters: event counts: replies and declines dropped, by rejection reason; `declined` rounds,
+            `refused` runs, `abandoned` attempts, devices `gone`.
+        ending: why the run ends.
+        plan: state of the run's schedule.
+        paused: True if no round may open.
+        compression_errors: of the run's encodings, as devices report them; only with an objective.
         spent: what the run has spent.
     """
 
@@ -245,29 +247,31 @@ class EngineState:
         self._changed: set[DeviceId] = set()
 
     def group(self, pays: Callable[[DeviceReport], bool]) -> None:
-        """Group the devices; `pays`: whether training on a device would pay, see `Schedule`."""
+        """Build the groups of devices. `pays(report)`: True if training on that device would pay, see
+        `Schedule`.
+        """
         self._groups = Groups(self.members, self, pays)
 
     @property
     def groups(self) -> Groups:
-        """Who could train, who is awaited and the like."""
+        """Groups of devices, such as those that could train or still have to answer."""
         if self._groups is None:
             self._groups = Groups(self.members, self)
         return self._groups
 
     @property
     def round_attempt(self) -> RoundAttempt:
-        """The asking that runs or comes next."""
+        """The round and attempt that is open or comes next."""
         return RoundAttempt(self.rounds_done + 1, self.attempt)
 
     @property
     def start_is_overdue(self) -> bool:
-        """Whether round 1 waits for no further device any more, see `start_by`."""
+        """True if round 1 no longer waits for further devices, see `Timing.start_by`."""
         return self.timing.start_by is not None and self.timing.seen_at >= self.timing.start_by
 
     @property
     def running(self) -> bool:
-        """Whether a round, or the final evaluation, is open."""
+        """True if a round, or the final evaluation, is open."""
         return self.stage in OPEN
 
     @property
@@ -277,35 +281,35 @@ class EngineState:
 
     @property
     def awaited(self) -> Iterator[DeviceId]:
-        """Participants that may still answer, there or not, ascending."""
+        """Participants that may still answer, connected or not, ascending."""
         return iter(sorted(self.groups.awaited))
 
     def is_listed(self, device: DeviceId) -> bool:
-        """Whether this device is among `participants`."""
+        """True if this device is among `participants`."""
         index = bisect_left(self.participants, device)
         return index < len(self.participants) and self.participants[index] == device
 
     def takes_part(self, device: DeviceId) -> bool:
-        """Whether this device is one of the open round's participants."""
+        """True if this device is one of the open round's participants."""
         return self.running and self.is_listed(device)
 
     def awaits(self, device: DeviceId) -> bool:
-        """Whether the open round still waits for this device's answer."""
+        """True if the open round still waits for this device's answer."""
         if not self.takes_part(device):
             return False
         member = self.members[device]
         return member.answer is None and (self.stage == "evaluating" or not member.left)
 
     def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
-        """The task that the device is expected to answer; None: none."""
+        """Round and attempt of the task that the device is expected to answer; None if there is none."""
         return self.members[device].asked if self.awaits(device) else None
 
     def member(self, device: DeviceId) -> Member:
-        """What is known of a device; of one never heard of, nothing."""
+        """State of a device; an empty `Member` if it was never seen."""
         return self.members.get(device, _STRANGER)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
-        """Change these fields of one device, or of what was observed of it; it may be new."""
+        """Change these fields of one device, or of its observations. The device may be new."""
         member = self.member(device)
         seen = {name: changes.pop(name) for name in _OBSERVED & changes.keys()}
         if seen:
@@ -316,10 +320,10 @@ class EngineState:
             self._groups.place((device,), self)
 
     def move(self, transition: Transition, **fields: Any) -> None:
-        """Go to the stage that the table has for this transition, and change these fields of the run."""
+        """Go to the stage that the table gives for this transition, and change these fields of the run."""
         stage = after(self.stage, transition)
         if {stage, self.stage} == {"training", "aggregating"}:
-            self.stage = stage  # no device's part changes, so that no group needs to be looked at
+            self.stage = stage  # no device changes its group, so the groups stay as they are
             self.change(**fields)
         else:
             self.change(stage=stage, **fields)
@@ -339,14 +343,14 @@ class EngineState:
             self._groups.place(moved, self)
 
     def count(self, name: str, times: int = 1) -> None:
-        """So many more of `name`."""
+        """Add `times` to the counter `name`."""
         self.counters[name] = self.counters.get(name, 0) + times
 
     def take_changed(self) -> set[DeviceId]:
-        """The devices that `put` changed since this was asked last."""
+        """The devices that `put` changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def copy(self) -> Self:
-        """The state as it is now, for good."""
+        """A snapshot that later changes do not affect."""
         return replace(self, members=dict(self.members), counters=dict(self.counters))

@@ -1,8 +1,7 @@
-"""What the round engine is told: facts, each a noun with a past participle, from devices, clocks and owner.
+"""Events: the input of the round engine. Each is a fact from a device, the clock or the owner.
 
-What it wants done about them are `coordinator.rounds.actions`. A round and an attempt name one asking: a
-round that missed its quorum is asked again under the same number with the next attempt. The final evaluation
-is asked and answered like any other round.
+The engine answers them with `coordinator.rounds.actions`. A round that misses its quorum is tried again
+under the same number, with the next attempt. The final evaluation works like any other round.
 """
 
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from fleetune.protocols.method.method import DeviceId
 
 @dataclass(frozen=True)
 class DeviceReady:
-    """A device is enrolled and there: for the first time, late, or again.
+    """A device is enrolled and connected: for the first time, late, or again.
 
-    `base`: digest of what it holds of the model, where tasks are differences to that; None: it reads none.
+    `base`: digest of the model that it holds, where tasks are sent as differences; None: it cannot use them.
     `agent`: program and version of its agent; "": not reported, or simulated.
     """
 
@@ -27,21 +26,20 @@ class DeviceReady:
 
 @dataclass(frozen=True)
 class DeviceGone:
-    """A device is not reachable (last will, clean leave); it may come back."""
+    """A device disconnected (last will, or a clean leave). It may reconnect."""
 
     device: DeviceId
 
 
 @dataclass(frozen=True)
 class ReplyArrived:
-    """A device's whole reply, to a round or to the final evaluation, is verified and on disk.
+    """A device's complete reply, to a round or the final evaluation, was verified and stored.
 
-    `rejection`: what speaks against counting it, asked once by whoever takes it in (see
-    `coordinator.rounds.rejections`); None: it counts. `leaving`: the device has nothing more to gain
-    and leaves the run (early stopping). `loss`: of its training; None: not known. `num_bytes`: of its
-    payload. `joules`: that its round took, or was to take.
-    `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.
-    `compression_error`: see `RoundCost.left_out`.
+    `rejection`: reason why it does not count; None: it counts. It is checked once, when the reply is received
+    (see `coordinator.rounds.rejections`). `leaving`: further training gains the device nothing, so it leaves
+    the run (early stopping). `loss`: training loss; None: not known. `num_bytes`: size of its payload.
+    `joules`: energy that its round took or was predicted to take. `change`: relative change of the model by
+    its update; None: not known or not needed. `compression_error`: see `RoundCost.left_out`.
     """
 
     device: DeviceId
@@ -58,10 +56,10 @@ class ReplyArrived:
 
 @dataclass(frozen=True)
 class Declined:
-    """A device will not do this round; round 0: it will not join the run.
+    """A device declines this round. Round 0: it refuses to join the run.
 
-    `diverged`: its training ended in numbers that are not finite, or its task held such. `replied`: the
-    coordinator says it, because it refused the device's reply: the device has done its task.
+    `diverged`: its training, or its task, had numbers that are not finite. `replied`: the device did its
+    task, but the coordinator refused the reply and therefore declines for it.
     """
 
     device: DeviceId
@@ -74,10 +72,10 @@ class Declined:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The updates that `Aggregate` named made finite numbers.
+    """The updates that `Aggregate` named gave finite numbers.
 
-    `suspects`: devices whose update-norm ratio stood out. They are the first to be left out if the next round
-    shows that this one broke training.
+    `suspects`: devices with an outlying update-norm ratio. They are left out first if the next round shows
+    that this one broke training.
     """
 
     suspects: tuple[DeviceId, ...] = ()
@@ -85,28 +83,28 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class NotAggregated:
-    """The updates that `Aggregate` named made numbers that are not finite; `suspects`: the likely causes."""
+    """The updates that `Aggregate` named gave numbers that are not finite. `suspects`: the likely causes."""
 
     suspects: tuple[DeviceId, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClockSet:
-    """The time of day was found to be `ahead_s` seconds ahead of the run's clock (see `schedule`)."""
+    """The time of day is now `ahead_s` seconds ahead of the run's clock (see `schedule`)."""
 
     ahead_s: float
 
 
 @dataclass(frozen=True)
 class Paused:
-    """No round opens from now on; the one that runs is finished. `paused` False: they open again."""
+    """No round opens from now on; an open round is completed. `paused` False: rounds open again."""
 
     paused: bool
 
 
 @dataclass(frozen=True)
 class RoundsEnded:
-    """There shall be no further round after the one that runs, but for the final evaluation."""
+    """No further round opens after the current one, except the final evaluation."""
 
     reason: str
 

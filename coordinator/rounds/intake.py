@@ -1,4 +1,6 @@
-"""What an event changes in the engine's state, before anything is decided: who is there, who said what."""
+"""Apply an event to the engine's state, before any decision: which devices are connected and what they
+reported.
+"""
 
 from fleetune.coordinator.rounds.actions import Action, DropReply, KeepReply, SendTask
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt
@@ -22,9 +24,9 @@ from fleetune.protocols.method.method import DeviceId
 
 
 def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
-    """Note an event in the state; what is to be done with it at once.
+    """Apply an event to the state. Returns the actions that follow at once.
 
-    `is_open`: the run goes on for good, and nobody leaves it: who has nothing to gain from it today may have
+    `is_open`: the run has no last round, so no device leaves it: one that gains nothing today may gain again
     when its data have changed.
     """
     match event:
@@ -50,7 +52,7 @@ def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
 
 
 def mark_declined(state: EngineState, event: Declined) -> None:
-    """The device takes no part in the open or coming turn."""
+    """Record that the device takes no part in the open or coming attempt."""
     state.put(
         event.device,
         answer="declined",
@@ -65,7 +67,7 @@ def _take_ready(state: EngineState, report: DeviceReport, agent: str) -> list[Ac
     admitted = member.admitted and member.report == report
     back = {"ready": True, "refusal": None, "returning": False, "trained": False}
     state.put(report.device, report=report, admitted=admitted, agent=agent, **back)
-    if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
+    if member.refusal is not None:  # the device rested and is back, so an earlier decline no longer holds
         state.put(report.device, declined_round=0)
     if state.awaits(report.device):
         return [SendTask(report.device, *state.members[report.device].asked)]
@@ -96,7 +98,7 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
 
 
 def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]:
-    """How long the reply took and what it tells, where that is asked for (`usefulness`, `pace`)."""
+    """Duration of the reply, and the figures it reports where client selection or deadlines use them."""
     member = state.members[event.device]
     seen: dict[str, float | None] = (
         {} if member.assigned is None else {"compression_error": event.compression_error}

@@ -1,6 +1,6 @@
-"""The groups of devices that the round engine asks for at every event, kept instead of looked for.
+"""Groups of devices that the round engine needs at every event, updated incrementally.
 
-An event changes a device or two, so that keeping them costs the same in a fleet of ten and of ten thousand.
+An event changes one or two devices, so an update costs the same in a fleet of ten and of ten thousand.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Of one `EngineState`, which keeps them true.
+    """Groups of devices of one `EngineState`, which keeps them up to date.
 
     Attributes:
-        eligible: there, not left, not refusing: could train now.
+        eligible: connected, not left, not refusing: they could train now.
         declined: declined the open or coming round.
-        missing: let a deadline pass, and have not answered since.
-        idle: eligible, without a part in the open window, not declined.
-        awaited: participants that may still answer, there or not.
-        at_work: awaited and there.
-        replied: participants whose update was accepted.
+        missing: missed a deadline and have not answered since.
+        idle: eligible, not in the open window, not declined.
+        awaited: participants that may still answer, connected or not.
+        at_work: awaited and connected.
+        replied: participants with an accepted update.
         left: stopped early.
-        left_there: stopped early, and there.
-        staying: are, or would be if they came back, part of the training.
-        unseen: the method has not seen their report.
-        returning: were there before a restart, are part of the training, and have not come back yet.
-        telling: part of the training, there or not, and say that it would pay.
+        left_there: stopped early and are connected.
+        staying: take part in training, or would if they reconnected.
+        unseen: have a report that the method has not seen.
+        returning: were connected before a restart, take part in training, and have not reconnected yet.
+        telling: take part in training, connected or not, and report that training would pay.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Groups:
 
     @property
     def eligible_ascending(self) -> tuple[DeviceId, ...]:
-        """Sorted again only when somebody came or went."""
+        """Eligible device ids, ascending. Cached until the set changes."""
         if self._eligible_ascending is None:
             self._eligible_ascending = tuple(sorted(self.eligible))
         return self._eligible_ascending
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
-        """Put each of `devices` where it belongs by `state`, and nowhere else."""
+        """Put each of `devices` into exactly the groups that its state says."""
         number = state.round_attempt.number
         for device in devices:
             member = state.members[device]

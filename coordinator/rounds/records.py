@@ -1,4 +1,4 @@
-"""What is written down of a run: a record of each round, and what crossed the wire."""
+"""Stored records of a run: one of each closed round, and counts of what was sent."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -11,23 +11,24 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
 
 Diagnostics = dict[str, float | dict[str, float]]
-"""Figures of a method's inner workings by name: a number, or one for each part of several."""
+"""Diagnostics of a method by name: a number, or one number for each of several parts."""
 
 
 class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
 
     Attributes:
-        ratio: that it worked at.
-        bytes_down, bytes_up: payload bytes as the coordinator counted them.
-        measures: of its models.
-        actual: what the round took of it.
-        staleness: by how many aggregations the model it trained from was older than the newest.
-        predicted: what it expected the round to take.
-        diagnostics: what the method tells of its update.
-        local_work: the share of the local training that it did.
-        encoding: that its update was asked for by, where the coordinator proposes encodings.
-        counted_samples: that its update counted as, where `round.max_share` cut them; None: all.
+        ratio: ratio at which it trained.
+        bytes_down, bytes_up: payload bytes, as the coordinator counted them.
+        measures: scores and losses of its models.
+        actual: measured cost of the round on the device.
+        staleness: number of aggregations by which its base model was older than the newest.
+        predicted: cost of the round as the device predicted it.
+        diagnostics: the method's diagnostics of its update.
+        local_work: share of the local training that it did.
+        encoding: encoding of its update, where the coordinator proposes encodings.
+        counted_samples: weight of its update in samples, where `round.max_share` reduced it; None: all of
+            them.
     """
 
     ratio: float
@@ -43,21 +44,21 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     counted_samples: int | None = None
 
     def with_late_cost(self, late: RoundCost) -> Self:
-        """The same with what the device reported after its reply had arrived."""
+        """The same record, with the cost that the device reported after its reply had arrived."""
         upload_s = self.actual.upload_s if late.upload_s is None else late.upload_s
         return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=late.joules))
 
 
 class RoundRecord(Struct, frozen=True, omit_defaults=True):
-    """One round that was closed; a line of rounds.jsonl.
+    """One closed round; a line of rounds.jsonl.
 
     Attributes:
-        number, attempt: which.
-        final_evaluation: the closing evaluation.
+        number, attempt: round number and attempt.
+        final_evaluation: True for the closing evaluation.
         opened_s, closed_s: since the run began; simulated seconds in a simulation.
-        participants: the devices that were asked; semi-asynchronously, that were at work or had replied.
-        devices: the replies that count.
-        diagnostics: what the method tells of its state after the round.
+        participants: the selected devices; semi-asynchronously, those at work or with a reply.
+        devices: the accepted replies.
+        diagnostics: the method's diagnostics of its state after the round.
     """
 
     number: int
@@ -71,11 +72,11 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class Traffic(Struct):
-    """Payload bytes of a device as counted where they were sent and received.
+    """Payload bytes of a device, counted where they were sent and received.
 
     `paper_down` and `paper_up` are those of training rounds as papers count them.
-    `delivered` is the round and attempt of the last task that was counted: each counts once, however
-    often it was offered again.
+    `delivered` is the round and attempt of the last counted task: each task counts once, however often it is
+    sent again.
     """
 
     enrolment: int = 0
@@ -91,11 +92,11 @@ class Traffic(Struct):
 
 
 class Past(Struct, frozen=True, omit_defaults=True):
-    """What an open run let go of, added up; see `coordinator.extensions.downsampling`.
+    """Sums over rounds that an open run no longer stores; see `coordinator.extensions.downsampling`.
 
     Attributes:
-        rounds: how many.
-        joules, train_s, upload_s, download_s: of all their replies that tell them; None: none did.
+        rounds: number of these rounds.
+        joules, train_s, upload_s, download_s: sums over all replies that report them; None: none did.
     """
 
     rounds: int = 0
@@ -109,11 +110,11 @@ class Ledger(Struct):
     """Counts over a whole run.
 
     Attributes:
-        traffic: by device.
-        refusals: what the peers sent that was refused or does not count, by kind.
-        refusals_by_device: replies that were refused, and what a device said too often, by device and kind.
+        traffic: payload bytes by device.
+        refusals: rejected messages and replies, by kind.
+        refusals_by_device: rejected replies and too frequent messages, by device and kind.
         began_at, ended_at: on the run's clock.
-        past: of rounds whose records an open run has let go of; UNSET: of none.
+        past: sums over rounds whose records an open run no longer stores; UNSET: no such round.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
@@ -127,7 +128,7 @@ class Ledger(Struct):
         return self.traffic.setdefault(device, Traffic())
 
     def refuse(self, kind: str, times: int = 1, *, device: str | None = None) -> None:
-        """Count it by its kind; by its device too, where that is known and the fault is its own."""
+        """Count a rejection by its kind, and by device where the device is known and at fault."""
         self.refusals[kind] = self.refusals.get(kind, 0) + times
         if device is not None:
             kinds = self.refusals_by_device.setdefault(device, {})

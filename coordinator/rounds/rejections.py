@@ -1,8 +1,8 @@
-"""Whether a reply counts: the one place that says so, and why not.
+"""Whether a reply counts: the only place that decides it, with the rejection reason.
 
-It is asked once of every reply, by `RunController` as it comes in whole, and before that of every offer of
-one (`coordinator.serving.message_checks.offer_rejection`), so that what would not count does not travel.
-A round that a device declines is asked about as well: the engine does that itself.
+`RunController` calls it once for every complete reply. `message_checks.offer_rejection` calls it before that
+for every offer of a reply, so that a reply that would not count is not sent. The engine also calls it for a
+declined round.
 """
 
 from typing import Literal
@@ -14,11 +14,11 @@ RejectionReason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 
 
 def rejection_of(state: EngineState, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
-    """What speaks against counting a reply of `device` to `round_attempt`; None: it counts.
+    """Reason why a reply of `device` to `round_attempt` does not count; None: it counts.
 
     "late": its round is closed; "stale": its attempt was abandoned or, semi-asynchronously, its task was
     planned more than `round.max_staleness` aggregations ago; "duplicate": the device has already answered;
-    "foreign": the device was not asked; "unknown": nobody was asked that yet.
+    "foreign": the device was not a participant; "unknown": no such round was opened yet.
     """
     member = state.member(device)
     asked, answer = member.asked, member.answer

@@ -1,15 +1,16 @@
-"""Rolling back a closed round, and ending a run whose rounds fail again and again.
+"""Rolling back a closed round, and ending a run whose rounds keep failing.
 
 A round fails when its updates do not aggregate to finite numbers. It is then tried again. A closed round is
-rolled back when the training of all devices that are asked next diverges. Where no round can be rolled back,
+rolled back when the training of all devices in the next round diverges. Where no round can be rolled back,
 the open round is tried again.
 """
 
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 
 DIVERGED = "the training of all devices diverged"
-MAX_RETRIES = 3  # how often one round is tried again
-WITNESSES = 3  # devices, or all that are there, whose training must diverge before a round is rolled back
+MAX_RETRIES = 3  # maximum number of retries of one round
+# training must diverge on this many devices, or on all that are connected, before a round is rolled back
+WITNESSES = 3
 
 
 def breaks_training(state: EngineState) -> bool:
@@ -24,7 +25,9 @@ def breaks_training(state: EngineState) -> bool:
 
 
 def roll_back(state: EngineState) -> None:
-    """Undo the last closed round. The suspects, whose update-norm ratio stood out, are not asked at once."""
+    """Undo the last closed round. The suspects, which have an outlying update-norm ratio, are left out of
+    the retry.
+    """
     closed, suspects = state.retries.closed, state.retries.suspects
     state.count("rolled-back")
     state.move(
@@ -41,15 +44,18 @@ def roll_back(state: EngineState) -> None:
         declined = member.declined_round if member.declined_round <= closed.number else 0
         state.put(device, admitted=False, declined_round=declined)
     for device in suspects:
-        reason = "its update broke everybody's training"
+        reason = "its update made the training of all devices diverge"
         state.put(device, declined_round=closed.number, declined_reason=reason, diverged=False)
 
 
 def hopeless(state: EngineState, number: int, why: str) -> str | None:
-    """Count one more try of round `number`. Returns why training ends instead, or None: it is tried again."""
+    """Count one more retry of round `number`. Returns the reason to end training, or None to try again."""
     failed, times = state.retries.failed
     times = times + 1 if failed == number else 1
     state.change(failed=(number, times))
     if times <= MAX_RETRIES:
         return None
-    return f"round {number} was tried {times} times and each time {why}; see what was refused"
+    return (
+        f"round {number} was tried {times} times and each time {why};"
+        " the list of rejections shows the devices"
+    )

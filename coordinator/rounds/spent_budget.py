@@ -1,9 +1,9 @@
 """What a run has spent, and whether another round fits its budget (`[objective] within`).
 
-Every accepted reply counts, also those of rounds that did not close. No round opens that would exceed a
-limit if it cost as much as the latest round. The first round is estimated by the least that its participants
-can do. So a run exceeds a limit only by a round that costs more than the one before it, and by the final
-evaluation, whose replies are small.
+Every accepted reply counts, also those of rounds that did not close. A round opens only if its predicted
+cost, that of the latest round, fits the limits. The first round is estimated by the least that its
+participants can do. So a run can exceed a limit only in two ways: by a round that costs more than the one
+before it, and by the final evaluation, whose replies are small.
 """
 
 from dataclasses import dataclass, replace
@@ -35,8 +35,8 @@ class SpentBudget:
     """What a run has spent.
 
     Attributes:
-        began_at: when its first round opened, on the run's clock; None: none has.
-        megabytes, joules: until now.
+        began_at: when its first round opened, on the run's clock; None: no round has opened.
+        megabytes, joules: spent so far.
         closed: what was spent when the latest round closed.
         latest: what that round cost, with failed attempts before it; None: no round has closed.
     """
@@ -48,16 +48,16 @@ class SpentBudget:
     latest: Amounts | None = None
 
     def opened(self, now: float) -> Self:
-        """After a round opened."""
+        """The budget after a round opened."""
         return replace(self, began_at=now) if self.began_at is None else self
 
     def replied(self, num_bytes: int, joules: float | None) -> Self:
-        """After a reply was accepted; `joules` None: the device does not report them."""
+        """The budget after a reply was accepted. `joules` is None if the device does not report them."""
         megabytes = self.megabytes + num_bytes / MEGABYTE
         return replace(self, megabytes=megabytes, joules=self.joules + (joules or 0.0))
 
     def round_closed(self, now: float) -> Self:
-        """After a round closed."""
+        """The budget after a round closed."""
         spent = self.until(now)
         return replace(self, closed=spent, latest=spent.since(self.closed))
 
@@ -71,7 +71,7 @@ def over_budget(within: WithinSection, spent: SpentBudget, now: float, least: Am
 
     Args:
         within: the limits.
-        spent: so far.
+        spent: what the run has spent so far.
         now: on the run's clock.
         least: the least that the first round costs, as far as devices report it.
     """
@@ -82,6 +82,9 @@ def over_budget(within: WithinSection, spent: SpentBudget, now: float, least: Am
         if limit is None or amount + coming <= limit:
             continue
         if latest is None:
-            return f"objective.within.{name} = {limit:g}: a round takes {coming:.3g} at least"
-        return f"objective.within.{name} = {limit:g}: {amount:.4g} are spent, and a round takes {coming:.3g}"
+            return f"objective.within.{name} = {limit:g}: the first round needs at least {coming:.3g}"
+        return (
+            f"objective.within.{name} = {limit:g}: {amount:.4g} are spent,"
+            f" and the next round needs about {coming:.3g}"
+        )
     return None

@@ -1,4 +1,4 @@
-"""The stages of a run and every transition between them: the one table that the round engine follows."""
+"""The stages of a run and every transition between them, as one table that the round engine follows."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -47,5 +47,7 @@ TRANSITIONS: Mapping[Stage, Mapping[Transition, Stage]] = {
 def after(stage: Stage, transition: Transition) -> Stage:
     """The stage that follows `stage`. Raises ValueError: the table has no such transition."""
     if transition not in TRANSITIONS[stage]:
-        raise ValueError(f"{transition!r} is no transition of stage {stage!r}: {sorted(TRANSITIONS[stage])}")
+        raise ValueError(
+            f"{transition!r} is no transition of stage {stage!r}; use one of {sorted(TRANSITIONS[stage])}"
+        )
     return TRANSITIONS[stage][transition]

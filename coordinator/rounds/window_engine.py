@@ -1,21 +1,21 @@
-"""Semi-asynchronous rounds: an aggregation takes what has arrived, nobody waits for the slowest.
+"""Semi-asynchronous rounds: an aggregation takes the updates that have arrived and waits for no straggler.
 
-`round.participants` devices work at a time (None: all that are there). A **window** is open until it is
+`round.participants` devices work at a time (None: all that are connected). A **window** is open until it is
 aggregated, which counts as one round:
 
-- `mode = "window"`: every `window_s`, and at once when nobody is left to wait for. A window with fewer than
-  `quorum` updates goes on for another `window_s`.
-- `mode = "buffer"`: as soon as `buffer` updates are in (never fewer than `quorum`), and with `quorum` updates
-  after `deadline_s` or when nobody is left to wait for.
+- `mode = "window"`: every `window_s`, and at once when no device is left to wait for. A window with fewer
+  than `quorum` updates continues for another `window_s`.
+- `mode = "buffer"`: as soon as `buffer` updates have arrived (never fewer than `quorum`). With `quorum`
+  updates also after `deadline_s`, or when no device is left to wait for.
 
-With fewer than `quorum` updates after `deadline_s` the window is abandoned and everybody starts afresh, as
+With fewer than `quorum` updates after `deadline_s` the window is abandoned and all devices start again, as
 in a synchronous round.
 
-A device whose update was taken has done its part in the window; its place goes at once to a device that has
-none there, and it starts afresh on the next model itself (SRP-pFed, section III-D: "once a client receives
-the global model"). So an aggregation takes at most one update of a device. A window that closes leaves the
-others at work. Their updates count in later windows, `max_staleness` aggregations later at most; whoever
-takes longer starts afresh. Devices that are away keep their task but not their place.
+A device whose update was accepted is done in this window. Its place goes at once to a device that has none.
+It starts again itself on the next model (SRP-pFed, section III-D: "once a client receives the global model").
+So an aggregation takes at most one update of a device. When a window closes, the other devices continue.
+Their updates count in later windows, up to `max_staleness` aggregations later; devices that take longer start
+again. Devices that disconnect keep their task but not their place.
 """
 
 from typing import Any
@@ -34,21 +34,23 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 
 def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:
-    """Raises SettingError when the run's mode is not for its method, schedule or objective."""
+    """Raise SettingError if the run's mode does not fit its method, schedule or objective."""
     mode, name = settings.round.mode, settings.method["name"]
     one_by_one = settings.schedule.every or settings.schedule.at or settings.schedule.asks_devices
     if mode != "synchronous" and one_by_one:
         raise SettingError(
-            f'round.mode = "{mode}": of [schedule] only window goes with it; rounds that open one by one'
-            " would throw away the work of whoever is slower"
+            f'round.mode = "{mode}": only [schedule] window can be set with it; rounds that open one by one'
+            " would waste the work of stragglers"
         )
     if mode != "synchronous" and settings.objective.proposes:
         raise SettingError(
-            f'objective.minimise = "{settings.objective.minimise}": it is for rounds in which devices wait'
-            f' for each other; leave it out, or round.mode = "{mode}"'
+            f'objective.minimise = "{settings.objective.minimise}" needs rounds in which devices wait'
+            f' for each other; remove it, or round.mode = "{mode}"'
         )
     if mode != "synchronous" and not method.semi_asynchronous:
-        raise SettingError(f'round.mode = "{mode}": {name} needs all participants of a round together')
+        raise SettingError(
+            f'round.mode = "{mode}": {name} needs all updates of a round; use round.mode = "synchronous"'
+        )
 
 
 def engine_type(settings: RoundSection) -> type[RoundEngine]:
@@ -57,12 +59,12 @@ def engine_type(settings: RoundSection) -> type[RoundEngine]:
 
 
 def idle(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices that are there and have had no part in the open window, ascending."""
+    """Connected devices without a part in the open window, ascending."""
     return tuple(sorted(state.groups.idle))
 
 
 def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[DeviceId, ...]:
-    """Idle devices for the places that are free, ascending; the draw depends on state and seed alone."""
+    """Idle devices for the free places, ascending. The draw depends on the state and the seed only."""
     candidates, groups = idle(state), state.groups
     if not candidates:
         return ()
@@ -77,7 +79,7 @@ def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[De
 
 
 def quorum(state: EngineState, settings: RoundSection) -> int:
-    """Updates that a window must have. Devices that left for good lower it to what can still come in."""
+    """Number of updates that a window needs. Devices that left lower it to what can still arrive."""
     groups = state.groups
     if not groups.left:
         return settings.quorum
@@ -86,7 +88,9 @@ def quorum(state: EngineState, settings: RoundSection) -> int:
 
 
 def decide_window(state: EngineState, settings: RoundSection, seed: int, now: float) -> Decision | None:
-    """Decide what becomes of the open window at `now`. "deadline": it has too few updates. None: it stays."""
+    """Decide what happens to the open window at `now`. "deadline": it has too few updates. None: it stays
+    open.
+    """
     replies = len(state.groups.replied)
     due = state.timing.until is not None and now >= state.timing.until
     settled = not state.groups.awaited and not draw_idle(state, settings, seed)
@@ -101,9 +105,9 @@ def decide_window(state: EngineState, settings: RoundSection, seed: int, now: fl
 class WindowEngine(RoundEngine):
     """A `RoundEngine` for `mode = "window"` and `mode = "buffer"`.
 
-    Differs for the driver: `StartRound` is repeated, marked `resumed`, when devices come into an open window,
-    perhaps after an `Admit`; a task that `SendTask` names may be of an earlier round, and is then the one
-    that was sent before.
+    Two differences for the driver: `StartRound` is repeated, marked `resumed`, when devices join an open
+    window, perhaps after an `Admit`. A `SendTask` may name an earlier round; it then means the task that was
+    sent before.
     """
 
     @property
@@ -143,7 +147,7 @@ class WindowEngine(RoundEngine):
         return actions
 
     def _expire(self, device: DeviceId) -> bool:
-        """Give a task up that would be too stale in the coming window."""
+        """Give up a task whose update would be too stale in the coming window."""
         staleness = self.state.round_attempt.number - self.state.members[device].asked.number
         if staleness > self._round.max_staleness:
             self.state.put(device, answer="expired")
@@ -155,7 +159,7 @@ class WindowEngine(RoundEngine):
     def _start_if_possible(self, now: float) -> list[Action]:
         carried = self.state.participants
         if carried and (self.state.paused or (self._over is None and self._holds(now))):
-            self.state.change(participants=())  # nobody waits for them until the next window opens
+            self.state.change(participants=())  # they are not awaited until the next window opens
             return []
         if not carried or self._over is not None:
             return super()._start_if_possible(now)

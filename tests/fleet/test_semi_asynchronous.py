@@ -134,7 +134,10 @@ def test_a_method_that_needs_all_together_is_refused_before_anything_starts(tmp_
     ):
         with pytest.raises(SettingError) as caught:
             begin()
-        assert str(caught.value) == 'round.mode = "window": kapc needs all participants of a round together'
+        assert (
+            str(caught.value)
+            == 'round.mode = "window": kapc needs all updates of a round; use round.mode = "synchronous"'
+        )
     assert not (tmp_path / "a").exists()
 
 

@@ -1,28 +1,31 @@
-"""How long a round may take: what its devices expect of it, and what became of such expectations before."""
+"""How long a round may take: from its devices' predictions, corrected by how earlier predictions turned
+out.
+"""
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.policies.selection import target
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.objective import ObjectiveSection
 
-SHORTEST_S = 1.0  # below it the network and this process itself decide, not the devices
+SHORTEST_S = 1.0  # in seconds; below it network and coordinator set the duration, not the devices
 
 
 def keeps_pace(settings: RoundSection, objective: ObjectiveSection) -> bool:
-    """Whether rounds are as short as it pays."""
+    """True if the deadline follows the target round duration."""
     return settings.mode == "synchronous" and objective.minimise == "time"
 
 
 def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveSection) -> float:
-    """Seconds that the turn which opens is given.
+    """Seconds given to the attempt that opens.
 
-    With `deadline = "predicted"`: when enough of those asked should have replied, by their own words as far
-    as these are trusted (see `learn`), times the slack. A second attempt gets the whole `deadline_s`: the
-    first one's expectations were not worth much. So does the final evaluation, which is to hear everybody.
+    With `deadline = "predicted"`: the time by which enough participants should have replied, times the slack.
+    It uses their predictions, each stretched by the device's record (see `learn`). A second attempt gets the
+    whole `deadline_s`, because the first one's predictions were wrong. So does the final evaluation, which
+    should hear from every device.
 
-    So it is where a round keeps a pace, and there by their own words alone: who is held up, by a link that
-    is gone for a while, holds up nobody else. A device that takes longer than it thinks learns that from its
-    late rounds by itself; one that lies is late.
+    Rounds that follow the target duration use the devices' predictions without stretch, so a device that is
+    delayed by a broken link delays no other. A device that underestimates corrects itself after late rounds;
+    a device that reports false times is late.
     """
     paced = keeps_pace(settings, objective)
     if (settings.deadline == "fixed" and not paced) or state.stage != "training" or state.attempt > 1:
@@ -34,11 +37,11 @@ def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveS
 
 
 def learn(state: EngineState, settings: RoundSection) -> None:
-    """Let the state know its devices better now that its turn, whose deadline was proposed, is over.
+    """Update each device's stretch now that an attempt with a predicted deadline is over.
 
-    Whoever was there and still at work when time was up counts as twice as slow from now on; with each update
-    that was in time that eases by a tenth. So devices that keep underestimating a round miss one at times
-    instead of all.
+    A device that was connected and still at work at the deadline counts as twice as slow from now on. Each
+    update in time reduces that by a tenth. So devices that keep underestimating a round miss some rounds, not
+    all.
     """
     if settings.deadline == "fixed" or state.attempt > 1:
         return
@@ -53,7 +56,7 @@ def learn(state: EngineState, settings: RoundSection) -> None:
 
 
 def _expected_s(member: Member, settings: RoundSection, stretch: float) -> float:
-    """Of one device; what it does not know, or cannot be, counts as the whole deadline."""
+    """Predicted seconds of one device; the whole deadline if the prediction is missing or impossible."""
     said_s = member.at_work.round_s if member.at_work else None
     if said_s is None or not 0 < said_s * stretch <= settings.deadline_s:
         return settings.deadline_s

@@ -1,16 +1,16 @@
-"""When the next round may open: a pure function of [schedule], of what the engine remembers, and of the time.
+"""When the next round may open: a pure function of [schedule], the stored `ScheduleState`, and the time.
 
 There are two clocks. The run's clock is steady; it counts `every`. The time of day decides `at` and `window`:
 it is the run's clock plus `EngineState.ahead_s`. The driver sends the engine a new `ahead_s` when a clock is
 set.
 
-Each day has one slot. A slot begins at `at` (see `civil_time.instant`, also for summer time) and ends when
-the next one begins. `ScheduleState.day` is the slot that was used last, so that a changed clock never opens
-two rounds in one slot:
+Each day has one slot. A slot begins at `at` (see `civil_time.instant`, also for daylight saving time) and
+ends when the next one begins. `ScheduleState.day` is the slot that was used last, so that a changed clock
+never opens two rounds in one slot:
 
 - A clock was set back: the slot was used already. If it had been ahead by days, today's slot counts as used.
-- A clock was set ahead, or no device was there: today's slot is used as soon as `window` allows. Slots that
-  went by are counted (`ScheduleState.missed`). They are not made up one by one.
+- A clock was set ahead, or no device was connected: today's slot is used as soon as `window` allows. Slots
+  that passed are counted (`ScheduleState.missed`). They are not made up one by one.
 """
 
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ from fleetune.coordinator.rounds.policies.civil_time import Zone, day_of, instan
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
 
-TOLD = 1.0  # a device that reports so much drift says that training would pay
+TOLD = 1.0  # a device that reports at least this drift reports that training would pay
 
 
 @dataclass(frozen=True)
 class Look:
-    """What looking at the time comes to.
+    """Result of checking the schedule.
 
     Attributes:
-        plan: as it is from now on.
-        again_at: when to look again if it is not due, on the run's clock; None: when a device says something.
+        plan: the new state of the schedule.
+        again_at: when to check again if no round is due, on the run's clock; None: when a device reports.
     """
 
     plan: ScheduleState
@@ -38,31 +38,31 @@ class Look:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run's [schedule].
+    """The schedule of a run.
 
     Attributes:
-        settings: its keys.
-        zone: of its times of day.
+        settings: the section [schedule].
+        zone: time zone of its times of day.
     """
 
     settings: ScheduleSection = ScheduleSection()  # noqa: RUF009 - frozen
     zone: Zone = lambda _: 0.0
 
     def pays(self, report: DeviceReport) -> bool:
-        """Whether a device says that training would pay."""
+        """True if the device reports that training would pay."""
         wanted, new, drift = self.settings.new_samples, report.new_samples, report.drift
         enough = wanted is not None and isinstance(new, int) and new >= wanted
         return enough or (self.settings.drift and isinstance(drift, float) and drift >= TOLD)
 
     def look(self, plan: ScheduleState, now: float, ahead_s: float, telling: int, rounds_done: int) -> Look:
-        """Between two rounds, or before an attempt at one: may it open?
+        """Check whether a round, or another attempt at one, may open.
 
         Args:
-            plan: as it was.
+            plan: the state of the schedule so far.
             now: on the run's clock, seconds.
-            ahead_s: by how much the time of day is ahead of it, see `EngineState`.
-            telling: devices that say that training would pay.
-            rounds_done: that have closed.
+            ahead_s: seconds that the time of day is ahead of `now`, see `EngineState`.
+            telling: number of devices that report that training would pay.
+            rounds_done: number of closed rounds.
         """
         if self.settings.is_free:
             return Look(plan if plan.due else replace(plan, due=True))
@@ -75,7 +75,7 @@ class Schedule:
 
     @property
     def _slot_s(self) -> int | None:
-        """When slots of days begin, in seconds since midnight; None: rounds are counted in time spans."""
+        """When each day's slot begins, in seconds since midnight; None if rounds follow `every` instead."""
         settings = self.settings
         if settings.at_s is not None:
             return settings.at_s
@@ -97,13 +97,15 @@ class Schedule:
         plan = replace(plan, day=slot, missed=plan.missed + went_by)
         if opens and (wanted or plan.due):
             return Look(replace(plan, due=True, since=now), again_at)
-        if opens and self.settings.window is not None:  # a device may say so until it ends
+        if opens and self.settings.window is not None:  # devices may report until the slot ends
             return Look(replace(plan, day=slot - step))
         missed = plan.missed + int(not asks or plan.due)
         return Look(replace(plan, due=False, missed=missed), again_at)
 
     def _used(self, plan: ScheduleState, slot: int, step: int, *, opens: bool) -> int:
-        """The slot that was used last. A new plan begins with the next one, or in a window that is open."""
+        """The slot that was used last. A new schedule begins with the next slot, or in a window that is
+        open.
+        """
         if plan.day is None:
             return slot - step if opens and self.settings.window is not None else slot + 1 - step
         return slot if plan.day > slot + step else plan.day
@@ -122,8 +124,8 @@ class Schedule:
         return Look(plan)
 
     def _begin(self, day: int) -> float:
-        """When the slot of a day begins, by the time of day."""
-        assert self._slot_s is not None, "asked for slots of days alone"
+        """When the slot of a day begins, as time of day."""
+        assert self._slot_s is not None, "called only if the schedule has slots of days"
         return instant(day, self._slot_s, self.zone)
 
     def _slot(self, civil: float) -> int:
@@ -131,7 +133,7 @@ class Schedule:
         return today if civil >= self._begin(today) else today - 1
 
     def _closes(self, slot: int) -> float:
-        """Until when a round may open in a slot: the end of the window in which it begins."""
+        """Until when a round may open in a slot: the end of the window in which the slot begins."""
         if self.settings.window_s is None:
             return float("inf")
         begin = self._begin(slot)
@@ -139,7 +141,7 @@ class Schedule:
         return next((end for start, end in around if start <= begin < end), begin)
 
     def _opens(self, civil: float) -> float:
-        """When the window that is open, or comes next, opened or opens, by the time of day."""
+        """When the open window opened, or the next one opens, as time of day."""
         if self.settings.window_s is None:
             return civil
         today = day_of(civil, self.zone)
@@ -147,8 +149,10 @@ class Schedule:
         return next((start for start, end in windows if end > civil), civil)
 
     def _window(self, day: int) -> tuple[float, float]:
-        """A day's window; one that summer time skips begins when clocks have leapt, as long as it says."""
-        assert self.settings.window_s is not None, "asked where there is one"
+        """Start and end of a day's window. A start that daylight saving skips moves to the end of the
+        skipped hour; the length stays.
+        """
+        assert self.settings.window_s is not None, "called only if the schedule has a window"
         start_s, span_s = self.settings.window_s
         last_day, last_s = divmod(start_s + span_s, DAY_S)
         start, end = instant(day, start_s, self.zone), instant(day + last_day, last_s, self.zone)

@@ -1,4 +1,4 @@
-"""Who may take part in a round, how many it takes, and who is drawn."""
+"""Client selection: which devices may take part in a round, how many it needs, and which are drawn."""
 
 import math
 
@@ -11,28 +11,29 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 
-START_S = 60.0  # after the first device came, round 1 opens with the devices that are there
-USUAL_START = 2  # one device alone learns nothing from others
+# seconds after the first device joined, until round 1 opens with the devices that are connected
+START_S = 60.0
+USUAL_START = 2  # a single device has no others to learn from
 
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices that could train now: there, not left, not refusing; ascending."""
+    """Devices that could train now: connected, not left, not refusing; ascending."""
     return state.groups.eligible_ascending
 
 
 def final_evaluators(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices for the final evaluation: all that are there, those that left too; ascending."""
+    """Devices for the final evaluation: all that are connected, including those that left; ascending."""
     members = state.members.items()
     return tuple(sorted(name for name, member in members if member.ready and member.refusal is None))
 
 
 def needed(state: EngineState, settings: RoundSection) -> int:
-    """How many devices must be there for a round to start.
+    """Number of devices that must be connected for a round to start.
 
-    The quorum, and before the first round `start_with`: devices that refused the run, or left, have answered
-    and are not waited for. Without `start_with` see `usual_start`. Devices that left for good lower the
-    quorum to those that remain, else the last few could never train to their end; devices that refused may
-    come back and do not lower it.
+    It is the quorum, and before the first round `start_with`. Devices that refused the run or left it count
+    towards `start_with`, because they have answered. Without `start_with` see `usual_start`. Devices that
+    left lower the quorum to those that remain, else the last few could never finish training. Devices that
+    refused may still join and do not lower it.
     """
     if state.round_attempt != (1, 1):
         return _quorum(state, settings)
@@ -43,26 +44,26 @@ def needed(state: EngineState, settings: RoundSection) -> int:
 
 
 def usual_start(settings: RoundSection) -> int:
-    """How many devices open round 1 at once where `start_with` is not set."""
+    """Number of devices that open round 1 at once if `start_with` is not set."""
     return max(settings.participants or USUAL_START, settings.quorum)
 
 
 def short_start(state: EngineState, settings: RoundSection) -> str | None:
-    """A line for people when round 1 has opened with fewer devices than it waits for; else None."""
+    """A line for the log if round 1 opened with fewer devices than `usual_start`; else None."""
     there, usual = len(state.participants), usual_start(settings)
     if state.round_attempt != (1, 1) or not state.start_is_overdue or there >= usual:
         return None
     return (
-        f"round 1 opens with {there} of {usual} devices: {START_S:g} s have passed since the first one came;"
-        " round.start_with in run.toml says how many to wait for"
+        f"round 1 opens with {there} of {usual} devices, because {START_S:g} s have passed since the first"
+        " one joined; set round.start_with in run.toml to the number of devices to wait for"
     )
 
 
 def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
-    """Whom to draw the coming turn from, ascending.
+    """Candidates for the coming attempt, ascending.
 
-    Devices that declined this round are in it only when too few others remain, and then not before the
-    pause is over, so that a fleet that declines at once is asked once a deadline.
+    Devices that declined this round are candidates only when too few others remain, and only after the pause.
+    So a fleet that always declines at once is asked once a deadline.
     """
     candidates, declined = eligible(state), state.groups.declined
     others = tuple(d for d in candidates if d not in declined) if declined else candidates
@@ -72,9 +73,10 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
 
 
 def target(state: EngineState, settings: RoundSection) -> int:
-    """How many updates close the open round at once: K, or all that were asked if those are fewer.
+    """Number of updates that closes the open round at once: K, or the number of participants if smaller.
 
-    In `mode = "buffer"` the buffer's size; in `mode = "window"` time closes, unless all have answered.
+    In `mode = "buffer"` it is the buffer's size. In `mode = "window"` the round closes by time, or when all
+    have answered.
     """
     if settings.mode == "buffer" and state.stage == "training":
         return max(settings.buffer or 1, settings.quorum)
@@ -87,17 +89,18 @@ def target(state: EngineState, settings: RoundSection) -> int:
 def draw(
     candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, seed: int
 ) -> tuple[DeviceId, ...]:
-    """Participants of the coming turn, ascending: ceil(K * over_selection) of `candidates`, at most all,
-    those that `settings.prefer` first.
+    """Participants of the coming attempt, ascending: ceil(K * over_selection) of `candidates`, at most all.
 
-    Depends on the candidates, the turn and the run's seed alone, not on who came first.
+    Devices that `settings.prefer` favours are taken first. The draw depends on the candidates, the attempt
+    and the run's seed only, not on the order in which devices joined.
     """
     key = Key.of("fleetune", seed).child("participants", *state.round_attempt)
     if settings.participants is None:
         count, least = len(candidates), _quorum(state, settings)
     else:
         product = settings.participants * settings.over_selection
-        count, least = math.ceil(product - 1e-9), settings.participants  # 100 * 1.1 is 110.00000000000001
+        # avoids a rounding error: 100 * 1.1 is 110.00000000000001
+        count, least = math.ceil(product - 1e-9), settings.participants
     return choose(candidates, state, settings, key, count=count, least=least)
 
 
@@ -112,9 +115,9 @@ def choose(
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, drawn with `key`, ascending.
 
-    Only what is missing to `least` is filled up: with `prefer = "able"` with those that are not (see `able`),
-    and then with those that never answer (see `rests`). With `prefer = "oort"` and `"pyramid"` see
-    `usefulness`, with `"tiers"` see `tiers`.
+    If fewer than `least` preferred devices exist, others fill up to `least`: with `prefer = "able"` first the
+    devices that are not `able`, then unresponsive ones (see `rests`). For `prefer = "oort"` and `"pyramid"`
+    see `utility_selection`, for `"tiers"` see `speed_tiers`.
     """
     number, others = state.round_attempt.number, set()
     silent = {d for d in state.groups.missing if rests(state.members[d], number)}
@@ -132,14 +135,15 @@ def choose(
 def _drawn(
     candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, key: Key, count: int
 ) -> tuple[DeviceId, ...]:
-    if not settings.by_utility or not candidates or count <= 0:  # who came back may be one too many
+    # a device that returned from its rest may be one too many
+    if not settings.by_utility or not candidates or count <= 0:
         return _sample(candidates, count, key)
     draws = draw_by_speed_tier if settings.prefer == "tiers" else draw_by_utility
     return draws(candidates, state, settings, count, key)
 
 
 def able(report: DeviceReport | None, settings: RoundSection) -> bool:
-    """Whether nothing a device says of itself speaks against asking it; what it does not know does not."""
+    """True if no reported condition speaks against selecting the device; unknown conditions do not."""
     if report is None:
         return True
     told = report.conditions

@@ -1,16 +1,19 @@
-"""Who shares a round: devices that take alike long.
+"""Client selection by speed tier: devices that take about the same time share a round.
 
-A round lasts as long as its slowest participant. Where each place is drawn by itself, nearly every round has
-a slow one, and who is quick waits for it. TiFL (Chai et al. 2020, arXiv:2001.09249) groups devices into tiers
-by their latency, and each round has participants of one tier. Here there are no groups, which have edges: the
-first participant is drawn by what it teaches a second, and the others among those that take hardly longer
-than it, by what they teach (see `usefulness`), times the rounds that they waited, times (t / T)^2 or, where
-that is less, (T / t)^2, of T seconds that the first takes: the nearer they come to its time, the less of it
-is wasted. Slow devices then share few rounds, quick ones many.
+A round lasts as long as its slowest participant. If each participant is drawn independently, nearly every
+round has a slow device, and quick devices wait for it. TiFL (Chai et al. 2020, arXiv:2001.09249) groups
+devices into tiers by latency, and each round takes participants of one tier. Fixed groups separate devices
+that differ little. So this module uses weights instead:
 
-Once somebody has waited for `max_wait` rounds, those that have go first, the longest wait before all. What
-devices may claim is bounded as in `usefulness`: time is the coordinator's own clock, and who says that it is
-quick counts as a usual one until its first reply.
+1. The first participant is drawn by utility per second (see `utility_selection`). It takes T seconds.
+2. The others are drawn among devices that take hardly longer than T. The weight of a device that takes t
+   seconds is its learning utility times the rounds it waited, times min((t / T)^2, (T / t)^2). So devices
+   close to T are preferred and little time is wasted.
+
+Slow devices then share few rounds, quick ones many. When a device has waited for `max_wait` rounds, the
+devices that waited this long go first, the longest wait first. What devices may claim is bounded as in
+`utility_selection`: time is measured by the coordinator's clock, and a device that reports a high speed
+counts as a median one until its first reply.
 """
 
 import math
@@ -28,15 +31,15 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 
-_ALIKE = 1.1  # times as long as the first one others may take
+_ALIKE = 1.1  # other participants may take at most this many times the first one's seconds
 _NEARNESS = 2.0
-_LEAST_NEAR = 1e-3  # however far apart two are, so that everybody can be drawn
+_LEAST_NEAR = 1e-3  # lower bound of the weight, so that every device can be drawn
 
 
 def draw_by_speed_tier(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
-    """At most `count` of `candidates`, of which there is one at least, that take alike long."""
+    """At most `count` of `candidates` (at least one) that take about the same time."""
     number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     seconds, lessons = _seconds(members), learning_utilities(members, number)
@@ -53,7 +56,7 @@ def draw_by_speed_tier(
     )
 
     def roll(device: DeviceId) -> float:
-        """The least are drawn, each as often as its weight says."""
+        """Sort key: the smallest are drawn, each device with a probability proportional to its weight."""
         near = _near(seconds[device], seconds[first])
         return rolls[device] / (lessons[device] * (1 + waited[device]) * near)
 
@@ -63,7 +66,7 @@ def draw_by_speed_tier(
 
 
 def _seconds(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
-    """What a round takes each, as it was seen; as it says before that, the usual one's at least."""
+    """Round duration of each device: observed, or else as predicted, but at least the median."""
     told = seconds_of(members)
     usual_s = median(told.values())
     return {

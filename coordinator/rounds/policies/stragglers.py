@@ -1,16 +1,16 @@
 """Stragglers: when a round closes without the devices that have not replied.
 
-A round waits for `round.participants` updates. Three rules let it go on without its stragglers:
+A round waits for `round.participants` updates. Three rules let it close without its stragglers:
 
-- **over-selection** (`round.over_selection`, see `policies.selection`): more devices are asked than are
+- **over-selection** (`round.over_selection`, see `policies.selection`): more devices are selected than are
   needed, and the round closes with the first updates;
 - **the deadline** (`round.deadline_s`, see `policies.deadline`): when it is over, `round.quorum` updates
   suffice;
-- **nobody is left to wait for**: every participant has replied, declined or left.
+- **no device left to wait for**: every participant has replied, declined or left.
 
 A straggler's reply to a closed round is dropped (`rounds.rejections`: "late"). A device that misses several
-deadlines in a row is asked more rarely (`policies.unresponsive`). Semi-asynchronous rounds keep a straggler's
-update for a later window (`rounds.window_engine`).
+deadlines in a row is selected less often (`policies.unresponsive`). Semi-asynchronous rounds keep a
+straggler's update for a later window (`rounds.window_engine`).
 """
 
 from typing import Literal
@@ -20,12 +20,13 @@ from fleetune.coordinator.rounds.policies.selection import target
 from fleetune.protocols.settings.coordinator import RoundSection
 
 Decision = Literal["close", "deadline", "too-few"]
-"""close: aggregate what has arrived. deadline, too-few: abandon the attempt, because the deadline has passed
-or no device is left to wait for, and fewer than `round.quorum` updates are there."""
+"""close: aggregate the updates that have arrived. deadline, too-few: abandon the attempt with fewer than
+`round.quorum` updates, because the deadline has passed or no device is left to wait for.
+"""
 
 
 def decide(state: EngineState, settings: RoundSection, now: float) -> Decision | None:
-    """Decide what becomes of the open round, or the final evaluation, at `now`. None: it stays open."""
+    """Decide what happens to the open round, or the final evaluation, at `now`. None: it stays open."""
     overdue = state.timing.until is not None and now >= state.timing.until
     settled = not state.groups.awaited
     if state.stage == "evaluating":

@@ -1,19 +1,21 @@
-"""Whom it pays to ask: by what a device's data still have to teach, how fast it is, and how long it waited.
+"""Client selection by utility: how much a device's data still teach, how fast it is, how long it waited.
 
-Oort (Lai et al. 2021, arXiv:2010.06081): a device's worth is |B| sqrt(mean of squared losses), B being its
-training samples, and more where it was asked long ago; one that takes a time t longer than T is worth
-(T / t)^2 of that. Participants are drawn by their worth. Where we differ:
+Oort (Lai et al. 2021, arXiv:2010.06081): a device's utility is |B| sqrt(mean of squared losses) for its
+training samples B. It grows with the rounds since the device was last selected. A device that takes a time t
+longer than T has (T / t)^2 of that utility. Participants are drawn by their utility. Differences to the
+paper:
 
-- A device tells the mean loss of its last epoch, which stands for the root of the mean square.
-- T is the median of what the candidates take. Oort's grows when the sum of losses falls.
-- t is the coordinator's own clock, from the task to its reply; what a device says of itself counts before its
-  first reply alone. Losses, changes and samples count up to twice the median: to claim more gains nothing.
-- With `prefer = "pyramid"` it is not the loss, but how much a device's last update changed what it was sent
-  (root mean square, over its share of the local training), which the coordinator measures itself. PyramidFL
-  (Li et al. 2022, doi:10.1145/3495243.3517017) takes the norm of gradients, and ranks the drawn, too: who is
-  done early trains for longer, who changes least sends less. Here `[objective]` does that, by time and bytes
+- A device reports the mean loss of its last epoch, which stands for the root of the mean square.
+- T is the median duration of the candidates. Oort's T grows when the sum of losses falls.
+- t is measured by the coordinator's clock, from the task to its reply. The device's own prediction counts
+  only before its first reply. Losses, changes and samples count up to twice the median, so exaggeration gains
+  nothing.
+- With `prefer = "pyramid"` the loss is replaced by how much a device's last update changed the model (root
+  mean square, divided by its share of the local training), which the coordinator measures itself. PyramidFL
+  (Li et al. 2022, doi:10.1145/3495243.3517017) takes the norm of gradients. It also ranks the participants:
+  early ones train longer, those that change least send less. Here `[objective]` does that, by time and bytes
   (`most_work`, `encodings`), not by rank.
-- Nobody is starved: when somebody has waited for `max_wait` rounds, all places go to those that waited
+- No device starves: when a device has waited for `max_wait` rounds, all places go to those that waited
   longest. Slow devices then share a round instead of slowing one each.
 """
 
@@ -26,17 +28,18 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 
-_MOST = 2.0  # medians that a device's loss, change and samples count for
+_MOST = 2.0  # a device's loss, change and samples count up to this many medians
 _SLOWNESS = 2.0  # Oort's alpha
-_UNCERTAINTY = 0.1  # Oort's, under the root of log(round) over the round in which it was asked last
-_LEAST = 1e-3  # of a worth, so that who has learned all there is can still be drawn
-_TURNS = 3  # of asking everybody once, that a device waits for at most unless it is said
+_UNCERTAINTY = 0.1  # Oort's weight of staleness: log(round) over the last selected round, under the root
+_LEAST = 1e-3  # lower bound of the utility, so that a device with nothing left to learn can still be drawn
+# longest wait without `max_wait`: this many times the rounds that it takes to select every device once
+_TURNS = 3
 
 
 def draw_by_utility(
     candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
-    """At most `count` of `candidates`, by their worth, or by how long they waited."""
+    """At most `count` of `candidates`, drawn by utility, or by their wait if a device waited too long."""
     number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
@@ -50,23 +53,23 @@ def draw_by_utility(
 
 
 def longest_wait(candidates: int, count: int, settings: RoundSection) -> int:
-    """Rounds after which a device that is there is asked, whatever it is worth."""
+    """Rounds after which a connected device is selected whatever its utility."""
     if settings.max_wait is not None:
         return settings.max_wait
     return _TURNS * math.ceil(candidates / max(1, count))
 
 
 def rounds_waited(member: Member, number: int) -> int:
-    """Since its last task, or since the run began."""
+    """Rounds since its last task, or since the run began."""
     return max(0, number - 1 - member.asked.number)
 
 
 def utilities(
     members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
 ) -> dict[DeviceId, float]:
-    """What each is worth in round `number`, above 0.
+    """Utility of each device in round `number`, above 0.
 
-    `by_change`: of what its updates change instead of its loss.
+    `by_change`: use the change by its updates instead of its loss.
     """
     lessons, seconds = learning_utilities(members, number, by_change=by_change), seconds_of(members)
     usual_s = _usual(seconds)
@@ -76,9 +79,9 @@ def utilities(
 def learning_utilities(
     members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
 ) -> dict[DeviceId, float]:
-    """What each has to teach, whatever time it takes; who never replied as much as the best of all.
+    """Learning utility of each device, regardless of time. A device without a reply gets the highest.
 
-    `by_change`: see `worths`.
+    `by_change`: see `utilities`.
     """
     told = {
         name: member.observed.change if by_change else member.observed.loss
@@ -97,7 +100,7 @@ def learning_utilities(
 
 
 def seconds_of(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
-    """What a round takes each; where nobody knows, what it takes the usual one."""
+    """Round duration of each device in seconds; the median where it is not known."""
     known = {name: one for name, member in members.items() if (one := _seconds(member)) is not None}
     usual_s = _usual(known)
     return {name: known.get(name, usual_s) for name in members}
@@ -108,7 +111,7 @@ def _usual(amounts: Mapping[DeviceId, float]) -> float:
 
 
 def _seconds(member: Member) -> float | None:
-    """What a round takes it, as it was seen; as it says, before it was; None: not known."""
+    """Round duration of the device: observed, or else as it predicts; None if not known."""
     said_s = member.report.round_s if member.report else None
     taken_s = said_s if member.observed.took_s is None else member.observed.took_s
     return taken_s if taken_s is not None and 0 < taken_s < math.inf else None

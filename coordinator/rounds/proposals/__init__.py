@@ -1,1 +1,1 @@
-"""What a run with an objective proposes to each participant: what it could do, and how much of that pays."""
+"""Task budgets in runs with an objective: what each participant could do, and how much of that pays."""

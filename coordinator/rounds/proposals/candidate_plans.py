@@ -1,4 +1,4 @@
-"""RatioCandidate plans: the options that a device has for a round, with predicted cost and utility."""
+"""Candidate plans: the options that a device has for a round, with predicted cost and utility."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection
 
 LEAST_UTILITY = 0.01  # a quarter of the training at p = 0.05; a device that reports less gains nothing by it
-KILOWATT_HOUR = 3.6e6  # joules
+KILOWATT_HOUR = 3.6e6  # joules in a kilowatt hour
 
 Utility = Callable[[Budget], float]
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """One option of a device for a round; costs are None where the device does not report them.
+    """One option of a device for a round. Costs are None where the device does not report them.
 
     Attributes:
-        budget: what the device would do.
-        round_s: predicted seconds of its round.
-        bytes_up: of its update.
-        joules: drawn by its board.
+        budget: ratio, share of local training and encoding.
+        round_s: predicted seconds of the device's round.
+        bytes_up: predicted bytes of its update.
+        joules: predicted energy of its board.
         utility: `Method.utility` of the budget times the encoding's `utility_factor`, at least
             `LEAST_UTILITY`. The bound limits what a false report can do: one device of n that overstates its
             largest option lengthens a round by at most the n-th root of largest over least utility.
@@ -38,11 +38,11 @@ class CandidatePlan:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds; an unknown duration limits nothing."""
+        """Predicted seconds; 0 if unknown, so that it limits nothing."""
         return 0.0 if self.round_s is None else self.round_s
 
     def cost(self, objective: ObjectiveSection) -> float | None:
-        """Bytes, joules or money that the objective minimises; None: not known."""
+        """Bytes, joules or money that the objective minimises; None if not known."""
         match objective.minimise:
             case "bytes":
                 return self.bytes_up
@@ -65,10 +65,10 @@ def candidate_plans(
     """The options of a device within the run's limits; () if it does not report any.
 
     Args:
-        member: with the device's report.
-        objective: of the run.
+        member: the device's state, with a report.
+        objective: the run's section [objective].
         factors: utility factor of each of the run's encodings of updates. A device that does not know the
-            encodings keeps the first.
+            encodings uses the first.
         utility: `Method.utility`.
     """
     report = member.report
@@ -92,7 +92,7 @@ def candidate_plans(
 
 
 def _local_works(candidate: RatioCandidate, objective: ObjectiveSection) -> list[float]:
-    """Shares of the local training to choose from; the largest alone if their costs are not known."""
+    """Shares of the local training to choose from; only the largest if their costs are not known."""
     most = min(candidate.local_work, objective.most_work)
     if candidate.local_s is None:
         return [most]

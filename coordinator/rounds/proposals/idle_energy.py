@@ -1,12 +1,12 @@
-"""Energy that boards draw while a round lasts, working or idle: for `energy` and `money`.
+"""Energy that boards draw during a round, working or idle. Used to minimise `energy` and `money`.
 
 In a round of a given duration a board draws the joules of its work, and idle power for the rest of the time.
 So waiting for a device that works more efficiently can cost the other boards more than it saves. For each
-possible duration, every device takes its option of most utility per cost, idle time included. The cheapest
-duration is the one with the most utility of the fleet (the geometric mean, as in `target_duration`) for the
-cost of all boards of the fleet, those outside the round too.
+possible duration, every device takes its option with the highest utility per cost, idle time included. The
+cheapest duration has the highest utility of the fleet (the geometric mean, as in `target_duration`) for the
+cost of all boards of the fleet, including those outside the round.
 
-A board's reported idle power counts up to what it reports at work, and up to `MOST_TIMES_USUAL` times the
+A board's reported idle power counts up to its reported power at work, and up to `MOST_TIMES_USUAL` times the
 fleet's median. So a false report shortens rounds no more than as many honest devices would.
 """
 
@@ -24,7 +24,7 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.objective import ObjectiveSection
 
 MOST_TIMES_USUAL = 10.0
-MOST_DURATIONS = 64  # that are tried: neighbours differ by a few percent
+MOST_DURATIONS = 64  # number of durations that are tried: neighbours differ by a few percent
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class IdleCost:
     """Cost of a second of idling, in the unit that the objective minimises.
 
     Attributes:
-        of: of each device of the round that reports its idle power and its options' costs.
-        others: of all other boards of the fleet together.
+        of: by device of the round, for those that report idle power and the costs of their options.
+        others: sum over all other boards of the fleet.
     """
 
     of: Mapping[DeviceId, float]
@@ -43,7 +43,7 @@ class IdleCost:
 def idle_cost(
     state: EngineState, plans: Mapping[DeviceId, Plans], objective: ObjectiveSection
 ) -> IdleCost | None:
-    """The idle cost in a round with these options; None: idling is free, or no device reports its power."""
+    """The idle cost in a round with these options; None if idling is free or no device reports its power."""
     prices = {"energy": 1.0, "money": objective.price.kilowatt_hour / KILOWATT_HOUR}
     price = prices.get(objective.minimise, 0.0)
     if not price:
@@ -73,8 +73,8 @@ def within_cheapest_duration(
 ) -> dict[DeviceId, Plans]:
     """Each device's options within the cheapest duration that cost no more than its best one there.
 
-    A device that does not report its costs keeps all options within the duration. `fixed_s`: the round lasts
-    at least as long.
+    A device that does not report its costs keeps all options within the duration. `fixed_s`: lower bound of
+    the round's duration.
     """
     least_s = max(fixed_s, *(min(one.seconds for one in some) for some in plans.values()))
     table = _Table.of({name: plans[name] for name in idle.of}, objective, idle)
@@ -90,10 +90,10 @@ def within_cheapest_duration(
 
 @dataclass(frozen=True)
 class _Table:
-    """Options as arrays of shape (devices, options); short rows end with options that never fit.
+    """Options as arrays of shape (devices, options). Short rows are padded with options that never fit.
 
     Attributes:
-        seconds, utility, extra: of an option; `extra` is its cost beyond idling as long.
+        seconds, utility, extra: of each option; `extra` is its cost beyond idling for the same time.
         idle: cost of a second of idling, shape (devices, 1).
     """
 
@@ -114,7 +114,7 @@ class _Table:
         return cls(seconds, utility, extra, np.array([[idle.of[name]] for name in plans]).reshape(-1, 1))
 
     def cheapest(self, durations_s: NDArray[np.float64], others: float) -> tuple[float, NDArray[np.float64]]:
-        """The cheapest duration, the shortest of equals, and `extra` of each device's best option there."""
+        """The cheapest duration (the shortest of equals), and `extra` of each device's best option there."""
         found = [self._at(float(duration_s), others) for duration_s in durations_s]
         best = int(np.argmax([efficiency for efficiency, _ in found]))
         return float(durations_s[best]), found[best][1]
@@ -132,7 +132,7 @@ class _Table:
 
 
 def _durations(plans: Mapping[DeviceId, Plans], least_s: float) -> NDArray[np.float64]:
-    """Durations to try, ascending: those of options that every device can keep."""
+    """Durations to try, ascending; each leaves every device at least one option."""
     all_s: NDArray[np.float64] = np.unique(
         np.array([max(least_s, one.seconds) for some in plans.values() for one in some], np.float64)
     )
@@ -144,7 +144,7 @@ def _durations(plans: Mapping[DeviceId, Plans], least_s: float) -> NDArray[np.fl
 
 
 def _extra(one: CandidatePlan, objective: ObjectiveSection, idle: float) -> float:
-    """The cost of an option beyond idling as long."""
+    """The cost of an option beyond idling for the same time."""
     return max(0.0, (one.cost(objective) or 0.0) - idle * one.seconds)
 
 

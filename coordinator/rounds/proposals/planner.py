@@ -1,17 +1,17 @@
 """Plans how much each participant of a round does, in runs with an objective (`[objective] minimise`).
 
-A device reports its candidates: the ratios that fit its limits and its owner's policy, and what a round at
-each of them costs (`DeviceReport.affords`). For each task the coordinator chooses a ratio, a share (or a
-multiple) of the local training and an encoding of the update:
+A device reports its candidates: the ratios that fit its limits and its owner's policy, and the cost of a
+round at each of them (`DeviceReport.affords`). For each task the coordinator chooses a ratio, a share (or a
+multiple) of the local training and an encoding of the update. It first narrows the options:
 
-    time           of the options within the target round duration (`target_duration`)
-    bytes          of the options that send no more than the one with the most utility a byte. Where most
-                   devices run on batteries, of those within the target duration of these options, because
+    time           options within the target round duration (`target_duration`)
+    bytes          options that send no more than the one with the highest utility per byte. If most
+                   devices run on batteries, only those within the target duration of these options, because
                    waiting drains batteries
-    energy, money  likewise by joule or price; where boards report what they draw when idle, of the options
-                   within the duration that costs the whole fleet least for its utility (`idle_energy`)
+    energy, money  likewise per joule or price. If boards report their idle power, only options within the
+                   duration that costs the whole fleet least for its utility (`idle_energy`)
 
-the one with the most utility (`CandidatePlan.utility`).
+Then it takes the option with the highest utility (`CandidatePlan.utility`).
 
 A device's reported seconds can raise the target only up to its limits, which fit the run's deadline. A device
 that reports no candidates chooses its ratio itself, and the round waits for it.
@@ -41,9 +41,9 @@ class Planner:
     """Plans rounds for the objective of one run.
 
     Attributes:
-        objective: of the run.
-        uplinks: cost of each encoding of updates (`Enrolment.uplinks`); (): the run has one only.
-        utility: of a device's round, see `Method.utility`.
+        objective: the run's section [objective].
+        uplinks: cost of each encoding of updates (`Enrolment.uplinks`); (): the run has only one.
+        utility: utility of a device's round, see `Method.utility`.
     """
 
     objective: ObjectiveSection = ObjectiveSection()  # noqa: RUF009 - frozen
@@ -51,7 +51,7 @@ class Planner:
     utility: Utility = default_utility
 
     def assign(self, state: EngineState, participants: Sequence[DeviceId]) -> None:
-        """Note in `state` what each participant is asked to do, where the objective proposes that."""
+        """Record in `state` the budget of each participant's task, where the objective proposes one."""
         if not self.objective.proposes:
             return
         plans = self.candidates(state, participants)
@@ -63,7 +63,7 @@ class Planner:
             state.put(device, assigned=budget, admitted=member.admitted and same)
 
     def learn(self, state: EngineState) -> None:
-        """Take the compression errors that a closing round's replies report into `state`."""
+        """Add the compression errors that a closing round's replies report to `state`."""
         reported: dict[int, list[float]] = {}
         for device in state.replied:
             member = state.members[device]
@@ -89,7 +89,7 @@ class Planner:
         return over_budget(self.objective.within, state.spent, state.timing.seen_at, least)
 
     def candidates(self, state: EngineState, devices: Collection[DeviceId]) -> dict[DeviceId, Plans]:
-        """The options of each device; () of a device that reports none."""
+        """The options of each device; () for a device that reports none."""
         factors = state.compression_errors.utility_factors(self.uplinks)
         return {
             device: candidate_plans(state.members[device], self.objective, factors, self.utility)
@@ -101,7 +101,7 @@ class Planner:
     ) -> dict[DeviceId, Plans]:
         """The options of each device whose utility is worth their cost; at least one each.
 
-        `fixed_s`: the round lasts at least as long.
+        `fixed_s`: lower bound of the round's duration.
         """
         if self.objective.minimise == "time":
             return within_target_duration(plans, fixed_s)
@@ -118,12 +118,16 @@ def reporting(plans: Mapping[DeviceId, Plans]) -> dict[DeviceId, Plans]:
 
 
 def most_useful(plans: Plans) -> CandidatePlan:
-    """The option of most utility; of equals the one of the largest ratio, then of the fewest bytes."""
+    """The option with the highest utility; of equals the one with the largest ratio, then the fewest
+    bytes.
+    """
     return max(reversed(plans), key=lambda one: (one.utility, one.budget.ratio, -(one.bytes_up or 0)))
 
 
 def cost_efficient(plans: Plans, objective: ObjectiveSection) -> Plans:
-    """The options that cost no more than the one of most utility per cost; all, if a cost is not known."""
+    """The options that cost no more than the one with the highest utility per cost; all, if a cost is not
+    known.
+    """
     costs = [cost for one in plans if (cost := one.cost(objective)) is not None]
     if len(costs) < len(plans):
         return plans
@@ -133,7 +137,7 @@ def cost_efficient(plans: Plans, objective: ObjectiveSection) -> Plans:
 
 
 def _on_batteries(state: EngineState, devices: Collection[DeviceId]) -> bool:
-    """Whether more than half of these devices run on batteries."""
+    """True if more than half of these devices run on batteries."""
     reports = [state.members[device].report for device in devices]
     drained = sum(report is not None and report.conditions.power == "battery" for report in reports)
     return 2 * drained > len(devices)

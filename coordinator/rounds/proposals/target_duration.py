@@ -1,8 +1,8 @@
-"""The target round duration: the time that no device should exceed and every device can keep.
+"""The target round duration: no device should exceed it, and every device can keep it.
 
-A round lasts as long as its slowest participant. The target is the duration with the most utility a second.
-A fleet's utility is the geometric mean over its devices (proportional fairness; Kelly 1997): twice the
-utility of a straggler counts as much as twice that of a quick device.
+A round lasts as long as its slowest participant. The target is the duration with the highest utility per
+second. A fleet's utility is the geometric mean over its devices (proportional fairness; Kelly 1997): doubling
+the utility of a straggler counts as much as doubling that of a quick device.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fleetune.protocols.method.method import DeviceId
 def within_target_duration(plans: Mapping[DeviceId, Plans], fixed_s: float = 0.0) -> dict[DeviceId, Plans]:
     """Each device's options within the target duration, at least one of each device.
 
-    `fixed_s`: the round lasts at least as long, because of devices that choose themselves.
+    `fixed_s`: lower bound of the duration, set by devices that choose their budget themselves.
     """
     target_s = _target_s(list(plans.values()), fixed_s)
     return {device: [one for one in some if one.seconds <= target_s] for device, some in plans.items()}
@@ -31,7 +31,8 @@ def _target_s(plans: list[Plans], fixed_s: float) -> float:
     steps = np.array([step for some in plans for step in _utility_steps(some)])
     steps = steps[np.argsort(steps[:, 0], kind="stable")]
     durations_s, log_utility = np.maximum(steps[:, 0], least_s), np.cumsum(steps[:, 1])
-    last = np.append(durations_s[1:] > durations_s[:-1], True)  # the sum is complete at the last of equals
+    # of steps at equal durations, only after the last is the sum complete
+    last = np.append(durations_s[1:] > durations_s[:-1], True)
     durations_s, log_utility = durations_s[last], log_utility[last]
     if durations_s[0] <= 0:  # no device reports a duration
         return float(durations_s[-1])
@@ -39,7 +40,7 @@ def _target_s(plans: list[Plans], fixed_s: float) -> float:
 
 
 def _utility_steps(plans: Plans) -> list[tuple[float, float]]:
-    """(seconds, gain): from this duration on, the device's log utility is larger by the gain."""
+    """Pairs (seconds, gain): from this duration on, the device's log utility is larger by the gain."""
     steps: list[tuple[float, float]] = []
     most = 1.0
     for one in sorted(plans, key=lambda one: (one.seconds, -one.utility)):

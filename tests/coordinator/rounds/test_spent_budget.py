@@ -33,13 +33,21 @@ def played(script, rounds, *, num_bytes=500_000, joules=3.0, takes_s=2.0):
 @pytest.mark.parametrize(
     ("limits", "rounds", "words"),
     [
-        ({"seconds": 11.0}, 5, "objective.within.seconds = 11: 10 are spent, and a round takes 2"),
-        ({"megabytes": 3.0}, 3, "objective.within.megabytes = 3: 3 are spent, and a round takes 1"),
-        ({"joules": 20.0}, 3, "objective.within.joules = 20: 18 are spent, and a round takes 6"),
+        (
+            {"seconds": 11.0},
+            5,
+            "objective.within.seconds = 11: 10 are spent, and the next round needs about 2",
+        ),
+        (
+            {"megabytes": 3.0},
+            3,
+            "objective.within.megabytes = 3: 3 are spent, and the next round needs about 1",
+        ),
+        ({"joules": 20.0}, 3, "objective.within.joules = 20: 18 are spent, and the next round needs about 6"),
         (
             {"seconds": 1e9, "joules": 12.0},
             2,
-            "objective.within.joules = 12: 12 are spent, and a round takes 6",
+            "objective.within.joules = 12: 12 are spent, and the next round needs about 6",
         ),
     ],
 )
@@ -58,9 +66,9 @@ def test_without_limits_all_rounds_are_done():
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"seconds": 1.5}, "objective.within.seconds = 1.5: a round takes 2 at least"),
-        ({"megabytes": 0.5}, "objective.within.megabytes = 0.5: a round takes 0.8 at least"),
-        ({"joules": 9.0}, "objective.within.joules = 9: a round takes 10 at least"),
+        ({"seconds": 1.5}, "objective.within.seconds = 1.5: the first round needs at least 2"),
+        ({"megabytes": 0.5}, "objective.within.megabytes = 0.5: the first round needs at least 0.8"),
+        ({"joules": 9.0}, "objective.within.joules = 9: the first round needs at least 10"),
     ],
 )
 def test_what_cannot_be_met_is_said_before_the_first_round(limits, words):
@@ -72,7 +80,7 @@ def test_what_cannot_be_met_is_said_before_the_first_round(limits, words):
 def test_without_an_objective_it_is_said_as_far_as_devices_say_what_they_expect():
     script = within(seconds=1.5)
     actions = script.ready("a", ratio=1.0, round_s=2.0) + script.ready("b", ratio=1.0, round_s=30.0)
-    words = "objective.within.seconds = 1.5: a round takes 2 at least"
+    words = "objective.within.seconds = 1.5: the first round needs at least 2"
     assert [one.reason for one in of(FinishRun, actions)] == [words], "the quickest may be enough"
     script = within(seconds=1.5)
     assert not of(FinishRun, script.ready("a", "b", ratio=1.0)), "they do not know"

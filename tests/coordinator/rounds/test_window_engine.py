@@ -448,11 +448,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = self.engine.wake_at
         self.do(Tick())
         after = self.state
-        assert (after.round_attempt, after.stage, after.until, after.gather_until) != (
+        assert (after.round_attempt, after.stage, after.timing.until, after.timing.gather_until) != (
             before.round_attempt,
             before.stage,
-            before.until,
-            before.gather_until,
+            before.timing.until,
+            before.timing.gather_until,
         )
         assert self.engine.wake_at is None or self.engine.wake_at > self.now
 

@@ -334,5 +334,5 @@ def test_round_one_that_opens_with_few_devices_says_so_in_one_line(tmp_path):
         assert run.controller.handle(DeviceReady(report), 0.0) == []
         said = [one for one in run.controller.handle(Tick(), 60.0) if isinstance(one, Notice)]
         assert [one.line.partition(";")[0] for one in said] == [
-            "round 1 opens with 1 of 2 devices: 60 s have passed since the first one came"
+            "round 1 opens with 1 of 2 devices, because 60 s have passed since the first one joined"
         ]

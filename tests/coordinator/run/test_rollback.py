@@ -84,7 +84,7 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
         world.step()
     assert world.finished == (
         f"round 2 was tried {MAX_RETRIES + 1} times and each time the training of all devices diverged after "
-        "it; see what was refused"
+        "it; the list of rejections shows the devices"
     )
     assert states(world) == good
     assert [record.number for record in world.controller.records()] == [1]

@@ -83,7 +83,7 @@ def test_all_other_methods_do_without(method):
 def test_semi_asynchronous_rounds_have_a_window_and_no_other_schedule(tmp_path):
     mode = {"mode": "window", "window_s": 1800.0, "deadline_s": 3600.0}
     for schedule in ({"at": "02:00"}, {"every": "1h"}):
-        with pytest.raises(SettingError, match="of \\[schedule\\] only window goes with it"):
+        with pytest.raises(SettingError, match="only \\[schedule\\] window can be set with it"):
             simulate(settings(schedule=schedule, round=mode), tmp_path / "no", workers=0, fresh=True)
     _, _, nights = played(settings(schedule={"window": "01:00-05:00"}, round=mode), tmp_path / "yes")
     assert nights == [1.0] * 4
