@@ -198,7 +198,7 @@ class Desk:
     def deliver(self, device, transfer_key, payload):
         """A task that is sent again is the same, byte for byte."""
         known = self.tasks.get(device)
-        if known is not None and self.round_attempt(known) == (transfer_key.round, transfer_key.attempt):
+        if known is not None and self.turn(known) == (transfer_key.round, transfer_key.attempt):
             assert payload == known
         self.tasks[device] = payload
         self.run.controller.note_delivered(device, transfer_key, len(payload))
@@ -217,7 +217,7 @@ class Desk:
         if not assignment.final_evaluation:
             weights = assignment.task.patch.apply(np.zeros(spec.size, np.float32), spec)
             update = self.update(weights + np.float32(ord(device[-1]) % 7) * np.float32(0.125))
-        reply = Reply(device, *self.round_attempt(payload), False, Measures(10, 0), update)
+        reply = Reply(device, *self.turn(payload), False, Measures(10, 0), update)
         return codec.encode(reply, spec)
 
     def update(self, weights):

@@ -147,7 +147,9 @@ def test_observers_hear_of_a_round_only_once_it_is_committed(talk):
     with talk.server.parts.batch.committed(store):
         controller = talk.run.controller
         actual = talk.server.parts.sessions["a"].actual(0.0)
-        talk.server.parts.exchange.carry_out(controller.receive("a", controller.round_attempt, reply, actual, 0.0))
+        talk.server.parts.exchange.carry_out(
+            controller.receive("a", controller.round_attempt, reply, actual, 0.0)
+        )
         assert len(controller.records()) == 1
         assert committed == []
     assert committed == [True]
