@@ -1,13 +1,13 @@
-"""The settings that a run was begun with: read back, and compared with those it is to go on with.
+"""Compares the settings that a run was begun with to those that it should continue with.
 
-They are compared by meaning, not as text: a key that is left out is the same as its default, and what a run
-ignores does not count.
+They are compared by meaning, not as text: a key that is left out equals its default, and settings that a run
+ignores do not count.
 
-What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
-(`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
-they choose their ratios), nor the seed, nor how rounds overlap. What the run decided of its method when it
-began (`Method.defaults_of_run`), and of the learning rate's schedule, stays: devices hold it, and raised
-rounds do not move it.
+Settings that only the coordinator reads when it plans or closes a round may change (`CHANGEABLE`). Settings
+that devices store may not: model, method, training, data, and `deadline_s`, by which they choose their
+ratios. Nor may the seed or the mode of rounds. Defaults that the run chose at its start
+(`Method.defaults_of_run`, the learning rate's schedule) stay too, even when `run.rounds` is raised, because
+devices store them.
 """
 
 import dataclasses
@@ -50,10 +50,10 @@ Differences = dict[str, tuple[Any, Any]]
 
 
 def stored_settings(data: bytes, folder: Path) -> RunSettings:
-    """What a run's store holds.
+    """Read the settings from a run's store.
 
     Raises:
-        StoreError: a key of theirs is unknown, or its value is not allowed.
+        StoreError: the settings have an unknown key or a value that is not allowed.
     """
     try:
         return convert(msgspec.json.decode(data), RunSettings)
@@ -83,11 +83,11 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
 
 
 def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Differences:
-    """By key, e.g. `round.quorum`, the value that was and the one that is wanted.
+    """Differing settings by key, e.g. `round.quorum`, each with its old and its new value.
 
     Args:
-        before: what the run was begun with.
-        now: what it is to go on with.
+        before: settings that the run was begun with.
+        now: settings that it should continue with.
         spec: the model; a method reads its own section for it.
 
     Raises:
@@ -104,7 +104,7 @@ def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Diffe
 
 
 def is_raised(before: RunSettings, now: RunSettings) -> bool:
-    """Whether there shall be more rounds than before, or room for them."""
+    """True if the new settings allow more rounds than before, by their number or their budget."""
     was, is_now = before.objective.within, now.objective.within
     pairs = [(before.run.last_round, now.run.last_round)]
     pairs += [(getattr(was, key), getattr(is_now, key)) for key in was.__struct_fields__]
@@ -112,12 +112,12 @@ def is_raised(before: RunSettings, now: RunSettings) -> bool:
 
 
 def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
-    """Raises SettingError when a run that is under way cannot go on with these differences.
+    """Raise SettingError if a run in progress cannot continue with these differences.
 
     Args:
-        found: between what it was begun with and what it is to go on with.
-        rounds_done: that it has closed.
-        folder: of the run.
+        found: differences between the old and the new settings.
+        rounds_done: number of closed rounds.
+        folder: the run's folder.
     """
     firm = {key: values for key, values in found.items() if key not in CHANGEABLE}
     if firm:

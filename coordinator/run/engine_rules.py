@@ -35,9 +35,9 @@ class EngineRules:
         self._planner = Planner(settings.objective, uplinks, method.utility)
 
     def engine(self, state: EngineState | None = None) -> RoundEngine:
-        """An engine in this state; None: as before anything happened."""
+        """A round engine in this state; None: in the state of a new run."""
         return self._type(self._run, self._round, state, self.schedule, self._planner)
 
     def resume(self, stored: EngineState, now: float) -> tuple[RoundEngine, list[Action]]:
-        """An engine that goes on from a stored state after a restart, and what is to be done first."""
+        """A round engine that continues from a stored state after a restart, and its first actions."""
         return self._type.resume(self._run, self._round, stored, now, self.schedule, self._planner)

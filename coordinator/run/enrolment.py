@@ -1,4 +1,4 @@
-"""What every device of a run starts from, made once by the coordinator."""
+"""What every device of a run starts from; the coordinator makes it once."""
 
 import uuid
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from fleetune.protocols.wire.transfer import digest_of
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run begins with.
+    """The enrolment of a new run, with the files that belong to it.
 
     Attributes:
-        enrolment: what each device gets.
-        backbone: the file of what is frozen in its model; None: nothing is.
-        bundle: of its model, encoded; None: it is not made yet.
+        enrolment: sent to each device.
+        backbone: file of the model's frozen tensors; None: no tensor is frozen.
+        bundle: the model's encoded bundle; None: it is not made yet.
     """
 
     enrolment: Enrolment

@@ -1,4 +1,4 @@
-"""A run's method and its state: planned, aggregated, rolled back, and kept in the store."""
+"""A run's method and its state: planning, aggregation, roll-back, storage."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ class MethodRun:
         self._store = store
         self._written: Any = None
         self._before: Any = None  # the state before the round that closed last; None: only the store holds it
-        self._closes = False  # the state before is to be kept when the present one is written
+        self._closes = False  # True if the previous state must be kept when the present one is written
 
     @property
     def shared_model(self) -> FlatArray:

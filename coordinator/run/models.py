@@ -34,14 +34,14 @@ FROM_FILE = "bundle:"
 
 @dataclass(frozen=True)
 class Model:
-    """A model and its first weights.
+    """A model and its initial weights.
 
     Attributes:
-        spec: of the model.
-        weights: the first, shape (spec.size,).
+        spec: description of the model.
+        weights: initial weights, shape (spec.size,).
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
         bundle: for devices without torch; None: not made yet.
-        frozen: the tensors of its backbone, as it is made; empty: it has none, or they are not known here.
+        frozen: the tensors of its backbone; empty: it has none, or they are not known here.
     """
 
     spec: ModelSpec
@@ -67,7 +67,7 @@ def find_model(settings: RunSettings) -> Model:
 
 
 def _check_init(model: Model, settings: RunSettings) -> None:
-    """Whether `model.init` says anything."""
+    """Raise SettingError if `model.init` has no effect on this model."""
     init, convolutions = settings.model.init, [t for t in model.spec.tensors if len(t.shape) > 2]
     if settings.model.weights is not None:
         raise SettingError(f"model.init: {init!r} draws weights and model.weights brings them; leave one out")
@@ -95,7 +95,7 @@ def _found(settings: RunSettings) -> Model:
 
 
 def is_at_hand(settings: RunSettings) -> bool:
-    """Whether the model is found without torch. Raises as `find_model`."""
+    """True if the model can be loaded without torch. Raises as `find_model`."""
     return _bundle_at_hand(settings) is not None
 
 
@@ -115,7 +115,7 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
 
 
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
-    """The bundle with what the run's [data] says of samples and classes."""
+    """The bundle, with the run's [data] settings of samples and classes."""
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
     check_channels(data.mean, data.std, bundle.spec.input_shape)

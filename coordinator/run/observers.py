@@ -1,7 +1,7 @@
-"""Who watches a run: observers of one typed stream of events (`coordinator.run.run_events`).
+"""Observers of a run: they receive one typed stream of events (`coordinator.run.run_events`).
 
-The server and the simulator tell them; what they are told of is durable already, so none of them can harm a
-round. The store is no observer: a round waits for it, and a fault of it ends the coordinator.
+The server and the simulator send each event after it is durable, so no observer can harm a round. The store
+is no observer: a round waits for it, and its failure ends the coordinator.
 """
 
 import logging
@@ -20,27 +20,27 @@ log = logging.getLogger(__name__)
 class Observer(Protocol):
     """Watches a run.
 
-    It is called in the thread that runs the rounds, between two events of the run, which waits meanwhile. So
-    it may draw, print, append to a file or change figures of its own; it never waits for a network or
-    another thread, and what it does at an event does not grow with the run. What may take longer is done in
-    a thread of the observer's own, behind a queue that is bounded and drops what does not fit. Of `Moment`
-    alone the server takes care: all observers together get 5 % of its time for these.
+    `observe` is called in the thread that runs the rounds, which waits meanwhile. So it may draw, print,
+    append to a file or change its own figures. It must not wait for a network or another thread, and its cost
+    must not grow with the run. Slower work belongs in a thread of the observer's own, behind a bounded queue
+    that drops what does not fit. The server limits only `Moment`: all observers together get 5 % of its time
+    for it.
 
-    An observer that raises is told `RunLeft` and left out from then on, with one line in the log.
+    An observer that raises receives `RunLeft` and no further event; the log gets one line.
     """
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in; those that mean nothing to it are passed over."""
+        """Process an event; ignore those that do not concern this observer."""
 
 
 class Observers:
-    """Those of one run, told in turn."""
+    """The observers of one run, called in order."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
 
     def tell(self, event: RunEvent) -> None:
-        """Let every observer know; one that fails harms neither the run nor the others."""
+        """Send the event to every observer; one that fails harms neither the run nor the others."""
         for observer in tuple(self._observers):
             try:
                 observer.observe(event)
@@ -52,7 +52,7 @@ class Observers:
         log.warning("%s no longer watches the run: %s", type(observer).__name__, unexpected(fault))
         log.debug("%s", type(observer).__name__, exc_info=fault)
         with suppress(Exception):
-            observer.observe(RunLeft())  # so that it lets go of what it holds
+            observer.observe(RunLeft())  # so that it releases its resources
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,6 @@ class ClosedRounds:
     hear: Callable[[RoundRecord], None]
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Process an event."""
         if isinstance(event, RoundClosed):
             self.hear(event.record)

@@ -1,7 +1,7 @@
-"""Opening a run's folder: for a new run, or to go on with the one that was stopped, or ended too early.
+"""Opens a run's folder: for a new run, or to continue one that was stopped or whose rounds were raised.
 
-Whatever can fail when a run begins is tried before anything is written, or removed for it. Until a device has
-joined it a run has nothing to lose: it begins anew when its settings are others.
+Everything that can fail at the start of a run is tried before anything is written or removed. A run that no
+device has joined has nothing to lose: it starts again when its settings have changed.
 """
 
 import logging
@@ -149,11 +149,11 @@ def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool, in_proces
 def _go_on(
     settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, in_process: bool
 ) -> Run | None:
-    """The run that the store holds; None: nobody had joined it, and it is to be another one.
+    """The run that the store holds; None if no device had joined it and its settings have changed.
 
     Raises:
         SettingError: it is finished, or its settings are others.
-        StoreError: it is damaged; StoreVersion: it has a format that is not read here.
+        StoreError: it is damaged; StoreVersion: this version cannot read its format.
     """
     enrolment = read_enrolment(payload, folder)
     before = stored_settings(store.get("settings") or b"null", folder)

@@ -1,4 +1,4 @@
-"""The open round: the replies that it has, and what its record will say of them."""
+"""The open round: its replies, and their rows in the round's record."""
 
 from typing import Any
 
@@ -49,14 +49,14 @@ class OpenRound:
         return self._replies.read(device)
 
     def put(self, device: DeviceId, row: DeviceRound) -> None:
-        """Say this of a device's reply in the record."""
+        """Set the row of a device's reply in the record."""
         self.rows[device] = row
         self._unwritten.add(device)
 
     def note_late(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt, actual: RoundCost
     ) -> None:
-        """Add what a device can report only after its reply has arrived, to an open or a closed round."""
+        """Add costs that a device reports after its reply has arrived, to an open or a closed round."""
         if device in self.rows and round_attempt == open_attempt:
             self.put(device, self.rows[device].with_late_cost(actual))
             return
@@ -66,7 +66,7 @@ class OpenRound:
                 self._store.put_device_rounds(*round_attempt, {device: row.with_late_cost(actual)})
 
     def keep_only(self, devices: tuple[DeviceId, ...], number: int) -> dict[DeviceId, DeviceRound]:
-        """Drop what is said of replies that the closing round leaves out. Returns the rows that stay."""
+        """Drop the rows of replies that the closing round leaves out. Returns the rows that stay."""
         rows = {device: self.rows[device] for device in devices}
         if self.rows.keys() != rows.keys():
             self._store.drop_device_rounds(number)

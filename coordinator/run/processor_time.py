@@ -1,4 +1,4 @@
-"""Processor time that a run's processes took, over all that worked at it one after the other."""
+"""Processor time of a run, summed over all processes that worked on it one after the other."""
 
 import os
 from contextlib import suppress
@@ -10,10 +10,10 @@ _NAME = "processor_s"  # in the store
 
 
 class ProcessorTime:
-    """Of this process since it opened a run, and of its children that have ended.
+    """Processor time of this process since it opened a run, and of its children that have ended.
 
     Args:
-        store: of the run.
+        store: the run's store.
     """
 
     def __init__(self, store: RunStore) -> None:
@@ -21,11 +21,11 @@ class ProcessorTime:
 
     @staticmethod
     def stored_s(store: RunStore) -> float:
-        """What all processes noted together."""
+        """Processor time that all processes stored, in seconds."""
         return float(store.get(_NAME) or 0.0)
 
     def note(self) -> None:
-        """Write down what this process took so far; where the disk is full, nothing."""
+        """Store this process's time so far; does nothing if the disk is full."""
         with suppress(StoreError), self._store.step():
             self._store.put(_NAME, str(self._before_s + _used_s() - self._began_s).encode())
 

@@ -1,4 +1,4 @@
-"""A reply on its way in: read, and passed along until it is kept."""
+"""A received reply: read, and passed along until it is stored."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +22,15 @@ from fleetune.protocols.wire.payloads import Reply
 
 @dataclass(frozen=True)
 class ArrivingReply:
-    """A reply that counts, between its arrival and its place in the round.
+    """An accepted reply, between its arrival and its place in the round.
 
     Attributes:
-        reply: as it was read.
-        data: as it came.
-        delivered: what its device had of its task; None: it is not known any more, or needs not be.
-        actual: what the round took of its device.
-        predicted: what its device had expected of the round.
-        staleness: by how many aggregations the model it trained from is older than the newest.
+        reply: the decoded reply.
+        data: the encoded reply.
+        delivered: the task as the device received it; None: no longer known, or not needed.
+        actual: measured cost of the round on the device.
+        predicted: cost of the round as the device predicted it.
+        staleness: number of aggregations by which its base model is older than the newest.
     """
 
     reply: Reply[Any]

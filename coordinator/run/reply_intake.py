@@ -93,7 +93,7 @@ class ReplyIntake:
     def arrived(
         self, arriving: ArrivingReply, round_attempt: RoundAttempt, rejection: RejectionReason | None
     ) -> ReplyArrived:
-        """What the engine is told of a reply."""
+        """The engine's event for a reply."""
         reply = arriving.reply
         member = self._run.state.member(reply.device)
         change = arriving.change(member, self._run.method.method.spec) if self._measures_change else None
@@ -140,7 +140,7 @@ class ReplyIntake:
         return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
     def base(self, delivered: Delivered | None) -> Base | None:
-        """What an update was written with: nothing where that is not known. None: values are plain."""
+        """The base that an update's values were written with; empty if unknown. None: values are plain."""
         if not self._encodes:
             return None
         return Base.nothing(self._run.method.method.spec) if delivered is None else delivered.base

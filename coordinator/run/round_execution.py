@@ -1,6 +1,6 @@
-"""What the round engine wants, done: each of its actions (`coordinator.rounds.actions`) has its method here.
+"""Executes the actions of the round engine (`coordinator.rounds.actions`), one method for each.
 
-Tasks to be sent are left to the caller; what became of the rest are run events.
+The caller sends the tasks. The results of the other actions are run events.
 """
 
 import logging
@@ -62,7 +62,7 @@ class RoundExecution:
         self._encodings = tuple(map(in_words, uplinks))
 
     def aggregate(self, action: Aggregate) -> Aggregated | NotAggregated:
-        """Aggregate the round's updates. Returns what the engine is told of it."""
+        """Aggregate the round's updates. Returns the event for the engine."""
         return self._run.aggregation.aggregate(action.number, action.devices)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
@@ -112,13 +112,13 @@ class RoundExecution:
             yield Notice(line)
 
     def forget_round(self, number: int) -> None:
-        """Forget the open round, and what was written of it."""
+        """Drop the open round and what was written of it."""
         self._run.store.drop_record(number)
         self._run.store.drop_tasks()
         self._drop_replies()
 
     def note_refused(self, device: DeviceId, round_attempt: RoundAttempt) -> None:
-        """Note that a reply that was awaited is refused: its device has done the task."""
+        """Note that an awaited reply was refused: its device has done the task."""
         state = self._run.state
         if state.awaited_attempt(device) == round_attempt:
             self._run.tasks.perhaps_taken(device, round_attempt, state.round_attempt)
@@ -197,7 +197,9 @@ class RoundExecution:
         return RunFinished(action.reason)
 
     def _note_unanswered(self, round_attempt: RoundAttempt) -> None:
-        """Note devices that had their task of this turn and gave no answer. Buffered, it may still come."""
+        """Note devices that received this attempt's task and did not answer. In buffered runs they still
+        may.
+        """
         run = self._run
         if run.tasks.outlive:
             return

@@ -1,7 +1,7 @@
-"""rounds.jsonl, line by line as rounds close.
+"""Writes rounds.jsonl, one line as each round closes.
 
-The store is what counts: the file is written anew from it when a coordinator starts and when the run ends, so
-that a crash leaves no line twice and none out. What a device tells of a round after it closed is in then.
+The store is authoritative. The file is rewritten from it when a coordinator starts and when the run ends, so
+a crash neither repeats nor loses a line. Figures that devices report after a round closed are included then.
 """
 
 import logging
@@ -46,7 +46,7 @@ class RoundJournal:
             self._add(event.record)
 
     def _add(self, record: RoundRecord) -> None:
-        """The round that has just closed; perhaps in place of one that was rolled back."""
+        """Append the round that has just closed; replace one that was rolled back."""
         self._added += 1
         full = self._most_lines is not None and self._added > self._most_lines
         if full or not self._is_whole or record.number <= self._newest:

@@ -13,16 +13,16 @@ from fleetune.protocols.settings.schedule import UTC, ScheduleSection
 
 
 class RunClock:
-    """Seconds since 1970, but for clocks that are set while the coordinator runs: it takes no notice of them.
+    """Seconds since 1970, but unaffected when the time of day is set while the coordinator runs.
 
-    It goes on while no coordinator is there, as the time of day does, and never goes back from one process to
-    the next, whatever a board without a clock of its own believes the time to be. So no round takes less than
-    no time, and a deadline is as long as it should be.
+    Time goes on while the coordinator is stopped. It never goes back from one process to the next, even on a
+    board whose own clock is wrong after a restart. So no round has a negative duration, and deadlines keep
+    their length.
 
     Args:
-        latest: that the run has seen before; None: it is new.
+        latest: latest time that the run has seen; None: it is new.
         wall: the time of day, seconds since 1970.
-        steady: seconds that never jump.
+        steady: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RunClock:
 
     @property
     def ahead_s(self) -> float:
-        """By how much the time of day is ahead of this clock: not 0 once somebody has set it."""
+        """Seconds that the time of day is ahead of this clock; 0 until the time of day is set."""
         return self._wall() - self()
 
 

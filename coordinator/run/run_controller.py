@@ -1,10 +1,11 @@
-"""A run at work: events go to the round engine, its actions are done, and each step is written to the store.
+"""The run controller: passes events to the round engine, does its actions, and writes each step to the
+store.
 
-Simulation and fleet share this. They carry payloads, report events and keep the clock. Each `handle` is one
-step of the store: a coordinator that is killed goes on from the last step that was committed, and devices
-offer again what was not acknowledged. A step writes what it changed.
+Simulation and fleet share it. They carry payloads, report events and keep the clock. Each `handle` is one
+step of the store. A coordinator that is killed continues from the last committed step, and devices offer
+again what was not acknowledged. A step writes only what changed.
 
-Serving asks the controller; reports read the engine's state (`engine_state`).
+Serving calls the controller; reports read the engine's state (`engine_state`).
 """
 
 from collections import deque
@@ -73,7 +74,9 @@ class RunController(RunView):
         self._execution = RoundExecution(self._run, self._intake)
 
     def recall(self) -> bool:
-        """Take over what the store holds, without going on; False for a new run. Raises StoreError."""
+        """Load the stored state without continuing the run. Returns False for a new run. Raises
+        StoreError.
+        """
         state = read_engine(self._store)
         self._begin(self._rules.engine(state))
         self._run.recall(state)
@@ -107,7 +110,7 @@ class RunController(RunView):
         self._run.extensions.admit(report)
 
     def handle(self, event: Event, now: float) -> list[Outcome]:
-        """Report an event, but for replies. Returns the tasks to send, and what became of it."""
+        """Process any event but a reply. Returns the tasks to send, and the run events."""
         return self._handle(event, now, None)
 
     def receive(
@@ -255,7 +258,7 @@ class RunController(RunView):
         return outcomes
 
     def _go_back(self) -> None:
-        """Go back to what the store holds, as after a restart: a step that failed has changed nothing."""
+        """Restore the stored state, as after a restart, so that a failed step changes nothing."""
         refusals = self.ledger.refusals
         self.recall()
         self.ledger.refusals = refusals

@@ -1,8 +1,8 @@
-"""What became of a run's rounds: events, each a noun with a past participle, told when they are durable.
+"""Events of a run, sent after they are durable. Each is named by a noun with a past participle.
 
-The run controller hands what became of its rounds to whoever carries payloads (the server, the simulator),
-which tells it to observers (`coordinator.run.observers`), between `RunBegan`, the first, and `RunLeft`, the
-last. The simulator has no `Moment`s: its clock does not wait for anybody to look.
+The run controller returns the results of its rounds to the server or the simulator, which sends them to
+observers (`coordinator.run.observers`). `RunBegan` is the first event and `RunLeft` the last. The simulator
+sends no `Moment`: its virtual clock does not wait for observers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 @dataclass(frozen=True)
 class RunBegan:
-    """Somebody is at the run from now on.
+    """A process works on the run from now on.
 
     Attributes:
         run: its unique id.
-        settings: of the run.
-        closed: records of the rounds that were closed before, ascending, of a run that goes on.
-        simulated: times are of a virtual clock.
+        settings: the run's settings.
+        closed: records of the rounds closed before, ascending, if the run continues.
+        simulated: True if times are of a virtual clock.
     """
 
     run: str
@@ -36,14 +36,14 @@ class RunBegan:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line for people."""
+    """A message for the log and the screen."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a device is busy with right now, as far as the wire shows; `fraction` 0..1, None: not known."""
+    """A device's present activity, as far as the wire shows; `fraction` 0..1, None: not known."""
 
     doing: Literal["receiving", "training", "evaluating", "sending"]
     fraction: float | None = None
@@ -51,12 +51,12 @@ class Activity:
 
 @dataclass(frozen=True)
 class Moment:
-    """The run as it stands, told now and then; looking at moments takes 5 % of the server's time at most.
+    """The run's present state, sent now and then; observers use at most 5 % of the server's time for it.
 
     Attributes:
         now: on the run's clock.
-        problem: why the broker is not reached; None: it is.
-        activities: makes the activities of all devices that are busy; it costs as much as there are devices.
+        problem: why the broker cannot be reached; None: it can.
+        activities: returns the activities of all busy devices; its cost grows with the number of devices.
     """
 
     now: float
@@ -66,10 +66,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class ReplyDropped:
-    """A reply does not count, because of an `rejection` (see `coordinator.rounds.rejections`).
+    """A reply does not count, for the reason `rejection` (see `coordinator.rounds.rejections`).
 
-    Its device is not told, but for an offer that was refused: a whole reply is acknowledged, so that it is
-    not offered again.
+    The device is informed only if its offer was refused. A complete reply is acknowledged, so that it is not
+    offered again.
     """
 
     device: DeviceId
@@ -80,7 +80,7 @@ class ReplyDropped:
 
 @dataclass(frozen=True)
 class ReplyRefused:
-    """A reply's content is damaged or implausible; its device is told, and is as if it had declined."""
+    """A reply is damaged or implausible. The device is informed, and counts as if it had declined."""
 
     device: DeviceId
     round: int
@@ -97,7 +97,7 @@ class RoundClosed:
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """An attempt at a round was given up; `absent` are those that were asked and had not replied."""
+    """An attempt at a round was abandoned; `absent`: participants that had not replied."""
 
     round: int
     attempt: int
@@ -107,14 +107,14 @@ class RoundAbandoned:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The run is over, and why."""
+    """The run is over, for the reason given."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RunLeft:
-    """Nobody is at the run any more: it is finished, was stopped, or could not go on. The last event."""
+    """The process stops working on the run: finished, stopped, or failed. The last event."""
 
 
 Happening = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | Notice | RunFinished

@@ -28,19 +28,19 @@ from fleetune.protocols.wire.payloads import Enrolment, run_key
 
 @dataclass(frozen=True)
 class RunParts:
-    """What one run is made of, between two restarts.
+    """The parts of one run, built at each start.
 
     Attributes:
-        settings: of the run.
+        settings: the run's settings.
         enrolment: what its devices start from.
-        store: of the run.
-        state: of the round engine.
-        method: with its state.
-        tasks: of the open round.
-        open_round: its replies.
-        accounts: what crossed the wire.
-        extensions: the features of the run.
-        aggregation: of its updates.
+        store: the run's store.
+        state: state of the round engine.
+        method: the method with its state.
+        tasks: tasks of the open round.
+        open_round: replies of the open round.
+        accounts: counts of sent payloads.
+        extensions: features of the run.
+        aggregation: aggregates its updates.
         rows: writes state and ledger to the store.
     """
 

@@ -1,4 +1,4 @@
-"""What may be asked of a run at work: how it stands, without changing anything."""
+"""Read-only view of a run in progress."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from fleetune.protocols.update.once import Told
 
 
 class RunView:
-    """How a run stands. `RunController` makes its three parts, and changes them."""
+    """Read-only state of a run. `RunController` makes and changes its three parts."""
 
     _rules: EngineRules
     _engine: RoundEngine
@@ -45,7 +45,7 @@ class RunView:
 
     @property
     def finished(self) -> str | None:
-        """Why the run is over; None: it is not."""
+        """Reason why the run is over; None: it is not."""
         return self._engine.state.ending.reason if self._engine.finished else None
 
     @property
@@ -61,7 +61,7 @@ class RunView:
 
     @property
     def members(self) -> Mapping[DeviceId, Member]:
-        """Every device that the run has heard of, and what is known of it."""
+        """State of every device that was ever seen."""
         return self._engine.state.members
 
     @property

@@ -1,4 +1,4 @@
-"""A run in its folder: what it is made of, looking at it, and what it leaves."""
+"""A run in its folder: its parts, reading it, and its final files."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -71,11 +71,11 @@ class Stored:
 
 @contextmanager
 def stored_run(folder: Path) -> Iterator[Stored]:
-    """A run's store to read in, also while a coordinator writes it.
+    """Open a run's store for reading, also while a coordinator writes it.
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: it is damaged; StoreVersion: it has a format that is not read here.
+        StoreError: it is damaged; StoreVersion: this version cannot read its format.
     """
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
@@ -88,7 +88,7 @@ def stored_run(folder: Path) -> Iterator[Stored]:
 
 @contextmanager
 def look_at(folder: Path) -> Iterator[Run]:
-    """A run to look at as it stands now, also while a coordinator is at it; nothing goes on.
+    """Open a run read-only in its present state, also while a coordinator works on it.
 
     Raises:
         SettingError, StoreError: as `stored_run`.
@@ -122,12 +122,12 @@ def stored_sources(store: RunStore) -> Sources:
 
 
 def edited_sources(store: RunStore, settings: RunSettings) -> str:
-    """Which files of the user's code differ from those that a run began with, in words; "": none does."""
+    """Names of the user's source files that changed since the run began, as text; "": none changed."""
     return changed(stored_sources(store), user_sources(settings))
 
 
 def mark_finished(run: Run) -> None:
-    """A finished run is not gone on with."""
+    """Mark the run as finished, so that it is not continued."""
     with run.store.step():
         run.store.put(FINISHED, b"1")
 

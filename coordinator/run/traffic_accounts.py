@@ -1,4 +1,4 @@
-"""Counting what crossed the wire: each task and each reply once, however often it was offered."""
+"""Counts sent payloads: each task and each reply once, however often it was offered."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ class Accounts:
                 self._of(device).delivered = number, attempt
 
     def take_touched(self) -> set[DeviceId]:
-        """Whose traffic changed since this was asked last."""
+        """Devices whose traffic changed since the last call."""
         touched, self._touched = self._touched, set()
         return touched
 
