@@ -150,9 +150,9 @@ def test_an_agent_loads_nothing_of_torch(told):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("label", "ModelError: label 3: model hand:made has classes 0..2"),
+        ("label", "ModelError: label 3 is unknown: model hand:made has classes 0..2"),
         ("shape", "ModelError: model hand:made takes samples of shape (2,)"),
-        ("guide", "ModelError: the bundle of model hand:made cannot do 'train+distillation'"),
+        ("guide", "ModelError: the bundle of model hand:made has no graph 'train+distillation'"),
         ("missing", "ModelError: the bundle of model hand:made has no part for onnxruntime-training"),
         ("damaged", "PacketCorrupt: a protobuf message is cut short"),
         ("foreign", "PacketForeign: bundle of model hand:made: its part for onnxruntime-training"),
