@@ -1,1 +1,3 @@
-"""From a torch module to graphs that train without torch, checked against torch (extra `export`)."""
+"""Turns a torch module into graphs that train without torch, and compares them with torch (extra
+`export`).
+"""

@@ -1,4 +1,4 @@
-"""What training a model takes, by one step of it."""
+"""Measures the memory of one training step."""
 
 import torch
 from torch import Tensor, nn
@@ -7,8 +7,10 @@ from fleetune.protocols.model.token_ids import blank_batch
 
 
 def activation_bytes(module: nn.Module, input_shape: tuple[int, ...]) -> float:
-    """Bytes that the forward pass of one training step keeps for the backward pass, per sample, the inputs
-    included. A tensor that several operations keep counts once, the model's own do not.
+    """Bytes for each sample that the forward pass of a training step keeps for the backward pass.
+
+    The inputs are included. A tensor that several operations keep counts once. The tensors of the model
+    itself do not count.
     """
     batch = blank_batch(module, input_shape)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

@@ -1,7 +1,7 @@
-"""Nodes of a graph as they are put together: each made once, with only as many numbers as differ.
+"""Builds a graph of ONNX nodes. Equal nodes are made once, and repeated entries are not stored.
 
-A value that repeats itself along an axis is held with size 1 there; ONNX broadcasts. A value that is one
-number is not held at all until a node needs it.
+A value that repeats along an axis is stored with size 1 there, and ONNX broadcasts it. A value that is one
+number everywhere becomes an array only when a node needs it.
 """
 
 import math
@@ -20,7 +20,7 @@ DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_
 
 
 class NoForm(Exception):  # noqa: N818 - what was asked for has no form in ONNX
-    """An operation, or its use, cannot be expressed."""
+    """An operation, or its use, has no form in ONNX."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Value:
     """An array in the graph.
 
     Attributes:
-        name: of the array; empty: it is `number` everywhere.
-        type: of its entries.
-        shape: as torch has it.
-        held: as the graph has it: aligned to the right, 1 where it only repeats.
+        name: the name of the array; "" if the value is `number` everywhere.
+        type: the type of its entries.
+        shape: the shape in torch.
+        held: the shape in the graph, aligned to the right, with size 1 where entries only repeat.
+        number: the number that all entries have, if there is no array.
     """
 
     name: str
@@ -42,17 +43,17 @@ class Value:
 
 
 class Builder:
-    """Collects nodes. Equal nodes become one.
+    """Collects the nodes of a graph. Equal nodes become one.
 
     Args:
-        plain: forward passes for onnxruntime-training to differentiate: it lacks the gradients of some
-            operators that are fast here, and is slow in those of look-ups.
+        plain: True for forward passes that onnxruntime-training differentiates. It lacks the gradients of
+            some operators that are fast in ONNX Runtime, and its gradients of look-ups are slow.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
         self.plain = plain
         self.nodes: list[Node] = []
-        self.maker: dict[str, Node] = {}  # of an array
+        self.maker: dict[str, Node] = {}  # the node that makes each array
         self._values: dict[str, Value] = {}
         self._ports: list[Port] = []
         self._constants: dict[Any, Constant] = {}
@@ -63,7 +64,7 @@ class Builder:
         return self.known(Value(name, type_, shape, shape))
 
     def number(self, number: float, type_: Type, shape: Shape = ()) -> Value:
-        """The same number everywhere."""
+        """A value that has the same number everywhere."""
         return Value("", type_, shape, (), bool(number) if type_ == "?" else number)
 
     def constant(self, value: NDArray[Any]) -> Value:
@@ -84,14 +85,14 @@ class Builder:
         held: Shape | None = None,
         **attributes: Attribute,
     ) -> Value:
-        """A node with one output."""
+        """Add a node with one output, and return the output."""
         (name,) = self.emit_several(op, inputs, 1, **attributes)
         return self.known(Value(name, type_, shape, shape if held is None else held))
 
     def emit_several(
         self, op: str, inputs: Sequence[Value | None], count: int, **attributes: Attribute
     ) -> tuple[str, ...]:
-        """A node with several outputs: their names."""
+        """Add a node with several outputs, and return their names."""
         names = tuple("" if value is None else self.named(value).name for value in inputs)
         key = (op, names, tuple(sorted(attributes.items())))
         if key not in self._made:
@@ -103,7 +104,7 @@ class Builder:
         return self._made[key]
 
     def named(self, value: Value) -> Value:
-        """A value that is an array."""
+        """The value as an array, also if it is a number."""
         if value.number is None:
             return value
         return replace(
@@ -111,14 +112,14 @@ class Builder:
         )
 
     def whole(self, value: Value) -> Value:
-        """A value with all its entries."""
+        """The value as an array with all its entries, without repetition by broadcasting."""
         value = self.named(value)
         if value.held == value.shape:
             return value
         return self.emit("Expand", (value, self.sizes(value.shape)), value.shape, type_=value.type)
 
     def aligned(self, value: Value) -> Value:
-        """A value held with as many axes as it has."""
+        """The value stored with as many axes as its shape has."""
         value = self.named(value)
         held = (1,) * (len(value.shape) - len(value.held)) + value.held
         if held == value.held:
@@ -143,7 +144,7 @@ class Builder:
         return self.emit("Reshape", (value, self.constant(target)), shape, type_=value.type)
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """The axes in another order."""
+        """The value with its axes in another order."""
         shape = tuple(value.shape[axis] for axis in order)
         if value.number is not None:
             return replace(value, shape=shape)
@@ -163,7 +164,7 @@ class Builder:
         return self.emit("Transpose", (value,), shape, type_=value.type, held=held, perm=tuple(order))
 
     def cast(self, value: Value, type_: Type) -> Value:
-        """The same numbers of another type."""
+        """The value with its numbers converted to another type."""
         if value.type == type_:
             return value
         if value.number is not None:
@@ -173,7 +174,7 @@ class Builder:
         return self.emit("Cast", (value,), value.shape, type_=type_, held=value.held, to=code)
 
     def sizes(self, shape: Shape) -> Value:
-        """A shape as an array, shape (axes,)."""
+        """A shape as an int64 array, shape (axes,)."""
         if not any(isinstance(size, Open) for size in shape):
             return self.constant(np.array(shape, dtype=np.int64))
         parts: list[Value] = []
@@ -191,7 +192,7 @@ class Builder:
         return self.emit("Concat", parts, (len(shape),), type_="i8", axis=0)
 
     def scalar(self, size: float | Open) -> Value:
-        """A number for arithmetic, shape ()."""
+        """A size as a float array of shape (), for arithmetic."""
         if not isinstance(size, Open):
             return self.number(size, "f4")
         count = self.reshape(self.cast(self._count(Open(1)), "f4"), ())
@@ -202,11 +203,13 @@ class Builder:
         return count
 
     def value(self, name: str) -> Value:
-        """What is known of an array."""
+        """The value of the array with this name."""
         return self._values[name]
 
     def graph(self, outputs: dict[str, Value]) -> Graph:
-        """The finished graph: outputs under their names, everything else numbered, nothing superfluous."""
+        """The finished graph: outputs have the given names, other arrays have numbers, unused nodes are
+        gone.
+        """
         results = {name: self.whole(value) for name, value in outputs.items()}
         names: dict[str, str] = {}
         for name, value in results.items():
@@ -223,11 +226,11 @@ class Builder:
         return _numbered(_renamed(graph, names).keeping(results))
 
     def known(self, value: Value) -> Value:
-        """Remember what an array is."""
+        """Register a value under the name of its array, and return it."""
         return self._values.setdefault(value.name, value)
 
     def _count(self, size: Open) -> Value:
-        """A size that depends on the number of samples, shape (1,)."""
+        """A size that depends on the number of samples, as an array of shape (1,)."""
         port = next(port for port in self._ports if port.shape[:1] == (BATCH,))
         count = self.emit("Shape", (self._values[port.name],), (1,), type_="i8", start=0, end=1)
         if size.times != 1:
@@ -242,7 +245,7 @@ class Builder:
 
 
 def type_of(dtype: torch.dtype) -> Type:
-    """A torch type as a graph has it."""
+    """The graph's type for a torch type."""
     types: dict[torch.dtype, Type] = {torch.float32: "f4", torch.int64: "i8", torch.bool: "?"}
     if dtype not in types:
         raise NoForm(f"it works on {dtype}")
@@ -256,7 +259,7 @@ def port_shape(shape: Shape) -> tuple[Any, ...]:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """How many entries an array of this shape has."""
+    """The number of entries of an array with this shape."""
     found: Size = math.prod(size for size in sizes if not isinstance(size, Open))
     for size in sizes:
         if isinstance(size, Open):
@@ -272,7 +275,7 @@ def squeezed(shape: Shape) -> Shape:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape of what is computed elementwise from arrays of these shapes."""
+    """The shape of the result of an elementwise operation on arrays of these shapes."""
     longest = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
@@ -288,7 +291,7 @@ def _renamed(graph: Graph, names: dict[str, str]) -> Graph:
 
 
 def _numbered(graph: Graph) -> Graph:
-    """Arrays inside the graph by number; without places of maxima that nobody reads."""
+    """The graph with numbers as names of inner arrays, and without the unused second output of MaxPool."""
     read = {name for node in graph.nodes for name in node.inputs} | set(graph.output_names)
     nodes = tuple(
         replace(node, outputs=node.outputs[:1])

@@ -1,4 +1,4 @@
-"""A model's training graphs, each compared with torch before anyone gets it."""
+"""Exports the training graphs of a model, each compared with torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +26,7 @@ from fleetune.protocols.tasks.task import Task
 
 @dataclass(frozen=True)
 class Exported:
-    """What `protocols.bundle.bundle.Bundle` has under the same names."""
+    """Graphs, dropout noises and input type of a model, as `protocols.bundle.bundle.Bundle` stores them."""
 
     graphs: dict[str, Graph]
     noises: tuple[Noise, ...]
@@ -34,17 +34,17 @@ class Exported:
 
 
 def export(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = CLASSIFICATION) -> Exported:
-    """The graphs of a model.
+    """Export the graphs of a model.
 
     Args:
-        spec: its description.
-        module: left as it is.
-        weights: to compare with torch at, shape (spec.size,).
-        task: whose loss they compute.
+        spec: the description of the model.
+        module: the model; it stays unchanged.
+        weights: the weights at which the graphs are compared with torch, shape (spec.size,).
+        task: the task whose loss the graphs compute.
 
     Raises:
-        ModelError: an operator that has no ONNX form, a use of the batch size that has none, a graph that
-            differs from torch, or ONNX Runtime is missing.
+        ModelError: an operator or a use of the batch size has no ONNX form, a graph differs from torch, or
+            ONNX Runtime is missing.
     """
     model = steps.prepare(spec, module, task)
     names = [TRAIN, EVALUATE_GRADIENT, ANSWER]
@@ -57,10 +57,10 @@ def export(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = 
 
 
 def forward_graph(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Graph:
-    """The graph `train` without gradients, in plain operators: loss and statistic:<tensor>.
+    """The graph `train` without gradients, in plain operators: it gives loss and statistic:<tensor>.
 
     Raises:
-        ModelError: as `export` does.
+        ModelError: see `export`.
     """
     graph = _graph(steps.prepare(spec, module, task), TRAIN, plain=True)
     return graph.keeping([name for name in graph.output_names if not name.startswith("gradient:")])

@@ -1,4 +1,4 @@
-"""A model's bundle, from its name."""
+"""Makes the bundle of a model from the model's name."""
 
 import logging
 
@@ -33,14 +33,14 @@ def make_bundle(
     key: Key,
     section: TaskSection = TaskSection(),  # noqa: B008 - frozen
 ) -> Bundle:
-    """Trace a model, lower it, and check it against torch.
+    """Make the bundle of a model: trace it, lower it to ONNX, and compare it with torch.
 
     Args:
-        name: of a built-in model, or `package.module:function`.
-        input_shape: one sample, without the batch axis.
-        num_classes: number of logits.
-        key: of the first weights, which the bundle holds where they cannot be drawn without torch.
-        section: the [task], whose loss the graphs compute.
+        name: the name of a built-in model, or `package.module:function`.
+        input_shape: the shape of one sample, without the batch axis.
+        num_classes: the number of logits.
+        key: the key of the first weights. The bundle holds the weights if they cannot be drawn without torch.
+        section: the section [task], whose loss the graphs compute.
 
     Raises:
         ModelError: the model cannot be built, described or exported.
@@ -55,16 +55,16 @@ def make_run_model_bundle(
     key: Key,
     section: TaskSection = TaskSection(),  # noqa: B008 - frozen
 ) -> Bundle:
-    """As `make_bundle`, of a model of which perhaps only a part trains.
+    """Make the bundle of a run's model, of which perhaps only a part trains.
 
     Args:
-        model: with input_shape and num_classes.
-        key: of the first weights.
-        section: the [task], whose loss the graphs compute.
+        model: the section [model], with input_shape and num_classes.
+        key: the key of the first weights.
+        section: the section [task], whose loss the graphs compute.
 
     Raises:
         ModelError: the model cannot be built, described or exported.
-        SettingError: the task has no such loss or score, or as `described`.
+        SettingError: the task has no such loss or score, or see `described`.
     """
     task = task_of(section)
     spec, module = described(model, key)
@@ -86,13 +86,14 @@ def make_run_model_bundle(
         task=UNSET if section == TaskSection() else section,
     )
     try:
-        return read_bundle(made.encoded(), spec)  # as devices do, with all that they refuse
+        # read as devices read it, so that a bundle which they would reject is never sent
+        return read_bundle(made.encoded(), spec)
     except PacketError as problem:
         raise ModelError(f"model {name!r} cannot be exported: devices would refuse it: {problem}") from None
 
 
 def _frozen(spec: ModelSpec, module: nn.Module) -> bytes | UnsetType:
-    """The backbone's values, for a coordinator without torch, where a bundle can hold them."""
+    """The values of the backbone for a coordinator without torch, if they fit into a bundle."""
     backbone = spec.backbone
     if not isinstance(backbone, Backbone) or backbone_file_bytes(backbone) > MAX_BYTES // 2:
         return UNSET
@@ -100,7 +101,9 @@ def _frozen(spec: ModelSpec, module: nn.Module) -> bytes | UnsetType:
 
 
 def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task) -> dict[str, bytes]:
-    """Nothing where onnxruntime-training cannot do it: the rest of the bundle serves everybody else."""
+    """The part for onnxruntime-training; empty if it is not possible, because other agents need only the
+    rest.
+    """
     try:
         return training_part(spec, module, weights, task)
     except ModelError as problem:

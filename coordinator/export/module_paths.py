@@ -1,4 +1,4 @@
-"""Which module of a model each traced operation belongs to, in the backward pass as in the forward."""
+"""Finds the module of a model to which each traced operation belongs, also in the backward pass."""
 
 from collections.abc import Callable
 from typing import Self
@@ -9,13 +9,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 
 class Paths:
-    """Which module each traced operation belongs to, by how many operations there were before."""
+    """Records which module is active after how many traced operations."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._stack = [""]
-        self._changes: list[tuple[int, str]] = []  # from this many operations on, in that module
-        self._spans: list[tuple[int, int, str]] = []  # autograd's numbers of that module's operations
+        self._changes: list[tuple[int, str]] = []  # (number of operations before, module)
+        self._spans: list[tuple[int, int, str]] = []  # (first and end of autograd's sequence numbers, module)
 
     def __enter__(self) -> Self:
         self._hooks = []
@@ -29,7 +29,7 @@ class Paths:
             hook.remove()
 
     def watch(self, total: Tensor) -> None:
-        """Follow the backward pass from here."""
+        """Record the modules of the backward pass that starts at this loss."""
         waiting, seen = [total.grad_fn], set()
         while waiting:
             function = waiting.pop()
@@ -41,7 +41,7 @@ class Paths:
             waiting += [following for following, _ in function.next_functions]
 
     def of(self, index: int) -> str:
-        """The module of the operation before which there were `index` others."""
+        """The path of the module to which the operation with this index belongs."""
         return next((path for start, path in reversed(self._changes) if start <= index), "")
 
     def _owner(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""A trace as a graph of standard ONNX operators."""
+"""Lowers a trace of torch operations to a graph of standard ONNX operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +35,11 @@ RULES: dict[str, Callable[..., Any]] = (
 
 
 def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
-    """The graph of a trace.
+    """Lower a trace to a graph.
 
     Args:
-        model: its name, for errors.
-        trace: of a step.
+        model: the name of the model, for errors.
+        trace: the trace of a step.
         plain: see `Builder`.
 
     Raises:
@@ -56,7 +56,7 @@ def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
             values[operation.name] = _result(build, operation, values)
         except NoForm as problem:
             raise ModelError(_refusal(model, operation, str(problem))) from problem
-        except Exception as problem:  # a rule that meets what it does not expect
+        except Exception as problem:  # a rule met arguments that it does not expect
             raise ModelError(_refusal(model, operation, as_line(problem))) from problem
     return build.graph({name: values[ref.name] for name, ref in trace.outputs.items()})
 
@@ -67,7 +67,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any:
-    """What an operation gives: a value, or several."""
+    """The result of an operation: one value, or several."""
     if "getitem" in operation.target:
         ref, index = operation.args
         return values[ref.name][index]
@@ -80,7 +80,7 @@ def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any
         kwargs.pop(ignored, None)
     try:
         return rule(build, operation, *args, **kwargs)
-    except TypeError as problem:  # an argument that the rule does not take
+    except TypeError as problem:  # the rule does not have this argument
         raise NoForm(str(problem)) from problem
 
 

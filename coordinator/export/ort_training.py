@@ -1,7 +1,7 @@
-"""From a model's forward graph to what onnxruntime-training trains it with, if that is installed here.
+"""Adds gradients to a model's forward graph with onnxruntime-training, if that is installed.
 
-The package adds the gradients (its GradientGraphBuilder), from the forward pass in primitives: so its own
-normalisation operators and their traps stay out of it.
+The package adds them with its GradientGraphBuilder. The forward pass is written in primitive operators, so
+that the package's normalisation operators are not used, whose gradients have pitfalls.
 """
 
 import re
@@ -29,7 +29,7 @@ _SILENT = 4
 
 
 def can_differentiate() -> bool:
-    """Whether onnxruntime-training is installed here, and not onnxruntime alone."""
+    """True if onnxruntime-training is installed, and not only onnxruntime."""
     try:
         from onnxruntime.capi import _pybind_state
     except ImportError:
@@ -40,17 +40,17 @@ def can_differentiate() -> bool:
 def training_part(
     spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = CLASSIFICATION
 ) -> dict[str, bytes]:
-    """`Bundle.ort_training` of a model, compared with torch.
+    """Make `Bundle.ort_training` of a model, and compare it with torch.
 
     Args:
-        spec: its description.
-        module: left as it is.
-        weights: to compare with torch at, shape (spec.size,).
-        task: whose loss it computes.
+        spec: the description of the model.
+        module: the model; it stays unchanged.
+        weights: the weights at which it is compared with torch, shape (spec.size,).
+        task: the task whose loss it computes.
 
     Raises:
-        ModelError: an operator has no gradient there, what it computes differs from torch, or
-            onnxruntime-training is not installed.
+        ModelError: an operator has no gradient there, the result differs from torch, or onnxruntime-training
+            is not installed.
     """
     forward = forward_graph(spec, module, task)
     known = {port.name for port in (*forward.inputs, *forward.outputs)}
@@ -66,11 +66,11 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
     """An ONNX model of the loss and its gradients, for onnxruntime-training only.
 
     Args:
-        spec: the model.
-        forward: gives loss and statistic:<tensor>, of x, y, noise:<k> and the spec's tensors by name.
+        spec: the description of the model.
+        forward: computes loss and statistic:<tensor> from x, y, noise:<k> and the spec's tensors by name.
 
     Returns:
-        A model that gives besides these, for each parameter, `protocols.bundle.ort_training.gradient(name)`.
+        A model that also gives `protocols.bundle.ort_training.gradient(name)` for each parameter.
 
     Raises:
         ModelError: an operator has no gradient there, or onnxruntime-training is not installed.
@@ -93,11 +93,11 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
 
 
 def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
-    """What `Bundle.ort_training` holds: see `protocols.bundle.ort_training`.
+    """The content of `Bundle.ort_training`, see `protocols.bundle.ort_training`.
 
     Args:
-        spec: the model.
-        model: what `gradient_model` made, checked by the caller.
+        spec: the description of the model.
+        model: a model made by `gradient_model` and checked by the caller.
     """
     outputs = [LOSS, *(f"statistic:{tensor.name}" for tensor in spec.tensors if tensor.kind == "stat")]
     outputs += [ort_training.gradient_flag(tensor.name) for tensor in _parameters(spec)]
@@ -105,7 +105,9 @@ def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
 
 
 def _runner(spec: ModelSpec, model: bytes) -> Run:
-    """Runs a model with gradients, by the names of the graph `train`."""
+    """A function that runs a model with gradients; its inputs and outputs have the names of the graph
+    `train`.
+    """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, _options(), providers=["CPUExecutionProvider"])
@@ -128,7 +130,7 @@ def _options() -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = _SILENT  # it reports each of its passes otherwise
+    options.log_severity_level = _SILENT  # otherwise it logs each of its passes
     return options
 
 
@@ -137,7 +139,7 @@ def _parameters(spec: ModelSpec) -> list[TensorSpec]:
 
 
 def _accumulators(spec: ModelSpec) -> bytes:
-    """What turns an ONNX model with gradients into one that adds each to a buffer, to be put behind it."""
+    """Bytes that, appended to an ONNX model with gradients, make it add each gradient to a buffer."""
     parameters = _parameters(spec)
     buffers = [Port(ort_training.gradient_buffer(one.name), "f4", one.shape) for one in parameters]
     flags = tuple(Port(ort_training.gradient_flag(one.name), "?", (1,)) for one in parameters)
@@ -157,7 +159,7 @@ def _accumulator(tensor: str) -> Iterable[bytes]:
 
 
 def _reason(problem: str) -> str:
-    """The runtime's words about a graph that it cannot differentiate, as one line."""
+    """The runtime's message about a graph that it cannot differentiate, as one line."""
     if found := re.search(r"gradient builder has not been registered: (\w+)", problem):
         return f"onnxruntime-training has no gradient of {found[1]}; agents train it with onnx or torch"
     line = " ".join(problem.split())

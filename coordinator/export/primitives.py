@@ -1,7 +1,7 @@
 """Normalisation and cross entropy with backward passes in closed form, for tracing.
 
-Traced as torch has them, their running statistics would be changed in place behind the trace's back, and
-their backward passes are single operators that ONNX lacks.
+Without them, torch would update running statistics in place, which a trace cannot record. And the backward
+passes would be single operators that ONNX lacks.
 """
 
 import inspect
@@ -20,10 +20,10 @@ class Cumulative(float):
 
 
 class Primitives(TorchFunctionMode):
-    """Inside `with Primitives(statistics, batches):`, norms and cross entropy are written out.
+    """Inside `with Primitives(statistics, batches):`, norms and cross entropy are computed step by step.
 
     Attributes:
-        new: running statistics after this step, by name.
+        new: the running statistics after this step, by name.
     """
 
     def __init__(self, statistics: dict[str, Tensor], batches: Tensor | None = None) -> None:
@@ -49,7 +49,7 @@ class Primitives(TorchFunctionMode):
     def note(
         self, running: Tensor | None, batch: Tensor, momentum: float, single: Tensor | None = None
     ) -> None:
-        """A running statistic moves towards the batch's, unless that is of a single value."""
+        """Move a running statistic towards the batch's, except for channels with a single value."""
         name = self._names.get(id(running))
         if running is None or name is None:
             return
@@ -62,20 +62,21 @@ class Primitives(TorchFunctionMode):
         self.new[name] = moved if single is None else torch.where(single, old, moved)
 
     def current(self, running: Tensor) -> Tensor:
-        """A running statistic as earlier calls in the same step left it."""
+        """The running statistic after earlier calls in the same step."""
         return self.new.get(self._names.get(id(running), ""), running)
 
 
-# Of a batch norm whose channels may have a single value each: whether they have, the running mean and the
+# For a batch norm whose channels may have a single value each: a flag for that, the running mean and the
 # running variance, in shapes that broadcast.
 Single = tuple[Tensor, Tensor, Tensor]
 
 
 class _Standardised(Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over `axes`; also mean and variance (biased).
+    """(x - mean) / sqrt(variance + eps) * weight + bias over `axes`; also mean and biased variance.
 
-    `weight` and `bias` have one value for each place that is normalised apart, in a shape that broadcasts.
-    Where `single` says that each place has one value, mean and variance are the running ones: constants.
+    `weight` and `bias` have one value for each group of entries that is normalised, in a shape that
+    broadcasts. Where `single` is True, a group has one value. Then mean and variance are the running ones, as
+    constants.
     """
 
     @staticmethod
@@ -147,7 +148,7 @@ def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _channelwise(vector: Tensor, x: Tensor) -> Tensor:
-    """One number for each channel of x."""
+    """The vector in a shape that broadcasts over the channels of x."""
     return vector.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
@@ -167,7 +168,7 @@ def _batch_norm(
         axes = [axis for axis in range(x.ndim) if axis != 1]
         count = x.numel() // x.shape[1]
         single, rest = None, None
-        # one value a channel for each sample: a batch of one has no variance
+        # each channel may have one value only, namely in a batch of one, which has no variance
         if running_mean is not None and running_var is not None and count == len(x):
             single = torch.full((), count, dtype=torch.float32) == 1
             mean, variance = (mode.current(one) for one in (running_mean, running_var))
@@ -193,7 +194,7 @@ def _affine(
     eps: float,
     single: Single | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardised over `axes`, then scaled and shifted; also mean and variance."""
+    """The input standardised over `axes`, then scaled and shifted; also mean and variance."""
     found: tuple[Tensor, Tensor, Tensor]
     if weight is not None and bias is not None:
         found = _Standardised.apply(x, weight, bias, axes, eps, single)  # type: ignore[no-untyped-call]
@@ -280,5 +281,5 @@ _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 def is_cumulative(part: nn.Module) -> bool:
-    """Whether a norm keeps the mean over all batches."""
+    """True if a norm's running statistics are means over all batches."""
     return getattr(part, "num_batches_tracked", None) is not None and getattr(part, "momentum", 0) is None

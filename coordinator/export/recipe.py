@@ -1,4 +1,4 @@
-"""How a model's first weights can be drawn without torch, found by trying."""
+"""Finds out how a model's first weights can be drawn without torch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,9 @@ _TRIALS = (Key.of("fleetune", "recipe", 0), Key.of("fleetune", "recipe", 1))
 
 
 def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
-    """The recipe of a model whose layers are filled as torch fills them; None: it is filled otherwise.
+    """The recipe for a model's first weights; None if they cannot be drawn without torch.
 
-    A recipe is tried: it draws the very bits that torch draws, or there is none.
+    A recipe counts only if it draws exactly the bits that torch draws, for two keys.
     """
     known = {tensor.name for tensor in spec.tensors} | {tensor.name for tensor in spec.frozen}
     draws = tuple(one for one in _draws(module) if one.tensor in known)
@@ -46,7 +46,7 @@ def _draws_the_same(recipe: Recipe, spec: ModelSpec, key: Key, trial: Mapping[st
 
 
 def _draws(module: nn.Module) -> Iterator[Uniform]:
-    """In the order in which the layers are made, as a rule."""
+    """Yield the random tensors in the order in which layers are usually made."""
     for path, layer in module.named_modules():
         if isinstance(layer, _DRAWN):
             fan_in = layer.weight[0].numel()

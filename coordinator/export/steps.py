@@ -1,4 +1,4 @@
-"""What is traced, as functions of tensors: a model's training step, also with a loss term, and evaluation."""
+"""The functions that are traced: a training step, also with an added loss term, and evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -44,16 +44,16 @@ BATCHES = (
 
 @dataclass(frozen=True)
 class Model:
-    """A module made ready for tracing.
+    """A module that is prepared for tracing.
 
     Attributes:
-        spec: its description.
-        module: a copy, whose norms count no batches.
-        noises: what its dropout layers take in training.
-        samples: what it takes.
-        num_features: what its last layer with weights gets for a sample; None: that is not one tensor.
-        cumulative: some statistics are means over all batches.
-        task: whose loss is traced.
+        spec: the description of the model.
+        module: a copy of the module, whose norms count no batches.
+        noises: the noise that its dropout layers take in training.
+        samples: the kind of samples that the module takes.
+        num_features: the inputs of its last layer for a sample; None if they are not one tensor.
+        cumulative: True if some running statistics are means over all batches.
+        task: the task whose loss is traced.
     """
 
     spec: ModelSpec
@@ -71,11 +71,11 @@ class Model:
 
 @dataclass
 class Watched:
-    """What one forward pass gave away.
+    """What was observed during one forward pass.
 
     Attributes:
-        noises: of its dropout layers; with the number of samples that each was asked for.
-        features: arguments of the calls of the last layer.
+        noises: the noises of the dropout layers, each with the number of samples that was asked for.
+        features: the arguments of each call of the last layer.
     """
 
     noises: list[tuple[Noise, int]] = field(default_factory=list)
@@ -83,10 +83,10 @@ class Watched:
 
 
 def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Model:
-    """Look at the module in two forward passes.
+    """Prepare a module for tracing, after two forward passes that show its dropout and features.
 
     Raises:
-        ModelError: it cannot be trained on batches, or drops along another axis than the samples'.
+        ModelError: the module cannot train on batches, or drops along another axis than that of samples.
     """
     names = [*(tensor.name for tensor in spec.tensors), *frozen_shapes(spec)]
     taken = [name for name in names if name in _RESERVED or name.isdigit()]
@@ -119,7 +119,11 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
 
 
 def _copied(name: str, module: nn.Module) -> nn.Module:
-    """Raises ModelError: a layer keeps a tensor that it computed, as torch's first `weight_norm` does."""
+    """A copy of a module.
+
+    Raises:
+        ModelError: a layer keeps a tensor that it computed, as torch's first `weight_norm` does.
+    """
     try:
         return copy.deepcopy(module)
     except Exception as problem:  # a user's module may refuse it in any way
@@ -139,7 +143,7 @@ def _copied(name: str, module: nn.Module) -> nn.Module:
 
 
 def frozen_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Of the backbone's tensors, by name."""
+    """The shapes of the backbone's tensors, by name."""
     return {tensor.name: tensor.shape for tensor in spec.frozen}
 
 
@@ -165,9 +169,9 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
 
 
 def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[[Tensors], dict[str, Tensor]]:
-    """The function behind a graph: from its inputs by name to its outputs by name.
+    """The function behind a graph, from its inputs by name to its outputs by name.
 
-    `watch` is called with the loss before the backward pass.
+    It calls `watch` with the loss before the backward pass.
     """
 
     def answer(given: Tensors) -> dict[str, Tensor]:
@@ -205,10 +209,10 @@ def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[
 def _forward(
     model: Model, given: Tensors, leaves: Tensors, *, training: bool
 ) -> tuple[Tensor, Tensor | None, Primitives]:
-    """Logits, features if the model has them, and the mode that noted the new statistics."""
+    """Logits, features if the model has them, and the mode that recorded the new statistics."""
     tensors = {tensor.name: leaves.get(tensor.name, given[tensor.name]) for tensor in model.spec.tensors}
     own = dict(model.module.named_buffers())
-    for name in frozen_shapes(model.spec):  # buffers of whole numbers travel as float32
+    for name in frozen_shapes(model.spec):  # buffers of integers are sent as float32
         tensors[name] = given[name].to(own[name].dtype) if name in own else given[name]
     statistics = {tensor.name: tensors[tensor.name] for tensor in model.spec.tensors if tensor.kind == "stat"}
     primitives = Primitives(statistics, given.get(BATCHES))
@@ -226,7 +230,7 @@ def _forward(
 
 @contextmanager
 def _recurrent_layers_written_out() -> Iterator[None]:
-    """Inside, recurrent layers are traced step by step, instead of as one operator of oneDNN's."""
+    """Trace recurrent layers step by step inside this context, instead of as one operator of oneDNN."""
     enabled = mkldnn.enabled
     mkldnn.enabled = False  # type: ignore[assignment] # its `flags` would warn of GPUs
     try:
@@ -255,7 +259,7 @@ def _features_shape(calls: list[Any]) -> int | None:
 
 
 def _watch(model: Model, num_samples: int) -> Watched:
-    """One forward pass in training over zeros."""
+    """Observe one forward pass in training mode over zeros."""
     watched = Watched()
 
     def factors(_: int, shape: tuple[int, ...], p: float, asked: int) -> Tensor:
@@ -292,7 +296,7 @@ def _watch(model: Model, num_samples: int) -> Watched:
 
 
 def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Which tensor each buffer is that is no running statistic, and how often that was written to."""
+    """For each buffer that is no running statistic: the id of its tensor, and how often it was written to."""
     return {
         name: (id(buffer), buffer._version)  # noqa: SLF001 - torch has no other sign of it
         for name, buffer in module.named_buffers()

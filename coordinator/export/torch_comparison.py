@@ -1,4 +1,4 @@
-"""Whether graphs compute what torch computes: ONNX Runtime beside the module as its author wrote it."""
+"""Checks that graphs compute what torch computes: ONNX Runtime is compared with the original module."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,45 +25,45 @@ from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 
-SIZES = (7, 4, 2, 1)  # a model that torch refuses one sample for is not run with one
+SIZES = (7, 4, 2, 1)  # batch sizes; one sample is left out if torch itself fails on it
 TOLERANCE = 1e-5  # of an array's norm
 _NUDGE = 1e-6  # relative: about what rounding does to a deep model's activations
 _NUDGES = 3
-_SLACK = 16  # times what nudges do to torch's own result, where that is more than the tolerance
-_ATTEMPTS = 3  # batches: where one value lies on a kink, both sides may differ and no nudge meets it
+_SLACK = 16  # times the change of torch's own result under such nudges, where that exceeds the tolerance
+_ATTEMPTS = 3  # random batches; at a kink of ReLU both sides may differ, and no nudge may show it
 
 Arrays = dict[str, NDArray[Any]]
 Run = Callable[[Arrays], Arrays]
 
 
 def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights: FlatArray) -> None:
-    """Run all graphs at several batch sizes, with running statistics as given and others.
+    """Compare all graphs with torch at several batch sizes, with given and with other running statistics.
 
     Args:
-        model: as it was traced.
-        module: as its author wrote it; left as it is.
-        graphs: by name, see `protocols.bundle.bundle`.
-        weights: shape (spec.size,).
+        model: the traced model.
+        module: the original module; it stays unchanged.
+        graphs: the graphs by name, see `protocols.bundle.bundle`.
+        weights: the weights, shape (spec.size,).
 
     Raises:
-        ModelError: a graph gives something else than torch, or ONNX Runtime is missing.
+        ModelError: a graph differs from torch, or ONNX Runtime is missing.
     """
     for name, graph in graphs.items():
         compare(model, module, name, partial(_run, model.spec, _session(model.spec, graph), graph), weights)
 
 
 def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatArray) -> None:
-    """Run what computes one graph, as `check` does.
+    """Compare one graph with torch, as `check` does.
 
     Args:
-        model: as it was traced.
-        module: as its author wrote it; left as it is.
-        name: of the graph.
-        run: from arrays by name, more than it needs, to the graph's outputs by name.
-        weights: shape (spec.size,).
+        model: the traced model.
+        module: the original module; it stays unchanged.
+        name: the name of the graph.
+        run: computes the graph's outputs by name from arrays by name, among which are more than it needs.
+        weights: the weights, shape (spec.size,).
 
     Raises:
-        ModelError: it gives something else than torch.
+        ModelError: the graph differs from torch.
     """
     reference, frozen = _Reference(model, module), frozen_values(model.spec, module)
     for index, num_samples in enumerate(SIZES):
@@ -97,26 +97,28 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
 def differences(
     found: Arrays, wanted: Arrays, rounding: Mapping[str, float] | None = None
 ) -> tuple[str, float]:
-    """The array that differs most, and by what part of its norm, beyond what its rounding explains."""
+    """The array that differs most, and its difference relative to its norm, minus what rounding explains."""
     worst = ("", 0.0)
     for name, value in wanted.items():
         difference = _norm(found[name] - value) - _SLACK * (rounding or {}).get(name, 0.0)
         error = difference / (_norm(value) or 1.0)
-        if not error <= worst[1]:  # also where it is no number
+        if not error <= worst[1]:  # also true for NaN
             worst = (name, error)
     return worst
 
 
 class _Reference:
-    """The module itself, with the weights that it is given."""
+    """The original module with given weights."""
 
     def __init__(self, model: Model, module: nn.Module) -> None:
         self._model = model
         self._module = copy.deepcopy(module)
 
     def rounding(self, graph: str, tensors: Arrays, given: Arrays, wanted: Arrays) -> dict[str, float]:
-        """Norms of what changes when weights and samples do by a rounding: much where a gradient is nothing
-        but rounding (of a bias before a norm), or where many values lie on kinks (of ReLU).
+        """Norms of the change of each output when weights and samples change by a rounding error.
+
+        They are large where a gradient is nothing but rounding error (of a bias before a norm), or where many
+        values are at kinks (of ReLU).
         """
         found = dict.fromkeys(wanted, 0.0)
         for index in range(_NUDGES):
@@ -138,7 +140,7 @@ class _Reference:
             for name, buffer in module.named_buffers():
                 if name.endswith("num_batches_tracked"):
                     buffer.fill_(int(given.get(BATCHES, np.array(1))) - 1)
-        module.zero_grad()  # to None
+        module.zero_grad()  # sets gradients to None
         module.train(graph not in (ANSWER, EVALUATE_GRADIENT, LOSSES))
         inputs = {name: torch.from_numpy(value) for name, value in given.items()}
         watched = Model(model.spec, module, (), model.samples, model.num_features, False)
@@ -219,7 +221,7 @@ def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
 
 
 def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
-    """The model's tensors; with a key, other running statistics."""
+    """The model's tensors by name; with a key, the running statistics are changed at random."""
     found = {}
     for tensor, value in spec.views(weights):
         found[tensor.name] = value
@@ -231,7 +233,10 @@ def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
 
 
 def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
-    """A batch of random samples, a part of each 0 (where maxima are many), and whatever else is taken."""
+    """A batch of random samples and all other inputs of a graph.
+
+    A part of each sample is 0, where maxima have several places.
+    """
     rng = key.generator()
     found: Arrays = {}
     known = {tensor.name for tensor in model.spec.tensors} | frozen_shapes(model.spec).keys()
@@ -256,14 +261,14 @@ def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
 
 
 def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Classes, labels that are there or not, or the numbers as they are."""
+    """Random targets: classes, labels of 0 and 1, or the given numbers."""
     if not normal.shape[1:]:
         return rng.integers(model.spec.num_classes, size=len(normal))
     return (normal > 0).astype(np.float32) if model.task.kind == "multi-label" else normal
 
 
 def _nudged(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Numbers a rounding away; whole ones stay."""
+    """Numbers changed by a rounding error; integers stay."""
     if value.dtype != np.float32:
         return value
     return np.asarray(value * (1 + _NUDGE * rng.normal(size=value.shape)), np.float32)

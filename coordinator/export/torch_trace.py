@@ -1,7 +1,8 @@
-"""The torch operations of a step, with the batch size left open: traced at two sizes and compared.
+"""Traces the torch operations of a step for any batch size: at two sizes, which are compared.
 
-A whole number that differs between the traces is times * n + plus, n being the number of samples; that two
-points say so is no proof, which is why `coordinator.export.torch_comparison` runs every graph at more sizes.
+An integer that differs between the two traces is taken for times * n + plus, where n is the number of
+samples. Two points do not prove that. So `coordinator.export.torch_comparison` runs every graph at more
+sizes.
 """
 
 import re
@@ -20,7 +21,7 @@ from fleetune.protocols.errors import ModelError
 _SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")
 SIZES = (3, 5)  # neither 1, which torch treats apart, nor with a common divisor
 
-# What torch itself writes out in operators above, while it is traced.
+# operators that torch replaces by those that have rules here
 DECOMPOSED = """
     _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu elu elu_backward gelu gelu_backward
     glu glu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
@@ -54,11 +55,11 @@ class Operation:
     """One call of a torch operator.
 
     Attributes:
-        name: of its result.
-        target: the operator, e.g. "aten.add.Tensor".
-        args, kwargs: with `Ref` for results and `Open` for what depends on the batch size.
-        shapes, dtypes: of its results, one each.
-        path: the module in whose forward pass, or whose backward pass, it stands.
+        name: the name of its result.
+        target: the operator, such as "aten.add.Tensor".
+        args, kwargs: the arguments, with `Ref` for results and `Open` for sizes that depend on the batch.
+        shapes, dtypes: the shape and type of each result.
+        path: the module whose forward or backward pass contains it.
     """
 
     name: str
@@ -77,12 +78,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Trace:
-    """A step's operations in their order.
+    """The operations of a step in their order.
 
     Attributes:
-        inputs: shapes and types by the step's names.
-        outputs: the step's names, and whose results they are.
+        inputs: the shape and type of each input of the step, by name.
+        outputs: the reference of each output of the step, by name.
         constants: tensors of the module that are no inputs.
+        operations: the operations.
     """
 
     inputs: dict[str, tuple[Shape, torch.dtype]]
@@ -103,10 +105,10 @@ def trace(
     """Trace a step.
 
     Args:
-        name: the model's, for errors.
-        module: whose forward pass the step makes.
-        make_step: gives the step; its argument is to be called with the loss before the backward pass.
-        make_inputs: the step's inputs for a number of samples.
+        name: the name of the model, for errors.
+        module: the module whose forward pass the step runs.
+        make_step: returns the step. The step calls its argument with the loss before the backward pass.
+        make_inputs: returns the inputs of the step for a number of samples.
 
     Raises:
         ModelError: the step cannot be traced, or depends on the batch size in a way that has no graph.
@@ -121,7 +123,7 @@ def trace(
 
 
 def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.GraphModule, list[str]]:
-    """A step as torch traces it, and the names of its outputs."""
+    """The trace of a step by torch, and the names of the step's outputs."""
     outputs: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -143,7 +145,7 @@ def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.Grap
 
 
 def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], list[str]]]) -> Trace:
-    """One trace of two that differ in nothing but sizes."""
+    """Merge two traces that differ only in sizes."""
     (first, paths, given, names), (second, _, _, others) = traced
     nodes, twins = list(first.graph.nodes), list(second.graph.nodes)
     if [node.target for node in nodes] != [node.target for node in twins] or names != others:
@@ -176,7 +178,7 @@ def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], 
 def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: str) -> Operation:
     args = _arguments(node.args, twin.args, renamed)
     if _SHAPED_ALIKE.fullmatch(str(node.target)):
-        args = (None, *args[1:])  # its entries do not matter
+        args = (None, *args[1:])  # only the shape of this argument matters
     kwargs = _arguments(node.kwargs, twin.kwargs, renamed)
     return Operation(renamed[node.name], str(node.target), args, kwargs, *_results(node, twin), path)
 

@@ -1,10 +1,10 @@
-"""What each torch operation does to the numbers of neurons, watched in one forward pass.
+"""Follows the neurons of a network through each torch operation of one forward pass.
 
-A layer gives new numbers to its outputs; operations that move values move their numbers alike; neurons
-whose values are added, or that share a weight, become one. An operation that is not known here makes
-every neuron that goes into it always active: a model may be described too coarsely, but not wrongly.
-(torch-pruning takes what it does not know for elementwise, and so couples the wrong channels behind
-permute or flip, and cuts neurons that an input's shortcut keeps alive.)
+A layer numbers its outputs as new neurons. Operations that move values move the numbers in the same way.
+Neurons whose values are added, or that share a weight, become one neuron. An operation without a rule here
+makes all neurons that enter it always active. So the description may be too coarse, but it is never wrong.
+(torch-pruning treats unknown operations as elementwise. So it couples the wrong channels after permute or
+flip, and removes neurons that a shortcut still needs.)
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from fleetune.coordinator.spec.neurons import FIXED, FREE, Neurons, compact, fla
 
 
 class NeuronTrace(TorchFunctionMode):
-    """Numbers everything that is computed inside `with NeuronTrace(neurons):`."""
+    """Numbers all activations that are computed inside `with NeuronTrace(neurons):`."""
 
     def __init__(self, neurons: Neurons) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def _numbers(neurons: Neurons, values: Any) -> Any:
     return neurons.of(values) if isinstance(values, Tensor) else [neurons.of(value) for value in values]
 
 
-# Each rule takes an operation's result and its arguments as torch has them, and gives the result's numbers.
+# Each rule takes an operation's result and its arguments as in torch, and returns the numbers of the result.
 
 
 def _linear(
@@ -143,7 +143,10 @@ def _pool(neurons: Neurons, result: Tensor, x: Tensor, *_: object, channels: int
 
 
 def _layer(neurons: Neurons, result: Tensor, axis: int, numbers: Tensor, *owned: Tensor | None) -> Tensor:
-    """`result` has `numbers` along `axis`, as the first axes of the parameters `owned` have."""
+    """Numbers of a result that has one neuron for each position of `axis`.
+
+    The first axes of the parameters in `owned` belong to the same neurons.
+    """
     for parameter in owned:
         neurons.own(parameter, 0, numbers)
     shape = [1] * result.ndim
@@ -154,7 +157,7 @@ def _layer(neurons: Neurons, result: Tensor, axis: int, numbers: Tensor, *owned:
 def _reduce(
     neurons: Neurons, result: Any, x: Tensor, dim: Any = None, *args: object, **kwargs: Any
 ) -> Tensor | list[Tensor]:
-    """A sum, mean or maximum makes one neuron of all along `dim`."""
+    """Numbers of a sum, mean or maximum: all neurons along `dim` become one."""
     if any(True for _ in flat((dim, kwargs))):  # maximum by another name
         return _together(neurons, result, x, dim, *args, **kwargs)
     dim = kwargs.get("axis", dim)
@@ -168,12 +171,12 @@ def _reduce(
 
 
 def _kept(neurons: Neurons, result: Tensor, x: Tensor, *_: object, **__: object) -> Tensor:
-    """Each value stays its neuron's, in the same order, whatever the shape."""
+    """Numbers of a result whose values keep their neurons and their order."""
     return neurons.of(x).reshape(result.shape)
 
 
 def _together(neurons: Neurons, result: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """Values that are combined elementwise are one neuron's."""
+    """Numbers of an elementwise combination: neurons that are combined become one."""
     first, *others = (neurons.of(tensor).expand(result.shape) for tensor in flat((args, kwargs)))
     for other in others:
         neurons.join(first, other)
@@ -185,7 +188,7 @@ def _together(neurons: Neurons, result: Tensor, *args: object, **kwargs: object)
 def _padded(
     neurons: Neurons, result: Tensor, x: Tensor, pad: Any, mode: str = "constant", value: object = None
 ) -> Tensor:
-    numbers = neurons.of(x).double()  # torch reflects no integers
+    numbers = neurons.of(x).double()  # because torch does not reflect integers
     return torch.nn.functional.pad(numbers, pad, mode, FREE if mode == "constant" else None).long()
 
 

@@ -1,7 +1,7 @@
-"""Which neurons the positions of every parameter belong to: numbers, and which of them are the same.
+"""Records which neuron each position of a parameter belongs to, and which neurons are coupled.
 
-Every element of every activation carries the number of the neuron it is a value of, in an integer array
-of the activation's shape. `coordinator.spec.neuron_trace` says what each operation does to the numbers.
+Every entry of an activation has the number of its neuron, in an integer array of the same shape.
+`coordinator.spec.neuron_trace` has the rules for each operation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Axis, Span
 
-FIXED = 0  # always active: inputs and outputs of the network, and what went into unknown operations
-FREE = -1  # constants: values of no neuron, which bind nothing they are combined with
+FIXED = 0  # always active: inputs and outputs of the network, and inputs of unknown operations
+FREE = -1  # constants: they belong to no neuron, and couple none
 
 
 class Neurons:
-    """The numbers of a network's activations and of the positions on its parameters' axes.
+    """The neurons of a network's activations and of the axes of its parameters.
 
     Args:
         tensors: parameters and running statistics of the module, by name.
-        frozen: more of its tensors, of which only the uses are counted.
+        frozen: frozen tensors of the module, for which only the uses are counted.
 
     Attributes:
-        uses: by name, how often each entry of a parameter was multiplied with, all samples together.
+        uses: how often each entry of a parameter was multiplied, over all samples, by name.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Neurons:
         self._numbers: dict[int, tuple[Tensor, Tensor]] = {}  # holds its tensors, so that ids stay unique
         self._axes: dict[tuple[str, int], Tensor] = {}
         self._layers: list[range] = []
-        self._parent = [FIXED]  # of each neuron: one with a lower number that is the same neuron, or itself
+        # for each neuron, a lower number of the same neuron, or its own number (union-find)
+        self._parent = [FIXED]
 
     def new(self, count: int) -> Tensor:
         """Numbers for a layer of new neurons, shape (count,)."""
@@ -49,12 +50,12 @@ class Neurons:
         return torch.tensor(layer)
 
     def note(self, values: object, numbers: object) -> None:
-        """The tensors in `values` have these numbers, each of its tensor's shape."""
+        """Store the numbers of tensors, each in the shape of its tensor."""
         for tensor, its_numbers in zip(flat(values), flat(numbers), strict=True):
             self._numbers[id(tensor)] = (tensor, its_numbers)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The number of every element of `tensor`, in its shape."""
+        """The neuron of every entry of a tensor, in the tensor's shape."""
         if id(tensor) in self._numbers:
             return self._numbers[id(tensor)][1]
         if id(tensor) not in self._names:
@@ -64,7 +65,9 @@ class Neurons:
         return torch.tensor(FREE).expand(tensor.shape)
 
     def along(self, tensor: Tensor, axis: int) -> Tensor:
-        """The neuron at each position of `axis`, shape (its size,); where there are several, one is made."""
+        """The neuron at each position of `axis`, shape (size,). Several neurons at one position become
+        one.
+        """
         (rows,) = compact(self.of(tensor).movedim(axis, 0), start=1)
         rows = rows.reshape(len(rows), -1)
         first = rows.amax(dim=1)
@@ -72,18 +75,20 @@ class Neurons:
         return first
 
     def own(self, tensor: Tensor | None, axis: int, numbers: Tensor) -> None:
-        """Positions on `axis` of a parameter belong to `numbers`, shape (its size,)."""
+        """Assign positions on `axis` of a parameter to neurons, shape (size,)."""
         if tensor is not None and id(tensor) in self._names:
             numbers = numbers.clamp(min=FIXED)
             self.join(self._axes.setdefault((self._names[id(tensor)], axis), numbers), numbers)
 
     def use(self, weight: Tensor, result: Tensor) -> None:
-        """`result` has a value for every output of `weight`, along its first axis, at every position."""
+        """Count the uses of a weight: `result` has a value for every output, along its first axis, at every
+        position.
+        """
         if id(weight) in self._counted:
             self.uses[self._counted[id(weight)]] += result.numel() // len(weight)
 
     def join(self, some: Tensor, others: Tensor) -> None:
-        """Two arrays of numbers, of the same shape, are the same neurons."""
+        """Make the neurons in two arrays of the same shape equal, entry by entry."""
         some, others = compact(some, others)
         differ = (some != others) & (some != FREE) & (others != FREE)
         for one, other in set(zip(some[differ].tolist(), others[differ].tolist(), strict=True)):
@@ -91,7 +96,7 @@ class Neurons:
             self._parent[high] = low
 
     def fix(self, values: object) -> None:
-        """Every neuron in `values`, a tensor or a nest of them, is always active."""
+        """Make every neuron in these tensors always active."""
         for tensor in flat(values):
             numbers = self.of(tensor)
             self.join(numbers, torch.tensor(FIXED).expand_as(numbers))

@@ -1,4 +1,4 @@
-"""The model of a run, of which perhaps only a part trains: patterns of run.toml, looked up in its layers."""
+"""Freezes a part of a run's model, by the patterns in run.toml that name its layers."""
 
 import difflib
 from collections.abc import Iterable
@@ -18,14 +18,15 @@ _NAMED = 12  # layers in a message
 
 
 def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
-    """The spec of a run's model, and the module, its weights as `key` decides but for those of adapters.
+    """The spec of a run's model and the module. `key` decides all weights except those of adapters.
 
     Args:
-        settings: with input_shape and num_classes.
-        key: of the first weights.
+        settings: the section [model], with input_shape and num_classes.
+        key: the key of the first weights.
 
     Raises:
-        ModelError: the model cannot be built or described; SettingError: as `freeze_the_rest`.
+        ModelError: the model cannot be built or described.
+        SettingError: see `freeze_the_rest`.
     """
     name, shape, classes = settings.name, settings.input_shape, settings.num_classes
     assert shape is not None
@@ -40,7 +41,11 @@ def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
 
 
 def _check_int8(spec: ModelSpec, module: nn.Module) -> None:
-    """Raises SettingError: a buffer of whole numbers would be rounded."""
+    """Check that int8 would round no buffer of integers.
+
+    Raises:
+        SettingError: it would.
+    """
     own = dict(module.named_buffers())
     for tensor in spec.frozen:
         if tensor.name in own and len(tensor.shape) > 1 and not own[tensor.name].is_floating_point():
@@ -51,21 +56,21 @@ def _check_int8(spec: ModelSpec, module: nn.Module) -> None:
 
 
 def trains_in_part(settings: ModelSection) -> bool:
-    """Whether a run says which part of its model trains."""
+    """True if the settings say which part of the model trains."""
     return bool(settings.trainable) or settings.adapters is not None
 
 
 def freeze_the_rest(module: nn.Module, settings: ModelSection) -> Adapters | None:
-    """Make of a module, as its author wrote it, the one that a run trains; it is changed.
+    """Freeze all of a module but the part that trains, and add adapters. The module is changed.
 
-    Without `trainable` and `adapters` nothing happens: whatever requires a gradient trains.
+    Without `trainable` and `adapters` nothing changes: everything that requires a gradient trains.
 
     Returns:
-        The adapters that it has got; None: none.
+        The adapters that were added; None if there are none.
 
     Raises:
-        SettingError: a pattern matches no layer that could be meant; an adapter is for a layer that trains
-            as it is; nothing is left frozen beside adapters.
+        SettingError: a pattern matches no suitable layer, an adapter is for a layer that trains in full, or
+            nothing is left to freeze.
     """
     if not trains_in_part(settings):
         return None
@@ -123,7 +128,7 @@ def _layers(module: nn.Module) -> tuple[str, ...]:
 
 
 def _matching(key: str, patterns: Iterable[str], layers: tuple[str, ...]) -> frozenset[str]:
-    """The layers that a pattern matches, by their own path or that of a module around them."""
+    """The layers that a pattern matches, by their own path or by the path of a module around them."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {layer for layer in layers if any(fnmatchcase(path, pattern) for path in _around(layer))}

@@ -1,7 +1,7 @@
-"""What another seed changes in a user's model, found by building it twice.
+"""Finds what depends on the seed in a user's model, by building the model twice.
 
-Parameters and running statistics travel anyway. Buffers that differ join the backbone. A difference that lies
-in neither, such as a plain tensor attribute or a list of random indices, cannot travel.
+Parameters and running statistics are sent anyway. Buffers that differ join the backbone. Anything else that
+differs, such as a plain tensor attribute or a list of random indices, cannot be sent.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,17 @@ _TOLERANCE = 1e-3  # of the outputs; rounding makes 1e-6 of it, other random num
 def drawn_buffers(
     name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int, key: Key
 ) -> frozenset[str]:
-    """Names of the buffers that another seed fills otherwise. Constant ones, and statistics, are not among
-    them.
+    """The names of buffers that differ with another seed, without running statistics.
 
     Args:
-        name: of the model.
-        module: as `drawn` built it with `key`; left as it is.
-        input_shape: one sample, without the batch axis.
-        num_classes: number of logits.
-        key: of the first weights.
+        name: the name of the model.
+        module: the module that `drawn` built with `key`; it stays unchanged.
+        input_shape: the shape of one sample, without the batch axis.
+        num_classes: the number of logits.
+        key: the key of the first weights.
 
     Raises:
-        ModelError: the model cannot be built again, or another seed changes what cannot travel.
+        ModelError: the model cannot be built again, or the seed changes something that cannot be sent.
     """
     if name in names():  # ours have none
         return frozenset()
@@ -59,9 +58,10 @@ def drawn_buffers(
 
 
 def _check_norms(name: str, module: nn.Module) -> None:
-    """Refuse torch's first `spectral_norm`: it begins with random vectors and corrects them only in training.
+    """Refuse torch's first `spectral_norm`, which starts with random vectors and corrects them only in
+    training.
 
-    A device evaluates with the vectors that the run began with, and these give the logits any sign and size.
+    A device would evaluate with the random vectors, which give the logits any sign and size.
     """
     for path, part in module.named_modules():
         hooks = part._forward_pre_hooks.values()  # noqa: SLF001 - torch has no public way to list them
@@ -74,7 +74,9 @@ def _check_norms(name: str, module: nn.Module) -> None:
 
 
 def _check_batch_size(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Whether the model takes three samples, as it took two; one of one sample is the devices' matter."""
+    """Check that the model takes three samples as it takes two. A batch of one sample is checked on
+    devices.
+    """
     blank = blank_batch(module, input_shape)
     x = torch.cat([blank, blank[:1]])
     try:
@@ -93,7 +95,7 @@ def _check_batch_size(name: str, module: nn.Module, input_shape: tuple[int, ...]
 
 
 def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Whether both builds compute the same once they have the same parameters and buffers."""
+    """Check that both builds compute the same once they have the same parameters and buffers."""
     try:
         other.load_state_dict(module.state_dict())
     except RuntimeError as problem:
@@ -105,7 +107,8 @@ def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape:
     x = _samples(module, input_shape)
     with running_model(name, "cannot take random samples"):
         once, again, rebuilt = (_outputs(one, x) for one in (module, module, other))
-    if not _alike(once, again) or _alike(once, rebuilt):  # the first: it is random in itself
+    # the first condition: the model is random in every call
+    if not _alike(once, again) or _alike(once, rebuilt):
         return
     where = next(_random_attributes(module, other), "a value that is neither")
     raise ModelError(
@@ -115,7 +118,7 @@ def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape:
 
 
 def _samples(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Random ones, of token ids such that every vocabulary has them."""
+    """Random samples; of token ids, only ids that every vocabulary has."""
     x, samples = blank_batch(module, input_shape), samples_of(module, input_shape)
     generator = torch.Generator().manual_seed(0)
     if samples.vocabulary is not None or not x.is_floating_point():
@@ -138,7 +141,7 @@ def _outputs(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _random_attributes(module: nn.Module, other: nn.Module) -> Iterator[str]:
-    """Plain tensor attributes that differ."""
+    """Yield the plain tensor attributes that differ."""
     others = dict(other.named_modules())
     for path, part in module.named_modules():
         for attribute, value in vars(part).items():

@@ -1,4 +1,4 @@
-"""From any torch module to the `ModelSpec` that travels, and to the fleet's first weights."""
+"""Makes the `ModelSpec` and the first weights of any torch module."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -36,17 +36,17 @@ def describe(
 ) -> ModelSpec:
     """The spec of a module: trainable parameters in module order, then running statistics.
 
-    Parameters that do not require a gradient are its backbone, and so are `buffers`. Other buffers are made
-    where the module is built. Neurons whose coupling is not understood are always active. The module is left
-    as it was.
+    Parameters that do not require a gradient form the backbone, together with `buffers`. Other buffers are
+    made where the module is built. Neurons whose coupling is not understood are always active. The module
+    stays unchanged.
 
     Args:
         name: the model's name or `module:function`.
-        module: on the CPU, in any mode.
-        input_shape: one sample, without the batch axis.
-        num_classes: number of logits.
-        adapters: that the module has got.
-        buffers: names of those that travel.
+        module: a module on the CPU, in any mode.
+        input_shape: the shape of one sample, without the batch axis.
+        num_classes: the number of logits.
+        adapters: the adapters that were added to the module.
+        buffers: the names of buffers that are sent to devices.
 
     Raises:
         ModelError: the module cannot take this input or does not give `num_classes` logits, two names
@@ -94,7 +94,11 @@ def _frozen(
 
 
 def _check_travels(name: str, path: str, tensor: Tensor) -> None:
-    """Raises ModelError: it does not fit into float32."""
+    """Check that a tensor fits into float32.
+
+    Raises:
+        ModelError: it does not.
+    """
     if tensor.dtype == torch.float32:
         return
     if isinstance(tensor, nn.Parameter):
@@ -107,10 +111,10 @@ def _check_travels(name: str, path: str, tensor: Tensor) -> None:
 
 
 def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> nn.Module:
-    """A model by name, its weights as `key` decides. Torch's global generator is left as it was.
+    """Build a model by name, with weights that `key` decides. Torch's global generator stays unchanged.
 
     Raises:
-        ModelError: as `protocols.model.architectures.build` does.
+        ModelError: see `protocols.model.architectures.build`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.value)
@@ -118,12 +122,12 @@ def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -
 
 
 def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> tuple[ModelSpec, FlatArray]:
-    """The spec of a model by name, and its initial weights, shape (spec.size,), as `key` decides.
+    """The spec of a model by name, and its first weights, shape (spec.size,), which `key` decides.
 
-    Torch's global generator is left as it was.
+    Torch's global generator stays unchanged.
 
     Raises:
-        ModelError: as `protocols.model.architectures.build` and `describe` do.
+        ModelError: see `protocols.model.architectures.build` and `describe`.
     """
     module = drawn(name, input_shape, num_classes, key)
     spec = describe(name, module, input_shape, num_classes)

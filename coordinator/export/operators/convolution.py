@@ -1,8 +1,8 @@
 """Convolutions and their gradients, each in the form that ONNX Runtime computes fastest.
 
-Its own operators work image by image, which suits large images of few channels. With many channels, the
-patches of all images are laid out once, as the rows of one matrix, and forward pass and weight gradient
-are products with it. The rule goes by shapes alone, so that a model always has the same graph.
+Its own operators work image by image, which is fast for large images with few channels. With many channels,
+the patches of all images become rows of one matrix, and the forward pass and the weight gradient are
+products with that matrix. The rule depends on shapes only, so that a model always has the same graph.
 """
 
 import itertools
@@ -28,14 +28,15 @@ _MOST_GATHERED = 44  # pixels of an image whose gradient is gathered from its pa
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution from images `x` to images `y` (of a transposed one: seen from its result).
+    """The geometry of a convolution from images `x` to images `y` (for a transposed one, seen from its
+    result).
 
     Attributes:
-        samples: number of images.
-        groups: of channels.
-        x, y: height and width, or length.
-        kernel, stride, padding, dilation: along each axis of the image.
-        channels: of x and y.
+        samples: the number of images.
+        groups: the number of groups of channels.
+        x, y: the height and width, or the length.
+        kernel, stride, padding, dilation: one number for each axis of the image.
+        channels: the number of channels of x and y.
     """
 
     samples: Size
@@ -50,7 +51,7 @@ class Geometry:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Of ONNX's Conv and ConvTranspose."""
+        """The attributes of ONNX's Conv and ConvTranspose."""
         return {
             "kernel_shape": self.kernel,
             "strides": self.stride,
@@ -61,7 +62,7 @@ class Geometry:
 
     @property
     def spare(self) -> tuple[int, ...]:
-        """How many of the last pixels of x, padding included, no patch reaches."""
+        """The number of last pixels of x along each axis, padding included, that no patch reaches."""
         return tuple(
             size + 2 * padding - (number - 1) * stride - (taps - 1) * dilation - 1
             for size, number, taps, stride, padding, dilation in zip(
@@ -71,12 +72,12 @@ class Geometry:
 
     @property
     def in_matrix(self) -> bool:
-        """Whether patches in a matrix are faster."""
+        """True if patches in a matrix are faster."""
         return self.groups == 1 and self.channels[0] >= _MIN_CHANNELS
 
     @property
     def in_runs(self) -> bool:
-        """Whether what lies under a tap of all patches is one run of each channel."""
+        """True if the inputs of one kernel position, over all patches, are contiguous in each channel."""
         return self.groups == 1 and self.stride == (1,)
 
     @property
@@ -85,7 +86,7 @@ class Geometry:
 
     @cached_property
     def pixels(self) -> NDArray[np.int64]:
-        """Where in the padded x each tap of each patch lies, shape (pixels of y * taps,)."""
+        """The place in the padded x of each kernel position of each patch, shape (pixels of y * taps,)."""
         axes = [
             np.arange(number)[:, None] * stride + np.arange(taps) * dilation
             for number, taps, stride, dilation in zip(
@@ -104,7 +105,10 @@ class Geometry:
 
     @cached_property
     def choice(self) -> NDArray[np.float32]:
-        """Row p is 1 where a tap of a patch is pixel p of x: shape (pixels of x, pixels of y * taps)."""
+        """A matrix whose row p is 1 where a kernel position of a patch reads pixel p of x.
+
+        Its shape is (pixels of x, pixels of y * taps).
+        """
         padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
         inside = tuple(
             slice(padding, padding + size) for size, padding in zip(self.x, self.padding, strict=True)
@@ -208,7 +212,7 @@ def _fixed(shape: Shape) -> list[int]:
 
 
 def _patches(build: Builder, geometry: Geometry, x: Value) -> Value:
-    """The patch under each pixel of each y as a row, channels innermost."""
+    """A row for each pixel of each y with the patch that it reads, channels innermost."""
     samples, channels = geometry.samples, geometry.channels[0]
     count = math.prod(geometry.y) * geometry.taps
     if math.prod(geometry.x) <= _MAX_PIXELS:
@@ -224,13 +228,13 @@ def _patches(build: Builder, geometry: Geometry, x: Value) -> Value:
 
 
 def _channels_last(build: Builder, x: Value) -> Value:
-    """Shape (samples, pixels, channels)."""
+    """The images in shape (samples, pixels, channels)."""
     flat = build.reshape(x, (*x.shape[:2], product(x.shape[2:])))
     return build.transpose(flat, (0, 2, 1))
 
 
 def _rows(build: Builder, y: Value) -> Value:
-    """A row for each pixel of each image."""
+    """The images with one row for each pixel."""
     pixels = _channels_last(build, y)
     return build.reshape(pixels, (product(pixels.shape[:2]), y.shape[1]))
 
@@ -241,7 +245,7 @@ def _from_rows(build: Builder, rows: Value, shape: Shape) -> Value:
 
 
 def _filters(build: Builder, weight: Value) -> Value:
-    """A row for each filter, in the order of a patch."""
+    """The filters with one row each, in the order of a patch."""
     outputs, channels, *kernel = weight.shape
     flat = build.reshape(weight, (outputs, channels, product(kernel)))
     return build.reshape(build.transpose(flat, (0, 2, 1)), (outputs, product((channels, *kernel))))
@@ -295,7 +299,9 @@ def _product_of_runs(build: Builder, geometry: Geometry, x: Value, y: Value, sha
 
 
 def _correlated(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
-    """The weight gradient as a convolution of x with y as kernel, channels in the place of samples."""
+    """The weight gradient as a convolution of x with y as its kernel, where channels and samples change
+    roles.
+    """
     samples, groups = geometry.samples, geometry.groups
     outputs, fan_in, rank = geometry.channels[1], geometry.channels[0] // groups, len(geometry.x)
     if groups == 1:

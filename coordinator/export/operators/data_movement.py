@@ -1,4 +1,4 @@
-"""Operators that move entries: shapes, slices, joins, padding."""
+"""Operators that move entries: reshape, slice, concatenate and pad."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ _END = 2**63 - 1
 
 
 def cut(build: Builder, x: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
-    """Positions start..stop of one axis, in steps."""
+    """The positions start..stop of one axis, in steps."""
     size = x.shape[axis]
     if isinstance(start, Open) or (isinstance(stop, Open) and stop != size):
         raise NoForm("it cuts at a place that depends on the batch size")
@@ -45,7 +45,7 @@ def cut(build: Builder, x: Value, axis: int, start: Size, stop: Size, step: int 
 
 
 def pad(build: Builder, x: Value, before: Sequence[int], after: Sequence[int], number: float = 0) -> Value:
-    """`number` around x; negative counts cut."""
+    """The array with `number` around it; negative counts cut entries off."""
     for axis, (left, right) in enumerate(zip(before, after, strict=True)):
         size = x.shape[axis]
         if left < 0 or right < 0:
@@ -68,7 +68,7 @@ def pad(build: Builder, x: Value, before: Sequence[int], after: Sequence[int], n
 
 
 def concat(build: Builder, parts: Sequence[Value], axis: int, shape: Shape) -> Value:
-    """One behind the other along an axis."""
+    """The parts, concatenated along an axis."""
     parts = [build.whole(part) for part in parts if 0 not in part.shape]
     if len(parts) == 1:
         return parts[0]
@@ -125,7 +125,7 @@ def _slice(
 
 
 def _bounds(size: Size, start: Size | None, end: Size | None) -> tuple[Size, Size]:
-    """A slice's bounds as torch means them."""
+    """Bounds of a slice with torch's rules for negative and missing values."""
     start = 0 if start is None else start
     if isinstance(size, Open):
         if isinstance(start, int) and start >= 0 and end in (None, size, _END):
@@ -210,7 +210,7 @@ def _slice_backward(
 
 
 def _spread(build: Builder, x: Value, axis: int, step: int) -> Value:
-    """Put step - 1 zeros behind every position of an axis."""
+    """The array with step - 1 zeros after every position of an axis."""
     size = x.shape[axis]
     assert isinstance(size, int)
     split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
@@ -255,7 +255,7 @@ def _roll(build: Builder, out: Operation, x: Value, shifts: Sequence[int], dims:
 
 
 def take(build: Builder, x: Value, axis: int, positions: Any) -> Value:
-    """These positions of one axis."""
+    """The entries at these positions of one axis."""
     shape = (*x.shape[:axis], len(positions), *x.shape[axis + 1 :])
     indices = build.constant(np.array(positions, dtype=np.int64))
     return build.emit("Gather", (build.whole(x), indices), shape, type_=x.type, axis=axis)

@@ -14,7 +14,7 @@ Operand = Value | float | Open
 
 
 def value_of(build: Builder, operand: Operand, type_: Type) -> Value:
-    """An operand as an array of the type."""
+    """An operand as an array of the given type."""
     if isinstance(operand, Value):
         return build.cast(operand, type_)
     if isinstance(operand, Open):
@@ -25,13 +25,13 @@ def value_of(build: Builder, operand: Operand, type_: Type) -> Value:
 def apply(
     build: Builder, op: str, operands: list[Value], shape: Shape, type_: Type = "f4", **attributes: Attribute
 ) -> Value:
-    """One ONNX operator entry by entry."""
+    """Apply one ONNX operator entry by entry."""
     held = broadcast([operand.held for operand in operands])
     return build.emit(op, operands, shape, type_=type_, held=held, **attributes)
 
 
 def arithmetic(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Value:
-    """Add, Sub, Mul or Div without what changes nothing."""
+    """Add, Sub, Mul or Div, without operations that change nothing (such as adding 0)."""
     type_ = a.type
     if a.number is not None and b.number is not None and not (op == "Div" and b.number == 0):
         return build.number(_FOLD[op](a.number, b.number), type_, shape)
@@ -46,7 +46,7 @@ def arithmetic(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Val
 
 
 def _by_number(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Value | None:
-    """Cheaper operators for some numbers."""
+    """A cheaper operator for some numbers; None if there is none."""
     if op in ("Mul", "Div") and b.number == -1:
         return apply(build, "Neg", [a], shape, a.type)
     if op == "Mul" and a.number == -1:
@@ -159,7 +159,7 @@ def _masked_fill(build: Builder, out: Operation, x: Value, mask: Value, value: O
 
 
 def _threshold_backward(build: Builder, out: Operation, gradient: Value, x: Value, threshold: float) -> Value:
-    """The gradient where x is above the threshold."""
+    """The gradient where x is above the threshold, else 0."""
     shape = out.shape
     above = apply(build, "Greater", [x, build.number(threshold, "f4")], shape, "?")
     return arithmetic(build, "Mul", gradient, build.cast(above, "f4"), shape)
@@ -174,7 +174,8 @@ def _leaky_relu(build: Builder, out: Operation, x: Value, negative_slope: float 
 
 
 def _softplus(build: Builder, out: Operation, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    del threshold  # above it torch takes x, from which softplus differs by less than a float's last digit
+    # above the threshold torch returns x, which differs from softplus by less than float precision
+    del threshold
     if beta == 1:
         return apply(build, "Softplus", [x], out.shape)
     scaled = arithmetic(build, "Mul", x, build.number(beta, "f4"), x.shape)
@@ -191,7 +192,7 @@ def _same(build: Builder, out: Operation, x: Value, *_: object, **__: object) ->
 
 
 def _filled(build: Builder, out: Operation, *args: Any, number: float | None = None, **_: object) -> Value:
-    """`full` and its relatives."""
+    """An array with one number everywhere: `full`, `zeros_like` and the like."""
     given = number if number is not None else args[1]
     if isinstance(given, Open):
         scalar = build.cast(build.scalar(given), build_type(out))

@@ -1,6 +1,7 @@
-"""Average pooling, resizing and padding by neighbours: linear along the rows and along the columns of an
-image, each alone. So they are products with two matrices, which torch's own one-dimensional form gives,
-and their gradients are products with the transposed ones.
+"""Average pooling, resizing and padding by neighbouring values.
+
+They are linear along the rows and along the columns of an image. So each is a product with two matrices,
+which torch's own one-dimensional operator gives. Gradients are products with the transposed matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ RowMap = Callable[[Tensor, int], Tensor]  # a row, shape (m, 1, size), of the ax
 
 
 def _apply_maps(build: Builder, x: Value, shape: Shape, row_map: RowMap, *, backward: bool) -> Value:
-    """`row_map` along each axis of the image, or its gradient."""
+    """Apply `row_map`, or its gradient, along each axis of the image."""
     large, found = (shape if backward else x.shape), build.whole(x)
     for axis in range(2, len(shape)):
         size = large[axis]

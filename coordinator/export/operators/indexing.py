@@ -1,4 +1,4 @@
-"""Operators that look entries up, or put them back, by number."""
+"""Operators that read entries at given indices, or add to them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def _embedding_backward(
 
 
 def add_rows(build: Builder, shape: Shape, numbers: Value, rows: Value) -> Value:
-    """Zeros to which each of the rows is added at its number."""
+    """Zeros, with each of the rows added at its index."""
     count = product(numbers.shape)
     zeros = build.emit("ConstantOfShape", (build.sizes(shape),), shape)
     places = build.reshape(numbers, (count, 1))
@@ -87,7 +87,7 @@ def _index_put(
 
 
 def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
-    """The one axis that is indexed, and by what."""
+    """The one axis that is indexed, and its indices."""
     given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
     if len(given) != 1 or given[0][1].type != "i8":
         raise NoForm("it indexes several axes at once, or by a mask")

@@ -1,8 +1,8 @@
-"""Maximum pooling and where its gradient goes.
+"""Maximum pooling and its gradient.
 
-Where windows lie side by side, ONNX Runtime is several times faster at sorting pixels by their place in
-their window and comparing than at noting where each maximum was; and at sorting by moving axes, first whole
-rows, then columns, than by SpaceToDepth and DepthToSpace.
+If windows do not overlap, ONNX Runtime is several times faster when pixels are sorted by their place in the
+window and compared than with the indices of its MaxPool. Sorting by transposing axes, rows first and columns
+second, is faster than SpaceToDepth and DepthToSpace.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ def _max_pool(
     stride: Sizes = (),
     padding: Sizes = (0,),
     dilation: Sizes = (1,),
-    ceil_mode: bool = False,  # the shape of the result says it
+    ceil_mode: bool = False,  # unused, because the shape of the result shows it
 ) -> tuple[Value, Value]:
-    """The maxima, and their places in the flattened images."""
+    """The maxima, and their indices in the flattened images."""
     rank = len(out.shape) - 2
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     stride = _each(stride or kernel, rank)
     if not build.plain and _apart(x.shape, out.shape, kernel, stride, padding, dilation):
         pooled = build.reshape(_largest(build, _split(build, x, kernel)), out.shape)
-        return pooled, build.number(0, "i8", out.shape)  # nobody asks for the places
+        return pooled, build.number(0, "i8", out.shape)  # no operation uses the indices
     largest, places = build.emit_several(
         "MaxPool",
         (build.whole(x),),
@@ -56,7 +56,7 @@ def _each(sizes: Sizes, rank: int) -> Sizes:
 def _pads(
     x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[int, ...]:
-    """Padding before and behind that gives just the result's size, whichever way torch rounds it."""
+    """Padding before and after each axis that gives exactly the result's size, however torch rounds it."""
     ends = []
     for axis in range(len(kernel)):
         size, number = x[axis + 2], y[axis + 2]
@@ -79,7 +79,7 @@ def _max_pool_backward(
     ceil_mode: bool,
     places: Value,
 ) -> Value:
-    """Each gradient goes to where its maximum was."""
+    """Add each gradient at the place of its maximum."""
     rank = len(out.shape) - 2
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     if not build.plain and _apart(
@@ -90,14 +90,14 @@ def _max_pool_backward(
 
 
 def _apart(x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> bool:
-    """Whether windows lie side by side."""
+    """True if windows touch without overlapping."""
     if tuple(kernel) != tuple(stride) or any(padding) or set(dilation) != {1} or len(kernel) != 2:
         return False
-    return y[2:] == _whole_windows(x, kernel)  # else the last windows reach over the edge
+    return y[2:] == _whole_windows(x, kernel)  # otherwise the last windows would go beyond the edge
 
 
 def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
-    """The images' pixels by their place in their window, shape (n, places, windows)."""
+    """The pixels of the images, sorted by place in their window, shape (n, places, windows)."""
     samples, channels, *_ = x.shape
     tall, wide = _whole_windows(x.shape, kernel)
     rows, columns = kernel
@@ -110,7 +110,7 @@ def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
 
 
 def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
-    """The images whose pixels `_split` sorted; 0 behind the last window."""
+    """The images from pixels sorted by `_split`, with 0 beyond the last window."""
     samples, channels, height, width = shape
     tall, wide = _whole_windows(shape, kernel)
     rows, columns = kernel
@@ -124,7 +124,7 @@ def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
 
 
 def _whole_windows(shape: Shape, kernel: Sizes) -> tuple[int, int]:
-    """Number of windows along both axes."""
+    """The number of windows along both axes."""
     height, width = shape[2:]
     if isinstance(height, Open) or isinstance(width, Open):
         raise NoForm("its samples are not on the first axis")
@@ -137,7 +137,7 @@ def _largest(build: Builder, split: Value) -> Value:
 
 
 def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value:
-    """Each gradient goes to the first of its window's pixels that equals the maximum."""
+    """Add each gradient at the first pixel of its window that equals the maximum."""
     split = _split(build, x, kernel)
     largest = _largest(build, split)
     one = largest.shape
@@ -168,7 +168,7 @@ def _adaptive_max_pool_backward(
 
 
 def _exact_windows(x: Shape, y: Shape) -> Sizes:
-    """Sizes of windows, if they are all equal."""
+    """The size of the windows, if all are equal."""
     kernel = []
     for size, number in zip(x[2:], y[2:], strict=True):
         if isinstance(size, Open) or isinstance(number, Open) or size % number:
@@ -178,7 +178,7 @@ def _exact_windows(x: Shape, y: Shape) -> Sizes:
 
 
 def _scattered(build: Builder, gradient: Value, places: Value, shape: Shape) -> Value:
-    """Sums of gradients at their places in the flattened result."""
+    """Sums of gradients at their indices in the flattened result."""
     size, count = product(shape), product(gradient.shape)
     zeros = build.emit("ConstantOfShape", (build.sizes((size,)),), (size,))
     flat = build.reshape(places, (count,))
