@@ -74,7 +74,7 @@ class OpenRound:
         return rows
 
     def write(self, round_attempt: RoundAttempt) -> None:
-        """Write the rows of this turn that are new or changed."""
+        """Write the rows of this attempt that are new or changed."""
         rows = {device: self.rows[device] for device in sorted(self._unwritten)}
         self._store.put_device_rounds(*round_attempt, rows)
         self._unwritten = set()

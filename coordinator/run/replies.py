@@ -107,7 +107,7 @@ def read_reply(
         told: what it says, by a device of this very program; None: all of it is read.
 
     Raises:
-        PacketError: it is damaged; PacketForeign: it is another device's, or to another turn.
+        PacketError: it is damaged; PacketForeign: it is another device's, or to another attempt.
     """
     kind = Reply[method.update_type]  # type: ignore[name-defined]
     reply: Reply[Any] = codec.decode(

@@ -50,7 +50,7 @@ class Accounts:
             traffic.paper_up += round(as_in_papers)
 
     def roll_back(self, round_attempt: tuple[int, int]) -> None:
-        """Count again what is sent after this turn: a closed round was rolled back."""
+        """Count messages after this attempt again, because a closed round was rolled back."""
         for device, traffic in self.ledger.traffic.items():
             if traffic.delivered > round_attempt:
                 number, attempt = round_attempt

@@ -1,6 +1,5 @@
-"""What a run keeps on disk while it goes: one SQLite file in the run's folder, and who may write to it.
+"""A run's durable state: one SQLite file in the run's folder, with one writer at a time.
 
-It is written so that a step costs what it changed. The layout has a version, and older stores are brought up;
-a folder has one writer at a time. What the stored values mean is decided by whoever stores them: the engine,
-the method, the run.
+A step writes only what it changed. The layout has a version, and older stores are upgraded. The modules that
+store a value decide its meaning: the engine, the method, the run.
 """

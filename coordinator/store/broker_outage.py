@@ -1,4 +1,4 @@
-"""Since when a run's coordinator has no broker, for `edge-coordinator status`, which is another process."""
+"""Since when a coordinator cannot reach its broker; `edge-coordinator status`, another process, reads it."""
 
 import time
 
@@ -12,24 +12,24 @@ _DAY_S = 86_400
 
 
 class Outage(Struct, frozen=True):
-    """The broker of a run is not reached.
+    """An outage of the run's broker.
 
     Attributes:
-        since: seconds of the epoch.
-        reason: of the last attempt to connect.
+        since: seconds since 1970.
+        reason: why the last attempt to connect failed.
     """
 
     since: float
     reason: str
 
     def words(self, now: float) -> str:
-        """One line; the date is in it when that was a day ago or more."""
+        """One line of text, with the date if the outage began a day ago or earlier."""
         form = "%H:%M:%S" if now - self.since < _DAY_S else "%Y-%m-%d %H:%M:%S"
         return f"broker down since {time.strftime(form, time.localtime(self.since))}: {self.reason}"
 
 
 def read_outage(store: RunStore) -> Outage | None:
-    """The outage that goes on, as the coordinator noted it last; None: it is connected."""
+    """The present outage, as the coordinator noted it last; None: it is connected."""
     data = store.get(OUTAGE)
     return None if data is None else msgspec.json.decode(data, type=Outage)
 

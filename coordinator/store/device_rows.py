@@ -1,8 +1,7 @@
-"""What a run's store keeps in rows of one device each, so that a step writes the devices it changed.
+"""Rows of one device each in a run's store, so that a step writes only the devices it changed.
 
-The engine's members and the bytes that crossed the wire to and from each device are read again in whole when
-a run is resumed; what else there is of engine and ledger is a small value beside them. Who takes part in the
-open round is written when that changes.
+The engine's members and each device's traffic are read completely when a run is resumed. The rest of engine
+and ledger is one small value each. The open round's participants are written when they change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,9 +23,7 @@ _traffic = msgspec.json.Decoder(Traffic)
 
 
 class DeviceRows:
-    """Writes the engine's state and the ledger, of both only what changed; one for each store that is written
-    to.
-    """
+    """Writes the changed parts of the engine's state and the ledger; one object for each store."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store

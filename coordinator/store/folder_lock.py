@@ -1,7 +1,8 @@
-"""A run's folder has one writer at a time: a lock file, held by the kernel, gone with its holder.
+"""Lock of a run's folder: one writer at a time. The kernel holds the lock file and frees it when its process
+ends.
 
-Who only looks at a run needs no lock. On a network file system neither the lock nor SQLite's shared memory is
-to be relied on: runs belong on a local disk.
+Reading a run needs no lock. On a network file system neither the lock nor SQLite's shared memory is reliable,
+so runs belong on a local disk.
 """
 
 import os
@@ -18,11 +19,11 @@ if sys.platform != "win32":
 
 LOCK = "lock"
 _TAKEN = "another coordinator runs {}: stop it, or give this run another run.name"
-_ATTEMPTS, _PAUSE_S = 5, 0.05  # whoever asks `is_claimed` holds the lock for a moment
+_ATTEMPTS, _PAUSE_S = 5, 0.05  # `is_claimed` holds the lock for a moment, so try again
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Hold a folder that is there, until the returned file is closed or this process ends in whatever way.
+    """Lock an existing folder until the returned file is closed or this process ends.
 
     Raises:
         StoreError: another process holds it, or it cannot be written.
@@ -45,7 +46,7 @@ def _opened(folder: Path) -> IO[bytes]:
 
 
 def _is_there(lock: IO[bytes], folder: Path) -> bool:
-    """Whether this lock file still lies there: its last holder may have removed it (`run_folder.clear`)."""
+    """True if this lock file still exists: its last holder may have removed it (`run_folder.clear`)."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
     except FileNotFoundError:
@@ -56,18 +57,18 @@ def check_unclaimed(folder: Path) -> None:
     """Check that no other process holds the folder now.
 
     Raises:
-        StoreError: one does, as `claim` says it.
+        StoreError: another process holds it (the message of `claim`).
     """
     if is_claimed(folder):
         raise StoreError(_TAKEN.format(folder))
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether a process holds the folder now."""
+    """True if a process holds the folder now."""
     try:
         with (folder / LOCK).open("rb") as lock:
             return not _lock(lock, shared=True)
-    except OSError:  # nobody ever held it
+    except OSError:  # no process ever held it
         return False
 
 

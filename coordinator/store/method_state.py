@@ -1,9 +1,9 @@
-"""The method's state in a run's store, written so that a round costs what it changed.
+"""The method's state in a run's store, written so that a round costs only what it changed.
 
-A state may hold a model of every device, of which a round changes a few (KAPC, FedAMP). Arrays of
-`APART_BYTES` and more lie in a table of their own, each once, under the hash of their content; the state
-names them. New ones are written with the state and those it no longer names go, in the same transaction.
-No method knows of this: equal arrays are equal bits.
+A state may hold one model per device, of which a round changes a few (KAPC, FedAMP). Arrays of `APART_BYTES`
+and more are stored in a separate table, each once, under the hash of their content; the state names them. New
+arrays are written with the state, and arrays that it no longer names are deleted, in the same transaction.
+Methods need no code for this: arrays are equal if their bits are equal.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
     """Replace the method's state, inside `store.step()`.
 
     Args:
-        store: of the run.
-        state: the new one.
+        store: the run's store.
+        state: the new state.
         spec: the model.
-        keep_last: keep the one that it replaces, instead of the one that was kept before (see `read_state`).
+        keep_last: also keep the state that it replaces, for `read_state(before_last=True)`.
     """
     if keep_last:
         store.put("state-before", store.get("state") or b"")
@@ -53,7 +53,7 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
 
 
 def forget_last(store: RunStore) -> None:
-    """Drop the state that was kept beside the present one, inside `store.step()`."""
+    """Drop the previous state, inside `store.step()`."""
     for name in ("state-before", "names-before"):
         store.put(name, b"")
     store.drop_arrays(store.array_names() - _names(store.get("state-names")))

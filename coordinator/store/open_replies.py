@@ -54,6 +54,6 @@ class OpenReplies:
         return found
 
     def drop(self) -> None:
-        """The round is over; inside `store.step()`."""
+        """Drop all replies, because the round is over. Inside `store.step()`."""
         self._read.clear()
         self.store.drop_replies()

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, by name, and removing that and nothing else."""
+"""The files that a run leaves in its folder, and how to remove them and no others."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -35,15 +35,15 @@ OURS = (
 
 
 def clear(folder: Path, *, durable: bool = True) -> None:
-    """Remove what a run left in this folder; what else lies there stays.
+    """Remove the files that a run left in this folder; other files stay.
 
     Args:
-        folder: of the run; without a run there nothing is removed.
-        durable: what was removed does not come back after a power cut.
+        folder: the run's folder; without a run there, nothing is removed.
+        durable: make sure that removed files do not come back after a power cut.
 
     Raises:
-        StoreError: a coordinator has the run open, or its state is not one that a run of ours left; nothing
-            was removed. Or something could not be removed.
+        StoreError: a coordinator has the run open, or the state file is not one of ours; nothing was removed.
+            Or a file could not be removed.
     """
     if not (folder / STATE).exists():
         return
@@ -55,7 +55,9 @@ def clear(folder: Path, *, durable: bool = True) -> None:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """What a run left there, its state last but for the lock: what was cut short can be done again."""
+    """Files of the run, its state last except for the lock, so that an interrupted removal can be
+    repeated.
+    """
     for name in OURS:
         yield from (path for path in (folder / name, folder / f"{name}.new") if path.exists())
 

@@ -39,14 +39,14 @@ class RunStore:
 
     @classmethod
     def open(cls, path: Path, *, durable: bool = True) -> Self:
-        """Open the file to write, or make it.
+        """Open the file for writing, or create it.
 
         Args:
             path: the file.
-            durable: survive a power cut too; simulations do without.
+            durable: survive a power cut too; simulations do not need it.
 
         Raises:
-            StoreVersion: it has a format that is not read here.
+            StoreVersion: this version cannot read its format.
             StoreError: it cannot be opened, is no run's state, or another coordinator holds its folder.
         """
         make_folder(path.parent, durable=durable)
@@ -60,12 +60,12 @@ class RunStore:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Open the file to look at it as it stands now, also while a coordinator writes it.
+        """Open the file for reading its present state, also while a coordinator writes it.
 
-        All is read in one transaction, so that it goes together; until `close` the writer's log grows.
+        All reads share one transaction, so they are consistent. Until `close` the writer's log grows.
 
         Raises:
-            StoreVersion: it has a format that is not read here.
+            StoreVersion: this version cannot read its format.
             StoreError: it cannot be opened, or is no run's state.
         """
         with _opening(path) as opened:
@@ -80,7 +80,8 @@ class RunStore:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Everything written inside is written, or nothing is; a step inside another is written with it.
+        """A transaction: everything written inside is written, or nothing. Nested steps belong to the outer
+        one.
 
         Raises:
             StoreError: it cannot be written (the disk is full).
@@ -109,7 +110,7 @@ class RunStore:
         self._connection.execute("DELETE FROM value WHERE name = ?", (name,))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         for (table,) in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
             self._connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - names of our own
 
@@ -138,7 +139,7 @@ class RunStore:
         self._connection.execute("DELETE FROM reply")
 
     def add_task(self, device: str, number: int, attempt: int, data: bytes) -> None:
-        """Keep the one task that a device is at, instead of the one before."""
+        """Store the task that a device works on, in place of its previous one."""
         self._connection.execute(
             "INSERT OR REPLACE INTO task VALUES (?, ?, ?, ?)", (device, number, attempt, data)
         )
@@ -157,7 +158,7 @@ class RunStore:
         self._connection.execute("INSERT OR REPLACE INTO held_model VALUES (?, ?)", (digest, data))
 
     def held_model(self, digest: str) -> bytes:
-        """What some devices hold, by its digest.
+        """A model that some devices hold, by its digest.
 
         Raises:
             StoreError: it is missing.
@@ -172,7 +173,7 @@ class RunStore:
         self._connection.execute("DELETE FROM held_model WHERE digest = ?", (digest,))
 
     def drop_row(self, table: Rows, device: str) -> None:
-        """Forget what is kept of a device."""
+        """Delete the row of a device."""
         self._connection.execute(f"DELETE FROM {table} WHERE device = ?", (device,))  # noqa: S608
 
     def array_names(self) -> set[bytes]:
@@ -195,24 +196,24 @@ class RunStore:
         self._connection.executemany("DELETE FROM array WHERE name = ?", [(name,) for name in names])
 
     def put_device_rounds(self, number: int, attempt: int, replies: Mapping[str, DeviceRound]) -> None:
-        """Keep what is told of these devices' replies in a round, open or closed."""
+        """Store the records of these devices' replies in a round, open or closed."""
         encode = msgspec.json.encode
         rows = [(number, device, attempt, encode(reply)) for device, reply in replies.items()]
         self._connection.executemany("INSERT OR REPLACE INTO device_round VALUES (?, ?, ?, ?)", rows)
 
     def device_rounds(self, number: int) -> dict[str, DeviceRound]:
-        """What is told of the replies in a round, by device, ascending."""
+        """Records of the replies in a round, by device, ascending."""
         rows = self._rows("SELECT device, data FROM device_round WHERE number = ? ORDER BY device", number)
         return {device: _device_round.decode(data) for device, data in rows}
 
     def device_round(self, device: str, number: int, attempt: int) -> DeviceRound | None:
-        """What is told of one device's reply; None: it has no part in this attempt at the round."""
+        """Record of one device's reply; None: it has no part in this attempt at the round."""
         query = "SELECT data FROM device_round WHERE number = ? AND device = ? AND attempt = ?"
         data = self._one(query, number, device, attempt)
         return None if data is None else _device_round.decode(data)
 
     def drop_device_rounds(self, number: int) -> None:
-        """Drop what is told of the replies in a round that is abandoned."""
+        """Delete the records of the replies in an abandoned round."""
         self._connection.execute("DELETE FROM device_round WHERE number = ?", (number,))
 
     def add_record(self, record: RoundRecord) -> None:
@@ -221,7 +222,7 @@ class RunStore:
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
     def drop_record(self, number: int) -> None:
-        """Drop the record of a round that is rolled back, and what is told of its replies."""
+        """Delete the record of a rolled-back round, and those of its replies."""
         self._connection.execute("DELETE FROM round WHERE number = ?", (number,))
         self.drop_device_rounds(number)
 
@@ -234,9 +235,9 @@ class RunStore:
         """The records of rounds `after + 1` to `last`, ascending, read one by one.
 
         Args:
-            last: number of a round.
-            after: of the one before the first.
-            but_every: without those whose number it divides; 0: with all.
+            last: number of the last round.
+            after: number of the round before the first.
+            but_every: leave out rounds whose number it divides; 0: leave out none.
         """
         query = "SELECT number FROM round WHERE number > ? AND number <= ? ORDER BY number"
         for (number,) in self._rows(query, after, last):
@@ -288,10 +289,10 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> str:
-    """The address of a file that is opened to read only.
+    """The SQLite address that opens a file for reading only.
 
-    In a folder that we may not write SQLite reads only what no log belongs to, and is told that nobody
-    writes.
+    In a folder without write permission SQLite can read only a database without a log. The address then says
+    that no process writes it.
     """
     frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if frozen else "")
@@ -301,7 +302,8 @@ def _set_up(connection: sqlite3.Connection, path: Path, *, durable: bool) -> Non
     FORMAT.check(connection, path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-    connection.execute("PRAGMA secure_delete = FAST")  # Debian zeroes all that is deleted: twice the writes
+    # Debian's SQLite overwrites deleted data with zeros, which doubles the writes
+    connection.execute("PRAGMA secure_delete = FAST")
     FORMAT.bring_up(connection, path)
     if durable:
         disk.DISK.sync_folder(path.parent)

@@ -1,4 +1,4 @@
-"""What is frozen in a run's model: a file in the run's folder."""
+"""The frozen tensors of a run's model: a file in the run's folder."""
 
 from pathlib import Path
 

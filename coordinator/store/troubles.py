@@ -1,4 +1,4 @@
-"""What is wrong with a run while it goes on, for `edge-coordinator status`, which is another process."""
+"""Present problems of a run; `edge-coordinator status`, another process, reads them."""
 
 import msgspec
 
@@ -23,7 +23,7 @@ def note_trouble(store: RunStore, about: str, line: str | None) -> None:
 
 
 def forget_troubles(store: RunStore) -> None:
-    """Remove what the last process noted. Raises StoreError."""
+    """Delete the problems that the last process noted. Raises StoreError."""
     if store.get(TROUBLES) is not None:
         with store.step():
             store.drop(TROUBLES)

@@ -1,1 +1,3 @@
-"""Tasks on their way to devices: made when they are sent, and written as differences to what devices hold."""
+"""Tasks that are sent to devices: made when they are sent, as differences to the model that a device
+holds.
+"""

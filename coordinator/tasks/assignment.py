@@ -1,4 +1,4 @@
-"""The tasks of the open round: made when they are sent, and fit for that."""
+"""The tasks of the open round: made and checked when they are sent."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,10 +27,9 @@ _ON_THE_WAY = 64  # tasks of a device that may be there later and are counted th
 
 @dataclass(frozen=True)
 class OutgoingTask:
-    """A task to be carried to its device: the payload that `make` returns, made when it is sent, not before.
+    """A task for one device. `make` returns its payload, when it is sent and not before.
 
-    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the run controller
-    `declined`.
+    `make` raises PacketNotFinite if the task must not be sent; then report `declined` to the run controller.
     """
 
     device: DeviceId
@@ -38,7 +37,7 @@ class OutgoingTask:
     make: Callable[[], bytes]
 
     def declined(self, problem: PacketNotFinite) -> Declined:
-        """As if the device had tried it."""
+        """The event to report, as if the device had declined the task itself."""
         return Declined(
             self.device, self.transfer_key.round, self.transfer_key.attempt, str(problem), diverged=True
         )
@@ -46,16 +45,16 @@ class OutgoingTask:
 
 @dataclass
 class Tasks:
-    """Planned tasks as they are sent.
+    """Planned tasks, as they are sent.
 
     Attributes:
-        store: of the run.
-        spec: its model.
-        kind: of the method's tasks.
-        outlive: semi-asynchronously tasks outlive the state they were planned on, so they are kept, as they
-            were planned.
-        before_send: returns a task as it is to be sent (see `coordinator.extensions`).
-        downlink: writes them as differences; None: they travel whole.
+        store: the run's store.
+        spec: the run's model.
+        kind: type of the method's tasks.
+        outlive: True in semi-asynchronous runs: tasks outlive the state they were planned on, so they are
+            stored.
+        before_send: returns a task as it is sent (see `coordinator.extensions`).
+        downlink: writes tasks as differences; None: tasks are sent whole.
         planned: the tasks of the open round, by participant.
     """
 
@@ -69,17 +68,19 @@ class Tasks:
     _paper_bytes: dict[DeviceId, dict[RoundAttempt, float]] = field(default_factory=dict, init=False)
 
     def keeps(self, transfer_key: TransferKey) -> bool:
-        """Whether a task is kept until it is answered, or replaced by the next one."""
+        """True if a task is stored until it is answered, or replaced by the next one."""
         return self.outlive and not transfer_key.final_evaluation
 
     def ready(self, device: DeviceId, transfer_key: TransferKey) -> Callable[[], bytes]:
-        """What makes the encoded task; it raises PacketNotFinite (see `assigned`). Inside `store.step()`."""
+        """Function that returns the encoded task; it raises PacketNotFinite (see `assigned`). Inside
+        `store.step()`.
+        """
         if not self.keeps(transfer_key):
             tasks = self.planned
             return lambda: self._written(self._assigned(tasks, device, transfer_key))
         if (
             self.store.task(device, transfer_key.round, transfer_key.attempt) is None
-        ):  # else it came back to the task it had
+        ):  # otherwise the device reconnected for the task it had
             with suppress(PacketNotFinite):  # it is made again, and found again, when it is to be sent
                 data = codec.encode(self._assigned(self.planned, device, transfer_key), self.spec)
                 self.store.add_task(device, transfer_key.round, transfer_key.attempt, data)
@@ -97,7 +98,7 @@ class Tasks:
     def sent(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Assignment[Any] | None:
-        """What was planned for a device that answers in this turn; None: it is not known any more."""
+        """The task planned for a device that answers this attempt; None: it is no longer known."""
         if not self.outlive:
             known = round_attempt == open_attempt and device in self.planned
             return Assignment(device, *round_attempt, False, self.planned[device]) if known else None
@@ -107,7 +108,7 @@ class Tasks:
     def delivered(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Delivered | None:
-        """What its device has of such a task; None: it is not known any more."""
+        """Such a task as its device received it; None: it is no longer known."""
         planned = self.sent(device, round_attempt, open_attempt)
         if planned is None:
             return None
@@ -118,12 +119,12 @@ class Tasks:
     def note_held(
         self, device: DeviceId, digest: str | None, awaited: RoundAttempt | None, open_attempt: RoundAttempt
     ) -> None:
-        """What a device says that it holds; inside `store.step()`.
+        """Note the model that a device reports to hold, inside `store.step()`.
 
         Args:
-            device: that says so.
-            digest: of what it holds; None: it reads no differences.
-            awaited: the turn that it is expected to answer; None: none.
+            device: the device.
+            digest: digest of the model that it holds; None: it cannot use differences.
+            awaited: the round and attempt that it is expected to answer; None: none.
             open_attempt: the round and attempt that is open or comes next.
         """
         if self.downlink is None:
@@ -135,18 +136,19 @@ class Tasks:
             delivered = None if awaited is None else self.delivered(device, awaited, open_attempt)
             if delivered is None or delivered.base.digest != digest:
                 held.begin_anew(device)
-            elif held.of(device) is None:  # forgotten here; it has done its task, and its reply is on the way
+            # the coordinator forgot it, but the device has done its task and its reply is on the way
+            elif held.of(device) is None:
                 held.advance(device, delivered.base)
 
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
-        """It has answered: it holds what its task brought. Inside `store.step()`."""
+        """Note that the device answered, so it holds what its task brought. Inside `store.step()`."""
         if self.downlink is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base)
 
     def perhaps_taken(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> None:
-        """Note that no answer of a device to its task of this turn counts any more. Inside `store.step()`.
+        """Note that no answer of a device to its task of this attempt counts any more. Inside `store.step()`.
 
         It holds what the task brought if it did the work, else what it held before: both are remembered.
         """
@@ -157,7 +159,7 @@ class Tasks:
             self.downlink.held.advance(device, delivered.base, unsure=True)
 
     def answered(self, device: DeviceId) -> None:
-        """Its task has done its part."""
+        """Drop the stored task of a device that has answered it."""
         if self.outlive:
             self.store.drop_task(device)
 
@@ -175,7 +177,9 @@ class Tasks:
 
     @property
     def made(self) -> list[tuple[DeviceId, int, int, float]]:
-        """What papers would count of tasks that have not reached their devices, by device, round, attempt."""
+        """Bytes, as papers count them, of tasks that have not reached their devices, by device, round and
+        attempt.
+        """
         paper_bytes = self._paper_bytes
         return [
             (one, *round_attempt, count)
@@ -216,10 +220,10 @@ class Tasks:
 
 
 def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey) -> Assignment[Any]:
-    """The `Assignment` of a device; its task may only be made now.
+    """The `Assignment` of a device. Its task may be computed only now.
 
     Raises:
-        PacketNotFinite: a number in the task is NaN or infinite, and nobody could train on it.
+        PacketNotFinite: a number in the task is NaN or infinite, so no device could train on it.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found below
         task = tasks[device]

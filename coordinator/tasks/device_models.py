@@ -1,9 +1,9 @@
-"""What each device holds of the model, as far as the coordinator knows: the base of its next task.
+"""The model that each device holds, as far as the coordinator knows: the base of its next task.
 
-It is the run's first weights, over them what its tasks have brought. A device that answers holds what its
-task brought; one that had its task and did not answer probably does, and what it held before is remembered
-too. When a device comes, it says what it holds, by digest; where that is none of these, its next task is
-written over the first weights, which every device has: nobody guesses.
+It is the run's initial weights, updated by the device's tasks. A device that answers holds what its task
+brought. A device that received its task and did not answer probably holds it too, so the model before it is
+also remembered. When a device connects, it reports the digest of its model. If the digest matches none of
+these, its next task is written over the initial weights, which every device has.
 
 Each model is stored once, however many devices hold it.
 """
@@ -23,7 +23,7 @@ from fleetune.protocols.update.base import Base, num_remembered
 
 
 class Standing(Struct, frozen=True, omit_defaults=True):
-    """Digests of what a device holds, and of what it holds if it did not take the last task it was sent."""
+    """Digests of the model that a device holds, and of the one it holds if it did not take its last task."""
 
     held: str
     before: str = ""
@@ -47,18 +47,20 @@ class DeviceModels:
         self._most_read = num_remembered(spec)
 
     def recall(self) -> None:
-        """Take over what the store holds."""
+        """Load the stored state."""
         rows = self._store.rows("held")
         self._standings = {name: msgspec.json.decode(data, type=Standing) for name, data in rows}
         self._holders = Counter(one for found in self._standings.values() for one in _digests(found))
 
     def of(self, device: DeviceId) -> Base | None:
-        """What its next task is written with; None: the device reads no differences. Raises StoreError."""
+        """The base of the device's next task; None: it cannot use differences. Raises StoreError."""
         standing = self._standings.get(device)
         return None if standing is None else self._model(standing.held)
 
     def is_known(self, device: DeviceId, digest: str) -> bool:
-        """Whether a device that says that it holds this holds what we think, or could; then it does."""
+        """True if the reported digest is a model that the device may hold; the device is then noted to hold
+        it.
+        """
         standing = self._standings.get(device)
         if digest == self.first.digest or (standing is not None and digest in _digests(standing)):
             self._stand(device, Standing(digest))
@@ -66,7 +68,7 @@ class DeviceModels:
         return False
 
     def begin_anew(self, device: DeviceId) -> None:
-        """What it holds is not known: its next task is written over the first weights."""
+        """Use the initial weights as base of the next task, because the device's model is not known."""
         self._stand(device, Standing(self.first.digest))
 
     def forget(self, device: DeviceId) -> None:
