@@ -137,11 +137,11 @@ def _allow_files(count: int) -> None:
 
 
 @contextmanager
-def _started(command: list[str], log: Path, **options: int) -> Iterator["subprocess.Popen[bytes]"]:
+def _started(command: list[str], log: Path, stdout: int | None = None) -> Iterator["subprocess.Popen[bytes]"]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=environment, stderr=errors, **options
+            [sys.executable, "-m", *command], env=environment, stdout=stdout, stderr=errors
         )
     try:
         yield process

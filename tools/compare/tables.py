@@ -1,6 +1,6 @@
 """The tables of a comparison or a sweep, for the terminal, as Markdown and as summary.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from fleetune.tools.compare.columns import (
     costs,
 )
 from fleetune.tools.compare.comparison import AS_ASKED, Comparison, Configuration, Spread, as_text
-from fleetune.tools.compare.sheets import Entry, markdown_table, rich_table
+from fleetune.tools.compare.sheets import Entry, Line, markdown_table, rich_table
 
 MOST_ROWS = 20
 NOT_REACHED = "not reached"
@@ -91,7 +91,7 @@ def comparison_tables(comparison: Comparison) -> Group:
 
 def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> list[RenderableType]:
     heads = [first, *(metric.head.replace(" ", "\n") for metric in columns)]
-    rows = ([title_of(comparison, one), *entries(comparison, one, columns)] for one in comparison.shown)
+    rows: Iterator[Line] = ([title_of(comparison, one), *entries(comparison, one, columns)] for one in comparison.shown)
     return [Text(), rich_table(heads, rows, least=9)]
 
 
@@ -103,7 +103,7 @@ def markdown(comparison: Comparison) -> bytes:
     """methods.md: a row a configuration, accuracies in percent, and the differences between variants."""
     scores = accuracies(comparison.runs)
     heads = ["method", "settings", *(one.head for one in (*scores, *_IN_MARKDOWN))]
-    rows = (
+    rows: Iterator[Line] = (
         [
             title_of(comparison, one),
             one.options,
@@ -219,7 +219,7 @@ def sweep_table(comparison: Comparison) -> Group:
     heads = short_names(comparison.keys) + [
         metric.head.replace(" ", "\n") + aim * (metric in _TO_TARGET_IN_SWEEP) for metric in columns
     ]
-    rows = (
+    rows: Iterator[Line] = (
         [
             *(readable.printable(as_text(one.value(key))) for key in comparison.keys),
             *entries(comparison, one, columns),

@@ -90,7 +90,9 @@ def count_traffic(settings: RunSettings) -> Traffic:
         state = method.admit(state, report)
     devices = {device: method.init_device(model.weights) for device in ratios}
     up, down = [], []
-    for number in range(1, settings.run.rounds + 1):
+    rounds = settings.run.rounds
+    assert rounds != "open", "`run_cell_settings` refuses open runs"
+    for number in range(1, rounds + 1):
         taking_part = participants(tuple(ratios), settings, number)
         state, tasks = method.plan(state, Round(number, taking_part), run_key(seed).child("plan", number, 1))
         updates = []

@@ -193,7 +193,5 @@ def _digest(arrays: Any) -> str:
             continue
         plain = array.astype(str) if array.dtype.kind == "O" else array
         digest.update(f"{plain.dtype.str}{plain.shape}".encode())
-        digest.update(
-            np.ascontiguousarray(plain).tobytes() if plain.dtype.kind == "U" else np.ascontiguousarray(plain)
-        )
+        digest.update(np.ascontiguousarray(plain).view(np.uint8).data)
     return digest.hexdigest()[:16]

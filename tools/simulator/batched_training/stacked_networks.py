@@ -173,6 +173,7 @@ class StackedNetworks:
             return backend.evaluate(asked.x, asked.y)
         if isinstance(asked, SingleCall):
             return asked.call(backend)
+        assert isinstance(asked, Step), "`_together` handles optimiser steps"
         mean = backend.step(
             asked.x,
             asked.y,
@@ -204,7 +205,7 @@ class StackedNetworks:
             places = [self.vectors.torch_weights[row, self._statistics] for row in rows]
             torch._foreach_copy_(places, list(statistics))
         self.vectors.download(rows, statistics=first.training)
-        return for_numpy(losses).tolist()  # type: ignore[no-any-return]
+        return for_numpy(losses).tolist()
 
     def _watched(self, alike: Hashable, compute: Compute, given: list[Tensor]) -> tuple[Tensor, ...]:
         """What is computed; the first time it is seen whether that is the same each time."""

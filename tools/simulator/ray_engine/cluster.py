@@ -106,8 +106,9 @@ def imported() -> ModuleType:
         import ray
     except ImportError:
         raise SettingError(NO_RAY) from None
-    logging.getLogger("ray").setLevel(logging.ERROR)  # long before `ray.init` does it
-    return ray
+    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` would do it much later
+    module: ModuleType = ray
+    return module
 
 
 def _begin(ray: ModuleType, **how: Any) -> None:

@@ -65,7 +65,7 @@ def apply(devices: Path, found: Changes) -> None:
             file = devices / path
             file.parent.mkdir(parents=True, exist_ok=True)
             new = file.with_name(file.name + _NEW)
-            new.write_bytes(data)
+            new.write_bytes(data if isinstance(data, bytes) else data.data)
             new.replace(file)
         for path in found.removed:
             (devices / path).unlink(missing_ok=True)

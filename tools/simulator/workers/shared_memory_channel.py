@@ -72,7 +72,7 @@ class SharedMemory:
         while True:
             self._map.seek(0)
             try:
-                ForkingPickler(self._map, pickle.HIGHEST_PROTOCOL).dump(what)  # type: ignore[arg-type]
+                ForkingPickler(self._map, pickle.HIGHEST_PROTOCOL).dump(what)
             except ValueError:  # there is no more room; of any other the pipe will say so again
                 if 2 * len(self._map) > _MOST_BYTES:
                     return None

@@ -234,7 +234,7 @@ def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None
     """The time of steps with ONNX Runtime, over that with torch."""
     frozen = _frozen(enrolment, backbone)
     kinds: tuple[Kind, ...] = ("torch", "onnx")
-    backends = {
+    backends: dict[str, Backend] = {
         kind: make_backend(
             kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen, kept_bytes=STEP_BYTES
         )

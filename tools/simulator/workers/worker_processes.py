@@ -68,13 +68,14 @@ def _without_script() -> Iterator[None]:
     """What is begun inside is not told which script this process runs."""
     with _hiding:
         script = vars(sys.modules["__main__"])
-        told = {name: script[name] for name in ("__file__", "__spec__") if name in script}
-        script.update(dict.fromkeys(("__file__", "__spec__")))
+        names: tuple[str, ...] = ("__file__", "__spec__")
+        saved = {name: script[name] for name in names if name in script}
+        script.update(dict.fromkeys(names))
         try:
             yield
         finally:
             del script["__file__"], script["__spec__"]
-            script.update(told)
+            script.update(saved)
 
 
 def _no_start() -> None:
