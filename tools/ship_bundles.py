@@ -10,12 +10,12 @@ from fleetune.protocols.wire.payloads import run_key
 def main() -> None:
     for name, input_shape, num_classes in MODELS:
         path = bundle_path(name, input_shape, num_classes)
-        data = made(name, input_shape, num_classes).encoded()
+        data = shipped_bundle(name, input_shape, num_classes).encoded()
         write_atomically(path, data, mode=None)
         print(f"{path}: {len(data):,} bytes")
 
 
-def made(name: str, input_shape: tuple[int, ...], num_classes: int) -> Bundle:
+def shipped_bundle(name: str, input_shape: tuple[int, ...], num_classes: int) -> Bundle:
     """As it is shipped."""
     return make_bundle(name, input_shape, num_classes, run_key(0).child("weights"))
 

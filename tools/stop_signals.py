@@ -9,7 +9,7 @@ from typing import NoReturn
 from fleetune.protocols.one_line import one_line_errors
 
 
-class ToldInterrupt(KeyboardInterrupt):
+class ReportedInterrupt(KeyboardInterrupt):
     """Interrupted, and whoever raised it has said where and what to do."""
 
 
@@ -33,7 +33,7 @@ def in_one_line(program: str) -> Iterator[None]:
     except BaseException as problem:
         if not heard:
             raise
-        if not isinstance(problem, ToldInterrupt):
+        if not isinstance(problem, ReportedInterrupt):
             print(f"{program}: stopped; give the same command again", file=sys.stderr)
         raise SystemExit(128 + heard[0]) from None
     finally:

@@ -25,7 +25,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.stop_signals import ToldInterrupt, in_one_line
+from fleetune.tools.stop_signals import ReportedInterrupt, in_one_line
 
 if TYPE_CHECKING:
     from benchmarks.shaped_links.report import Shaped
@@ -72,7 +72,7 @@ def main(
                 f"{out / FILE} has what was measured" if (out / FILE).exists() else "nothing was measured yet"
             )
             _say(f"shaped-links: stopped; {kept}")
-            raise ToldInterrupt from None
+            raise ReportedInterrupt from None
 
 
 def _measure(

@@ -39,7 +39,7 @@ def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_p
     wanted = read_outcome(run.folder, lambda device, _: devices / f"{device}.state")
     assert_equal(found, wanted)
     for device, model in models.items():
-        theirs = read_deployed(starting_models.served(devices, device).read())
+        theirs = read_deployed(starting_models.deployed_file(devices, device).read())
         assert model.weights.tobytes() == theirs.weights.tobytes()
         assert model.record.origin[1:] == theirs.record.origin[1:]  # but for the run's id
     assert summary["adoption"]["told"] == 3
@@ -65,7 +65,7 @@ def test_a_roll_out_goes_on_when_its_coordinator_is_killed_and_is_that_of_the_si
     for device, model in models.items():
         assert (
             model.weights.tobytes()
-            == read_deployed(starting_models.served(devices, device).read()).weights.tobytes()
+            == read_deployed(starting_models.deployed_file(devices, device).read()).weights.tobytes()
         )
     assert summary["rollout"] == msgspec.to_builtins(theirs.rollout)
     assert summary["rollout"]["went_out"] > 0

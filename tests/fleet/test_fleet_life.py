@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_from_another_is_its_simulation(tmp_path, tmp_path_fa
             assert len(agent.lines("with this device's own model")) == 2
             assert agent.stop() == 0
         for device, found in fleet.served_models().items():
-            there = read_deployed(starting_models.served(runs / "third" / "devices", device).read())
+            there = read_deployed(starting_models.deployed_file(runs / "third" / "devices", device).read())
             assert found.weights.tobytes() == there.weights.tobytes()
             assert but_for_ids(found.record) == but_for_ids(there.record)
 

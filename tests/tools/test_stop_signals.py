@@ -11,7 +11,7 @@ import pytest
 
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
-from fleetune.tools.stop_signals import ToldInterrupt, in_one_line
+from fleetune.tools.stop_signals import ReportedInterrupt, in_one_line
 
 DEADLINE_S = 200
 RUN = """
@@ -102,7 +102,7 @@ def test_who_says_nothing_gets_a_line_whatever_the_interrupt_became(number, stat
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
-            raise ToldInterrupt from None
+            raise ReportedInterrupt from None
 
     try:
         for raises, line in ((importing, "edge-sim: stopped; give the same command again\n"), (told, "")):

@@ -33,7 +33,7 @@ from fleetune.tools.compare.runs import (
     read_finished,
 )
 from fleetune.tools.simulator.progress_view import progress_bar
-from fleetune.tools.stop_signals import ToldInterrupt
+from fleetune.tools.stop_signals import ReportedInterrupt
 
 log = logging.getLogger(__name__)
 
@@ -156,9 +156,9 @@ def run_experiment(experiment: Experiment, execution: Execution, report: Report)
     except KeyboardInterrupt:
         if not stopped:
             console.print(f"stopped in the report; all runs are finished, and {how}")
-        raise ToldInterrupt from None
+        raise ReportedInterrupt from None
     if stopped:
-        raise ToldInterrupt
+        raise ReportedInterrupt
     if progress.failed:
         raise FleetuneError(_failure(progress.failed, len(runs)))
     return comparison

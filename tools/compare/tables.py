@@ -91,7 +91,9 @@ def comparison_tables(comparison: Comparison) -> Group:
 
 def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> list[RenderableType]:
     heads = [first, *(metric.head.replace(" ", "\n") for metric in columns)]
-    rows: Iterator[Line] = ([title_of(comparison, one), *entries(comparison, one, columns)] for one in comparison.shown)
+    rows: Iterator[Line] = (
+        [title_of(comparison, one), *entries(comparison, one, columns)] for one in comparison.shown
+    )
     return [Text(), rich_table(heads, rows, least=9)]
 
 

@@ -109,34 +109,36 @@ def caller_dataset(data: Data | None) -> Dataset | str | None:
     return from_python(f"{_DATA} is", _DATA, data)
 
 
-def caller_samples(settings: RunSettings, dataset: Dataset | None, deal: Assignment | None) -> CallerSamples:
+def caller_samples(
+    settings: RunSettings, dataset: Dataset | None, assignment: Assignment | None
+) -> CallerSamples:
     """What a run of these settings has from its caller.
 
     Args:
         settings: of the run, its seed among them: a function that deals draws from it.
         dataset: of `caller_dataset`.
-        deal: what `partition=` is: each device's rows, or its (training rows, test rows); or a function that
+        assignment: what `partition=` is: each device's rows, or its (training rows, test rows); or a function that
             makes these of (labels, number of devices, a generator of random numbers).
 
     Raises:
         SettingError: the function failed, or these are no rows of the samples for each device.
         DataError: see `edge_agent.datasets.sources.load`.
     """
-    if deal is None:
+    if assignment is None:
         return CallerSamples(dataset)
     samples = CallerSamples(dataset).samples(settings)
     devices = settings.fleet.devices
-    if callable(deal):
+    if callable(assignment):
         rng = run_key(settings.run.seed).child(_PARTITION, "given").generator()
         try:
-            deal = deal(samples.y, devices, rng)
+            assignment = assignment(samples.y, devices, rng)
         except Exception as problem:  # a user's function may raise anything
             raise SettingError(f"{_PARTITION}: the function failed: {as_line(problem)}") from problem
     try:
-        shares = list(deal)
+        shares = list(assignment)
     except TypeError:
         raise SettingError(
-            f"{_PARTITION}: {type(deal).__name__} is no list of rows, one for each device"
+            f"{_PARTITION}: {type(assignment).__name__} is no list of rows, one for each device"
         ) from None
     if len(shares) != devices:
         raise SettingError(f"{_PARTITION}: rows of {len(shares)} devices for fleet.devices = {devices}")

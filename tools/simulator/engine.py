@@ -53,10 +53,10 @@ def open_workers(
     if workers is not None and workers < 1:
         raise SettingError(f"--workers {workers}: with --engine ray at least 1")
     from fleetune.tools.simulator.ray_engine.cluster import cluster
-    from fleetune.tools.simulator.ray_engine.ray_workers import dismiss
+    from fleetune.tools.simulator.ray_engine.ray_workers import end_spare_workers
 
     with cluster(address, workers or ALL_CORES) as found:
         try:
             yield Workers(workers or max(1, found.num_cpus), found.address)
         finally:
-            dismiss()
+            end_spare_workers()

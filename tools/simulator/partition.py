@@ -2,7 +2,7 @@
 
 Common to all kinds: each share is split by class into training and test rows; no device has fewer than
 two samples (rows move over from the largest share; groups stay whole, so there it is an error). The test
-samples of a published benchmark are dealt and split like all others, since a personalised model is tested on
+samples of a published benchmark are assigned and split like all others, since a personalised model is tested on
 its device's own mix; what users mark in their own data keeps its role (see `tools.simulator.marked_samples`).
 """
 
@@ -25,8 +25,8 @@ def partition(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Split]:
     """Each device's training and test rows, where nothing is marked: see `assign_rows` and `split_rows`."""
-    dealt = assign_rows(y, group, settings, num_devices, key)
-    return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(dealt)]
+    assigned = assign_rows(y, group, settings, num_devices, key)
+    return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(assigned)]
 
 
 def assign_rows(
@@ -56,13 +56,13 @@ def assign_rows(
     classes = np.unique(y[pool], return_inverse=True)[1]
     groups = None if group is None else group[pool]
     shares = _shares(classes, groups, settings, num_devices, key.child("shares").generator())
-    dealt = []
+    assigned = []
     for device, share in enumerate(shares):
         rows = np.sort(pool[share])
         if settings.samples and rows.size > settings.samples:
             rows = rows[stratified(y[rows], settings.samples / rows.size, key.child("cap", device))]
-        dealt.append(rows)
-    return dealt
+        assigned.append(rows)
+    return assigned
 
 
 def split_rows(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
@@ -77,7 +77,7 @@ def num_test_rows(num_rows: int, settings: Partition) -> int:
 
 
 def _pool(num_samples: int, fraction: float, key: Key) -> Rows:
-    """The rows that are dealt, ascending; at least one."""
+    """The rows that are assigned, ascending; at least one."""
     if fraction == 1:
         return np.arange(num_samples)
     size = max(1, round(fraction * num_samples))
@@ -101,8 +101,8 @@ def _shares(
     _check_enough(classes.size, _MIN_SAMPLES, num_devices)
     if settings.kind == "iid":
         return _iid(classes, settings, num_devices, rng)
-    assign_rows = _dirichlet if settings.kind == "dirichlet" else _alpha_rho
-    owner = assign_rows(classes, settings, num_devices, rng)
+    draw_owners = _dirichlet if settings.kind == "dirichlet" else _alpha_rho
+    owner = draw_owners(classes, settings, num_devices, rng)
     return _topped_up([np.flatnonzero(owner == device) for device in range(num_devices)], rng)
 
 
@@ -123,7 +123,7 @@ def _iid(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Ge
 
 
 def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: every class is dealt over all devices by Dir(alpha) (Hsu et al. 2019; FedSPU
+    """Each row's device: every class is assigned over all devices by Dir(alpha) (Hsu et al. 2019; FedSPU
     section 5, KAPC section 7.1).
     """
     owner = np.empty(classes.size, np.intp)
@@ -134,7 +134,7 @@ def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.ran
 
 
 def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: Bernoulli(rho) says which classes a device holds, and each class is dealt over
+    """Each row's device: Bernoulli(rho) says which classes a device holds, and each class is assigned over
     its holders by Dir(alpha) (FedCorr, Xu et al. 2022, section 5.1; SRP-pFed section V-A).
 
     As in FedCorr's code, a device that would hold nothing draws again; a class nobody holds gets one
@@ -211,7 +211,7 @@ def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) ->
 
 
 def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Device i is the i-th group where there are as many; otherwise whole groups are dealt in turn, in
+    """Device i is the i-th group where there are as many; otherwise whole groups are assigned in turn, in
     random order.
     """
     if group is None:

@@ -20,7 +20,7 @@ from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, find_e
 from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.progress_view import PLAINLY, RoundBar, RoundLines, console, progress_bar
 from fleetune.tools.simulator.runner import simulate, write_results
-from fleetune.tools.stop_signals import ToldInterrupt
+from fleetune.tools.stop_signals import ReportedInterrupt
 
 
 def show_run(
@@ -55,12 +55,12 @@ def show_run(
     if there is not None and there.finished:
         return _show_finished(there, folder, makers)
     with Following(makers, folder, folder.name) as following:
-        return _play(
+        return _simulate(
             settings, folder, following, workers=workers, fresh=fresh, follow=follow, cluster=cluster
         )
 
 
-def _play(
+def _simulate(
     settings: RunSettings,
     folder: Path,
     following: Following,
@@ -93,14 +93,14 @@ def _play(
         again = "goes on there" if watching.closed else "begins anew"
         so_far = f"; edge-coordinator report {folder} shows what came before" if watching.closed else ""
         console.print(f"stopped in {watching.under_way}: the same command {again}{so_far}", **PLAINLY)
-        raise ToldInterrupt from None
+        raise ReportedInterrupt from None
     records = run.controller.records()
     try:
         files = write_results(run, summary)
     except KeyboardInterrupt:
         line = f"stopped in its report; all rounds are kept, and edge-coordinator report {folder} writes it"
         console.print(line, **PLAINLY)
-        raise ToldInterrupt from None
+        raise ReportedInterrupt from None
     following.finish(summary, records, files)
     _show(run.settings, summary, records)
     _list(files)

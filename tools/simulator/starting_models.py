@@ -27,22 +27,22 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
 
-def state(devices: Path, name: DeviceId) -> FileMemory:
+def state_file(devices: Path, name: DeviceId) -> FileMemory:
     """A simulated device's session; it is there once the device has worked."""
     return _memory(devices, name, "state")
 
 
-def served(devices: Path, name: DeviceId) -> FileMemory:
+def deployed_file(devices: Path, name: DeviceId) -> FileMemory:
     """The model that it serves."""
     return _memory(devices, name, "served")
 
 
-def served_files(devices: Path, name: DeviceId) -> DeployedFiles:
+def deployed_files(devices: Path, name: DeviceId) -> DeployedFiles:
     """It, and the versions before it."""
-    return DeployedFiles.next_to(served(devices, name), f"{name}.")
+    return DeployedFiles.next_to(deployed_file(devices, name), f"{name}.")
 
 
-def own_model(devices: Path, name: DeviceId) -> FlatArray | None:
+def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
     """The model that it begins the run with, shape (spec.size,); None: the common one.
 
     Raises:
@@ -81,14 +81,14 @@ def carry_over(
     with stored_run(runs / before) as run:
         theirs = run.enrolment
     method = from_section(theirs.method, theirs.spec)
-    own = sum(_hand_on(name, enrolment, theirs, method, there, devices) for name in names)
+    own = sum(_carry_over_one(name, enrolment, theirs, method, there, devices) for name in names)
     if not own:
         return f"all devices begin with the shared model of run {before}: {there} has no models of their own"
     others = "" if own == len(names) else ", the others with its shared model"
     return f"{own} of {len(names)} devices begin with their own models from run {before}{others}"
 
 
-def _hand_on(
+def _carry_over_one(
     name: DeviceId,
     enrolment: Enrolment,
     theirs: Enrolment,
@@ -97,16 +97,16 @@ def _hand_on(
     devices: Path,
 ) -> bool:
     """Whether the device begins with its own model; `theirs`: of the run that this one goes on from."""
-    kept, before = served(there, name), theirs.spec
+    kept, before = deployed_file(there, name), theirs.spec
     found = _read(kept)
     if found is None:
-        found = _in_session(state(there, name), theirs, method)
+        found = _in_session(state_file(there, name), theirs, method)
         if found is None:
             return False
-        kept = served(devices, name)
+        kept = deployed_file(devices, name)
         kept.write(codec.encode(found, before, own=True))
-    _link(kept, served(devices, name))
-    took_part = found.record.run == enrolment.continues or state(there, name).path.exists()
+    _link(kept, deployed_file(devices, name))
+    took_part = found.record.run == enrolment.continues or state_file(there, name).path.exists()
     if not took_part:
         return False
     if found.record.model == enrolment.spec.hash:

@@ -62,17 +62,17 @@ def going_on(runs, name="next"):
     wanted, said = personal(name, weights="run:sim"), Heard()
     run, _ = simulate(wanted, runs / name, workers=0, fresh=True, observers=[said])
     run.store.close()
-    return said, {device: starting_models.own_model(runs / name / "devices", device) for device in NAMES}
+    return said, {device: starting_models.starting_model(runs / name / "devices", device) for device in NAMES}
 
 
 def serve(runs, device, found, **changes):
     changed = DeployedModel(replace(found.record, **changes), found.weights)
-    memory = starting_models.served(runs / "sim" / "devices", device)
+    memory = starting_models.deployed_file(runs / "sim" / "devices", device)
     memory.write(codec.encode(changed, prepare(personal()).spec))
 
 
 def served(runs, device, run="sim"):
-    return read_deployed(starting_models.served(runs / run / "devices", device).read())
+    return read_deployed(starting_models.deployed_file(runs / run / "devices", device).read())
 
 
 def test_each_device_begins_with_the_model_that_it_serves(runs):
@@ -81,7 +81,7 @@ def test_each_device_begins_with_the_model_that_it_serves(runs):
     assert len({begun[device].tobytes() for device in NAMES}) == 6
     for device in NAMES:
         assert begun[device].tobytes() == served(runs, device).weights.tobytes()
-    assert starting_models.state(runs / "next" / "devices", NAMES[0]).path.exists()
+    assert starting_models.state_file(runs / "next" / "devices", NAMES[0]).path.exists()
 
 
 def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp_path):
@@ -93,7 +93,7 @@ def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp
     said, begun = going_on(tmp_path)
     assert said == ["6 of 6 devices begin with their own models from run sim"]
     for device in NAMES:
-        kept = recall(run.enrolment, method, starting_models.state(there, device))
+        kept = recall(run.enrolment, method, starting_models.state_file(there, device))
         assert begun[device].tobytes() == method.personal_model(kept.state).tobytes()
         assert kept.slots["best_checkpoint"].round == 2
         assert served(tmp_path, device, "next").record.run.startswith("next-")
@@ -102,7 +102,7 @@ def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp
 def test_a_damaged_session_is_one_line(tmp_path):
     run, _ = simulate(personal(final_evaluation=False), tmp_path / "sim", workers=0, fresh=True)
     run.store.close()
-    file = starting_models.state(tmp_path / "sim" / "devices", NAMES[0])
+    file = starting_models.state_file(tmp_path / "sim" / "devices", NAMES[0])
     file.write(b"cut short")
     with pytest.raises(StoreError, match=rf"{NAMES[0]}\.state, .* is damaged .* remove the file"):
         going_on(tmp_path)
@@ -111,14 +111,20 @@ def test_a_damaged_session_is_one_line(tmp_path):
 def test_what_was_served_before_is_served_until_there_is_something_better(runs):
     found = served(runs, NAMES[0])
     serve(runs, NAMES[0], found, training_loss=-1.0, validation_loss=-1.0, held_out=0.0)
-    before = {device: starting_models.served(runs / "sim" / "devices", device).read() for device in NAMES}
+    before = {
+        device: starting_models.deployed_file(runs / "sim" / "devices", device).read() for device in NAMES
+    }
     enrolment = prepare(personal("next", weights="run:sim"), runs)
     starting_models.carry_over(
         personal("next", weights="run:sim"), enrolment, NAMES, runs / "n" / "devices", runs
     )
-    assert {name: starting_models.served(runs / "n" / "devices", name).read() for name in NAMES} == before
+    assert {
+        name: starting_models.deployed_file(runs / "n" / "devices", name).read() for name in NAMES
+    } == before
     going_on(runs)
-    after = {device: starting_models.served(runs / "sim" / "devices", device).read() for device in NAMES}
+    after = {
+        device: starting_models.deployed_file(runs / "sim" / "devices", device).read() for device in NAMES
+    }
     assert after == before  # one file under two names, never written in place
 
 
@@ -126,9 +132,9 @@ def test_who_took_no_part_or_serves_another_kind_of_model_begins_with_the_shared
     found = {device: served(runs, device) for device in NAMES}
     serve(runs, NAMES[0], found[NAMES[0]], run="an-earlier-one")  # and it took part
     serve(runs, NAMES[1], found[NAMES[1]], run="an-earlier-one")
-    starting_models.state(runs / "sim" / "devices", NAMES[1]).path.unlink()
+    starting_models.state_file(runs / "sim" / "devices", NAMES[1]).path.unlink()
     serve(runs, NAMES[2], found[NAMES[2]], model="another")
-    for kind in (starting_models.served, starting_models.state):
+    for kind in (starting_models.deployed_file, starting_models.state_file):
         kind(runs / "sim" / "devices", NAMES[3]).path.unlink()
     serve(runs, NAMES[4], replace(found[NAMES[4]], weights=np.zeros(0, np.float32)))  # as before this version
     said, begun = going_on(runs)
@@ -156,7 +162,7 @@ def test_a_run_that_goes_on_from_none_says_nothing(tmp_path):
 
 
 def test_a_damaged_model_is_named(runs):
-    starting_models.served(runs / "sim" / "devices", NAMES[2]).path.write_bytes(b"damaged")
+    starting_models.deployed_file(runs / "sim" / "devices", NAMES[2]).path.write_bytes(b"damaged")
     with pytest.raises(
         StoreError, match=r"device-2\.served, the model that a device begins with, is damaged"
     ):
@@ -212,7 +218,7 @@ def test_a_new_version_of_the_model_keeps_its_layers_on_both_sides(runs, caplog)
         new = (
             run.enrolment.weights
             if device is None
-            else starting_models.own_model(runs / "next" / "devices", device)
+            else starting_models.starting_model(runs / "next" / "devices", device)
         )
         for tensor in spec.tensors:
             here = spec.slices[tensor.name]

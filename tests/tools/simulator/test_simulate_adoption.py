@@ -40,13 +40,15 @@ def play(folder, method="fedavg", final_evaluation=True, training=(), **adoption
 def sessions(run):
     spec = run.enrolment.spec
     method = from_section(run.enrolment.method, spec)
-    found = {name: starting_models.state(run.folder / "devices", name).read() for name in NAMES}
+    found = {name: starting_models.state_file(run.folder / "devices", name).read() for name in NAMES}
     return {name: read_state(data, method) for name, data in found.items() if data is not None}
 
 
 def served(run):
     return {
-        name: read_deployed(starting_models.served(run.folder / "devices", name).read(), run.enrolment.spec)
+        name: read_deployed(
+            starting_models.deployed_file(run.folder / "devices", name).read(), run.enrolment.spec
+        )
         for name in NAMES
     }
 

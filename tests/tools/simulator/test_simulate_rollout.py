@@ -52,7 +52,9 @@ def told(monkeypatch):
         answer = reply(self, job)
         kind = Assignment[self.method.task_type]
         task = codec.decode(job.payload, kind, self.enrolment.spec)
-        model = read_deployed(starting_models.served(self.folder, job.name).read(), self.enrolment.spec)
+        model = read_deployed(
+            starting_models.deployed_file(self.folder, job.name).read(), self.enrolment.spec
+        )
         found[task.round, job.name] = task.release, None if model is None else model.record.round
         return answer
 
@@ -173,5 +175,5 @@ def test_nothing_of_it_travels_where_it_is_off(tmp_path):
     assert b"canary" not in run.payload
     assert b"release" not in msgspec.json.encode(run.settings.adoption)
     assert rollout_of(run) is None
-    data = starting_models.state(run.folder / "devices", NAMES[0]).read()
+    data = starting_models.state_file(run.folder / "devices", NAMES[0]).read()
     assert "releases" not in read_state(data, run.method).slots

@@ -12,67 +12,67 @@ _Answer = TypeVar("_Answer")
 
 
 class Barrier(Generic[_Asked, _Answer]):
-    """Everybody at the table waits until all of them have asked, or left: what is done together is decided by
+    """Everybody at the barrier waits until all of them have asked, or left: what is done together is decided by
     what they do, and never by who is quicker. Only one of them moves at a time, as if there were no threads.
 
     Args:
-        carry_out: does what was asked, by the numbers of seats, ascending; an exception is that of its seat.
+        carry_out: does what was asked, by the numbers of slots, ascending; an exception is that of its slot.
     """
 
     def __init__(
         self, carry_out: Callable[[Mapping[int, _Asked]], Mapping[int, _Answer | Exception]]
     ) -> None:
         self._carry_out = carry_out
-        self._moves = threading.Condition()
-        self._there: set[int] = set()
-        self._asked: dict[int, _Asked] = {}
+        self._condition = threading.Condition()
+        self._active: set[int] = set()
+        self._requests: dict[int, _Asked] = {}
         self._answers: dict[int, _Answer | Exception] = {}
 
-    def sit_down(self, seats: Iterable[int]) -> None:
+    def begin(self, slots: Iterable[int]) -> None:
         """All who are there, before the first of them moves."""
-        with self._moves:
-            self._there = set(seats)
-            self._asked, self._answers = {}, {}
+        with self._condition:
+            self._active = set(slots)
+            self._requests, self._answers = {}, {}
 
     @contextmanager
-    def at(self, seat: int) -> Iterator[None]:
+    def slot(self, slot: int) -> Iterator[None]:
         """Inside, in a thread of its own, it moves while no other does, and may ask; then it leaves."""
-        with self._moves:
+        with self._condition:
             try:
                 yield
             finally:
-                self._there.discard(seat)
-                self._look()
+                self._active.discard(slot)
+                self._carry_out_if_complete()
 
-    def break_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody is waited for any more: who asks is told to stop."""
-        with self._moves:
-            self._there.clear()
-            self._moves.notify_all()
+        with self._condition:
+            self._active.clear()
+            self._condition.notify_all()
 
-    def ask(self, seat: int, what: _Asked) -> _Answer:
+    def request(self, slot: int, what: _Asked) -> _Answer:
         """Have something done, once all have asked. Others move meanwhile.
 
         Raises:
-            TrainingStopped: `break_up` was called.
-            Exception: that of this seat.
+            TrainingStopped: `cancel` was called.
+            Exception: that of this slot.
         """
-        self._asked[seat] = what
-        self._look()
-        self._moves.wait_for(lambda: seat in self._answers or seat not in self._there)
-        if seat not in self._answers:
+        self._requests[slot] = what
+        self._carry_out_if_complete()
+        self._condition.wait_for(lambda: slot in self._answers or slot not in self._active)
+        if slot not in self._answers:
             raise TrainingStopped("the simulation is being stopped")
-        answer = self._answers.pop(seat)
+        answer = self._answers.pop(slot)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _look(self) -> None:
-        if not self._asked or self._asked.keys() != self._there:
+    def _carry_out_if_complete(self) -> None:
+        if not self._requests or self._requests.keys() != self._active:
             return
-        asked, self._asked = dict(sorted(self._asked.items())), {}
+        asked, self._requests = dict(sorted(self._requests.items())), {}
         try:
             self._answers.update(self._carry_out(asked))
         except Exception as fault:  # noqa: BLE001 - nobody may be left waiting
             self._answers.update(dict.fromkeys(asked, fault))
-        self._moves.notify_all()
+        self._condition.notify_all()

@@ -52,30 +52,30 @@ class BatchSlots:
 
     def __init__(self, backend: TorchBackend, most: int) -> None:
         self._networks = StackedNetworks(backend, most)
-        self._table: Barrier[Request, Any] = Barrier(self._networks.carry_out)
-        self.backends = [BatchSlot(backend, number, self._networks, self._table) for number in range(most)]
+        self._barrier: Barrier[Request, Any] = Barrier(self._networks.carry_out)
+        self.backends = [BatchSlot(backend, number, self._networks, self._barrier) for number in range(most)]
 
     def each(self, do: Callable[[int, _Job], _Result], jobs: list[_Job]) -> list[_Result | Exception]:
-        """Do every job at a seat of its own, at most as many as there are; what came of each.
+        """Do every job at a slot of its own, at most as many as there are; what came of each.
 
         Args:
-            do: is given the number of the seat and the job.
-            jobs: in the order of seats.
+            do: is given the number of the slot and the job.
+            jobs: in the order of slots.
         """
 
-        def at_seat(seat: int, job: _Job) -> _Result | Exception:
-            with self._table.at(seat):
+        def in_slot(slot: int, job: _Job) -> _Result | Exception:
+            with self._barrier.slot(slot):
                 try:
-                    return do(seat, job)
+                    return do(slot, job)
                 except Exception as fault:  # noqa: BLE001 - of this job alone
                     return fault
 
-        self._table.sit_down(range(len(jobs)))
+        self._barrier.begin(range(len(jobs)))
         with ThreadPoolExecutor(len(jobs)) as threads:
             try:
-                return list(threads.map(at_seat, range(len(jobs)), jobs))
+                return list(threads.map(in_slot, range(len(jobs)), jobs))
             except BaseException:  # Ctrl-C
-                self._table.break_up()
+                self._barrier.cancel()
                 raise
 
 
@@ -86,7 +86,7 @@ class BatchSlot:
     backend: TorchBackend
     number: int
     networks: StackedNetworks
-    table: Barrier[Request, Any]
+    barrier: Barrier[Request, Any]
 
     @property
     def spec(self) -> ModelSpec:
@@ -146,24 +146,24 @@ class BatchSlot:
     ) -> float:
         """Forward and backward over one batch, see `Backend.step`."""
         wanted = None if tensors is None else frozenset(tensors)
-        mean: float = self.table.ask(self.number, Step(x, y, key, training, extra_loss, wanted))
+        mean: float = self.barrier.request(self.number, Step(x, y, key, training, extra_loss, wanted))
         return mean
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """See `Backend.answer`."""
-        found: NDArray[np.float32] = self.table.ask(
+        found: NDArray[np.float32] = self.barrier.request(
             self.number, SingleCall(lambda backend: backend.answer(x, what))
         )
         return found
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
-        found: tuple[float, NDArray[np.float32]] = self.table.ask(self.number, Evaluation(x, y))
+        found: tuple[float, NDArray[np.float32]] = self.barrier.request(self.number, Evaluation(x, y))
         return found
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """Each sample's loss, see `Backend.losses`."""
-        found: NDArray[np.float64] = self.table.ask(
+        found: NDArray[np.float64] = self.barrier.request(
             self.number, SingleCall(lambda backend: backend.losses(x, y))
         )
         return found
@@ -174,11 +174,11 @@ class SlotDescent:
     """A device's optimiser among others, see `GpuDescent`."""
 
     descent: GpuDescent
-    seat: BatchSlot
+    slot: BatchSlot
 
     def step(self, *, move_lower: bool = True) -> float | None:
         """See `Descent.step`."""
-        norm: float | None = self.seat.table.ask(self.seat.number, Descend(self.descent, move_lower))
+        norm: float | None = self.slot.barrier.request(self.slot.number, Descend(self.descent, move_lower))
         return norm
 
     def state(self) -> OptimiserState:

@@ -40,7 +40,7 @@ class DirectChannel:
         self._connection = connection
 
     def send(self, message: Any) -> None:
-        """Raises LineError."""
+        """Raises ChannelError."""
         arrays: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
         parts = [memoryview(pickled), *(array.raw() for array in arrays)]
@@ -53,8 +53,8 @@ class DirectChannel:
         except OSError as problem:
             raise ChannelError(str(problem)) from None
 
-    def comes(self, patience_s: float) -> bool:
-        """Whether a message begins to come within that time. Raises LineError."""
+    def poll(self, patience_s: float) -> bool:
+        """Whether a message begins to come within that time. Raises ChannelError."""
         self._connection.settimeout(patience_s)
         try:
             if not self._connection.recv(1, socket.MSG_PEEK):
@@ -68,15 +68,15 @@ class DirectChannel:
         return True
 
     def receive(self) -> Any:
-        """The next message, whenever it begins to come; its arrays may be written to. Raises LineError."""
-        while not self.comes(_STALLED_S):
+        """The next message, whenever it begins to come; its arrays may be written to. Raises ChannelError."""
+        while not self.poll(_STALLED_S):
             pass
         lengths = [self._length() for _ in range(self._length())]
         pickled, *arrays = [self._exactly(length) for length in lengths]
         return pickle.loads(pickled, buffers=arrays)  # noqa: S301 - of who knew the key
 
-    def break_off(self) -> None:
-        """Whoever waits for a message, in another thread or there, has a LineError."""
+    def shut_down(self) -> None:
+        """Whoever waits for a message, in another thread or there, has a ChannelError."""
         with suppress(OSError):  # it is broken already
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -108,7 +108,7 @@ class ChannelListener:
         self.key = secrets.token_bytes(_KEY_BYTES)
 
     def accept(self) -> DirectChannel:
-        """Whoever shows the key first; then nobody else is let in. Raises LineError: nobody came."""
+        """Whoever shows the key first; then nobody else is let in. Raises ChannelError: nobody came."""
         ends_at = time.monotonic() + _TO_CONNECT_S
         with self._server:
             while (left_s := ends_at - time.monotonic()) > 0:
@@ -131,7 +131,7 @@ class ChannelListener:
 
 
 def connect(address: tuple[str, int], key: bytes) -> DirectChannel:
-    """To where an `ChannelListener` is. Raises LineError: it is not to be reached from here."""
+    """To where an `ChannelListener` is. Raises ChannelError: it is not to be reached from here."""
     try:
         connection = socket.create_connection(address, timeout=_TO_CONNECT_S)
         connection.sendall(key)

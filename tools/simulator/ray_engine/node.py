@@ -9,8 +9,8 @@ from fleetune.tools.simulator.jobs import TrainingJob
 from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError, DirectChannel, connect
 from fleetune.tools.simulator.ray_engine.node_worker import Answer
 
-_GLANCE_S = 0.5
-_TO_BE_TOLD_S = 10.0  # by Ray, of what a worker died of
+_POLL_S = 0.5
+_DEATH_REPORT_S = 10.0  # by Ray, of what a worker died of
 
 
 @dataclass(eq=False)
@@ -21,14 +21,14 @@ class Node:
         ray: the module, which knows where it is and whether it lives.
         actor: Ray's handle.
         where: the node's name, and the folder there; "": nobody asked yet.
-        line: on which it is asked; None: not to be reached but through Ray, as from outside the cluster.
+        channel: on which it is asked; None: not to be reached but through Ray, as from outside the cluster.
         stale: devices whose files there are no longer the latest.
     """
 
     ray: Any
     actor: Any
     where: tuple[str, str] = ("", "")
-    line: DirectChannel | None = None
+    channel: DirectChannel | None = None
     stale: list[str] = field(default_factory=list)
     _serving: Any = None  # Ray's handle of its end of the line; it ends with the worker
 
@@ -40,25 +40,25 @@ class Node:
     def connect(self) -> None:
         """Have a line to it, if there can be one. Raises Ray's error: it died."""
         try:
-            self.line = connect(*self.ray.get(self.actor.listen.remote()))
+            self.channel = connect(*self.ray.get(self.actor.listen.remote()))
         except (ChannelError, self.ray.exceptions.RayTaskError):
-            self.line = None
+            self.channel = None
         else:
             self._serving = self.actor.serve.remote()
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
         """What came of a call of `NodeWorker.work`. Raises Ray's error: it died."""
-        if self.line is None or not self.is_here:
+        if self.channel is None or not self.is_here:
             arguments = tuple(one.for_elsewhere if isinstance(one, TrainingJob) else one for one in arguments)
         piece = (function, arguments, *of)
-        if self.line is None:
+        if self.channel is None:
             return self.ray.get(self.actor.work.remote(*piece))  # type: ignore[no-any-return]
         try:
-            self.line.send(piece)
-            while not self.line.comes(_GLANCE_S):
+            self.channel.send(piece)
+            while not self.channel.poll(_POLL_S):
                 if self.ray.wait([self._serving], timeout=0)[0]:
                     raise self._death()
-            return self.line.receive()  # type: ignore[no-any-return]
+            return self.channel.receive()  # type: ignore[no-any-return]
         except ChannelError:
             raise self._death() from None
 
@@ -67,7 +67,7 @@ class Node:
         errors = self.ray.exceptions
         death: BaseException = errors.RayError("its connection broke")
         try:
-            self.ray.get(self._serving, timeout=_TO_BE_TOLD_S)
+            self.ray.get(self._serving, timeout=_DEATH_REPORT_S)
         except errors.RayError as told:
             if not isinstance(told, errors.GetTimeoutError):  # Ray knows of none
                 death = told

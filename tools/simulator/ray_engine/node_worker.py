@@ -74,11 +74,11 @@ class NodeWorker:
         return self._awaited.address, self._awaited.key
 
     def serve(self) -> None:
-        """Do what is asked for by the line that was connected, until it says None, or breaks."""
+        """Do what is asked for by the channel that was connected, until it says None, or breaks."""
         assert self._awaited is not None, "listen() runs first"
-        with suppress(ChannelError), closing(self._awaited.accept()) as line:
-            while (asked := line.receive()) is not None:
-                line.send(self.work(*asked))
+        with suppress(ChannelError), closing(self._awaited.accept()) as channel:
+            while (asked := channel.receive()) is not None:
+                channel.send(self.work(*asked))
 
     def work(
         self,

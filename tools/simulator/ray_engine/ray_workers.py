@@ -32,11 +32,11 @@ from fleetune.tools.simulator.workers.device_files import keep_before
 
 PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
 _MOST_DEATHS = 3  # of workers, at one task
-_GLANCE_S, _TO_LEAVE_S = 0.5, 30.0
+_POLL_S, _TO_LEAVE_S = 0.5, 30.0
 _spare: list["Node"] = []  # of this process: workers that a run left, for its next one
 
 
-def dismiss() -> None:
+def end_spare_workers() -> None:
     """End the workers that this process keeps for its next run: others may want their processors."""
     import ray
 
@@ -64,7 +64,7 @@ class _Schedule:
         holder: the node with a device's latest files.
         nodes: that can work.
         idle: those without a task.
-        alone_since: when there was no node first, on the monotonic clock.
+        no_node_since: when there was no node first, on the monotonic clock.
     """
 
     waiting: list[_Task] = field(default_factory=list)
@@ -72,7 +72,7 @@ class _Schedule:
     holder: dict[str, Node] = field(default_factory=dict)
     nodes: set[Node] = field(default_factory=set)
     idle: set[Node] = field(default_factory=set)
-    alone_since: float = field(default_factory=time.monotonic)
+    no_node_since: float = field(default_factory=time.monotonic)
 
     def next_for(self, node: Node) -> _Task | None:
         """A task of a device whose files the node has, else of one whose files no idle node has."""
@@ -91,7 +91,7 @@ class _Schedule:
         """Forget a node that is gone."""
         if node in self.nodes:
             self.nodes.discard(node)
-            self.alone_since = time.monotonic()
+            self.no_node_since = time.monotonic()
         self.idle.discard(node)
         self.holder = {device: one for device, one in self.holder.items() if one is not node}
 
@@ -121,7 +121,7 @@ class RayWorkers(Executor):
         self._broken: BaseException | None = None
         self._closing = self._killed = False
         self._changed = threading.Condition()
-        self._after = ThreadPoolExecutor(most)
+        self._finishers = ThreadPoolExecutor(most)
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(most)]
         for thread in self._threads:
             thread.start()
@@ -132,7 +132,7 @@ class RayWorkers(Executor):
         Its future raises what it raised; FleetuneError where workers die of it, or there are none.
         """
         assert not kwargs, "nobody calls these so"
-        self._say()
+        self._print_lines()
         job = args[0]
         task = _Task(fn, args, args[0], None, Future())
         if isinstance(job, TrainingJob | ArrivalJob):
@@ -161,10 +161,10 @@ class RayWorkers(Executor):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._after.shutdown()
+        self._finishers.shutdown()
         for task in self._schedule.waiting:
             task.done.cancel()
-        self._say()
+        self._print_lines()
 
     def __exit__(
         self,
@@ -180,7 +180,7 @@ class RayWorkers(Executor):
             self.kill()
             raise
 
-    def _say(self) -> None:
+    def _print_lines(self) -> None:
         with suppress(Empty):
             while True:
                 self._tell(self._lines.get_nowait())
@@ -195,15 +195,15 @@ class RayWorkers(Executor):
         while not self._over:
             node = _spare.pop() if _spare else Node(self._ray, self._actor())
             try:
-                if not self._begun(node):
+                if not self._started(node):
                     self._end(node)
                     return
                 deaths = 0
                 while (task := self._next(node)) is not None:
-                    self._play(node, task)
+                    self._run_task(node, task)
             except self._ray.exceptions.RayError as death:
                 deaths += node not in self._schedule.nodes
-                self._lost(node, death)
+                self._report_death(node, death)
                 if deaths >= _MOST_DEATHS and not self._schedule.nodes:
                     why = f"{deaths} workers on the Ray cluster died as they began ({_first_words(death)})"
                     self._break(FleetuneError(why))
@@ -211,22 +211,22 @@ class RayWorkers(Executor):
                 self._end(node)
                 self._break(fault)
             else:
-                self._left(node)
+                self._release(node)
                 return
             finally:
-                if node.line is not None:
-                    node.line.close()
+                if node.channel is not None:
+                    node.channel.close()
 
     def _actor(self) -> Any:
         how = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**how)(NodeWorker).remote()
 
-    def _begun(self, node: Node) -> bool:
+    def _started(self, node: Node) -> bool:
         """Whether it has begun the run; it waits for room on the cluster, unless that has none for anyone."""
-        node.where, node.line, node.stale = ("", ""), None, []
+        node.where, node.channel, node.stale = ("", ""), None, []
         asked = node.actor.begin.remote(self._run)
         while not self._over:
-            done, _ = self._ray.wait([asked], timeout=_GLANCE_S)
+            done, _ = self._ray.wait([asked], timeout=_POLL_S)
             if done:
                 answer: Answer = self._ray.get(asked)
                 if answer.fault is not None:
@@ -236,7 +236,7 @@ class RayWorkers(Executor):
                 with self._changed:
                     self._schedule.nodes.add(node)
                 return True
-            if not self._schedule.nodes and time.monotonic() - self._schedule.alone_since > PATIENCE_S:
+            if not self._schedule.nodes and time.monotonic() - self._schedule.no_node_since > PATIENCE_S:
                 raise FleetuneError(
                     f"no worker on the Ray cluster was ready for {PATIENCE_S:.0f} s: `ray status` says if"
                     " it has room; the same command goes on"
@@ -256,20 +256,20 @@ class RayWorkers(Executor):
             self._schedule.busy.add(task.device)
             return task
 
-    def _play(self, node: Node, task: _Task) -> None:
+    def _run_task(self, node: Node, task: _Task) -> None:
         """Have a task done, and go on while others see to what came of it."""
         holder = self._schedule.holder.get(task.device)
         try:
             files = None if holder is node else device_copies.all_of(self._devices, task.device)
         except StoreError as problem:
-            self._told(task, None, problem)
+            self._complete(task, None, problem)
             return
         with self._changed:
             stale, node.stale = node.stale, []
         try:
             answer = node.ask(task.function, task.arguments, task.device, files, stale)
         except self._ray.exceptions.RayError as death:
-            self._again(task, death)
+            self._retry(task, death)
             raise
         with self._changed:
             if holder is not None and holder is not node:
@@ -277,7 +277,7 @@ class RayWorkers(Executor):
             self._schedule.holder[task.device] = node
             if answer.fault is not None:
                 del self._schedule.holder[task.device]  # who knows what it left there
-        self._after.submit(self._finish, task, answer)
+        self._finishers.submit(self._finish, task, answer)
 
     def _finish(self, task: _Task, answer: Answer) -> None:
         """In another thread: its files are here before anyone hears of it."""
@@ -289,9 +289,9 @@ class RayWorkers(Executor):
                 device_copies.apply(self._devices, answer.changes)
         except BaseException as problem:  # noqa: BLE001 - raised where it was asked for
             fault = problem
-        self._told(task, result, fault)
+        self._complete(task, result, fault)
 
-    def _told(self, task: _Task, result: Any, fault: BaseException | None) -> None:
+    def _complete(self, task: _Task, result: Any, fault: BaseException | None) -> None:
         """Whoever asked hears what came of it."""
         with self._changed:
             self._schedule.busy.discard(task.device)
@@ -301,7 +301,7 @@ class RayWorkers(Executor):
         else:
             task.done.set_exception(fault)
 
-    def _again(self, task: _Task, death: BaseException) -> None:
+    def _retry(self, task: _Task, death: BaseException) -> None:
         """Another worker does it, unless it has been the death of several."""
         task.deaths += 1
         with self._changed:
@@ -314,7 +314,7 @@ class RayWorkers(Executor):
             why = f"{task.deaths} workers died at {task.device}'s task, perhaps for lack of memory"
             task.done.set_exception(FleetuneError(f"{why} ({_first_words(death)}); the same command goes on"))
 
-    def _lost(self, node: Node, death: BaseException) -> None:
+    def _report_death(self, node: Node, death: BaseException) -> None:
         self._end(node)
         if not self._over:
             where = f" on {node.where[0]}" if node.where[0] else ""
@@ -322,7 +322,7 @@ class RayWorkers(Executor):
                 f"a worker{where} is gone ({_first_words(death)}): what it was at is played again"
             )
 
-    def _left(self, node: Node) -> None:
+    def _release(self, node: Node) -> None:
         """The run is over for it."""
         with self._changed:
             self._schedule.nodes.discard(node)
@@ -330,8 +330,8 @@ class RayWorkers(Executor):
             self._end(node)
             return
         try:
-            if node.line is not None:
-                node.line.send(None)
+            if node.channel is not None:
+                node.channel.send(None)
             self._ray.get(node.actor.leave.remote(), timeout=_TO_LEAVE_S)
         except (ChannelError, self._ray.exceptions.RayError):
             self._end(node)
@@ -344,8 +344,8 @@ class RayWorkers(Executor):
             self._changed.notify_all()
         with suppress(Exception):  # it is gone
             self._ray.kill(node.actor)
-        if node.line is not None:
-            node.line.break_off()
+        if node.channel is not None:
+            node.channel.shut_down()
         if node.is_here:  # else the next worker there does it
             shutil.rmtree(node.where[1], ignore_errors=True)
 

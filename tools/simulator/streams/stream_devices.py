@@ -162,7 +162,7 @@ class StreamDevices:
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
 
     def _served(self, name: str) -> FlatArray | None:
-        found = read_deployed(starting_models.served(self.folder, name).read())
+        found = read_deployed(starting_models.deployed_file(self.folder, name).read())
         spec = self.enrolment.spec
         return None if found is None or found.record.model != spec.hash else found.weights
 

@@ -85,7 +85,7 @@ class DeviceTrainer:
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
         trainer = LocalTrainer(backend, data, self.enrolment.training)
-        files = starting_models.served_files(self.folder, name)
+        files = starting_models.deployed_files(self.folder, name)
         keeps_newest = self.streams is None  # with streams the deployed model is tested between rounds
         start = RunStart.of(self.enrolment, trainer, files, session_keeps_newest=keeps_newest)
         return Session(
@@ -93,9 +93,9 @@ class DeviceTrainer:
             name,
             self.method,
             trainer,
-            starting_models.state(self.folder, name),
+            starting_models.state_file(self.folder, name),
             extensions=extensions_of(start),
-            own=partial(starting_models.own_model, self.folder, name),
+            own=partial(starting_models.starting_model, self.folder, name),
             keep_replies=False,
             shared=self.cache,
         )

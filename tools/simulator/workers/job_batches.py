@@ -8,19 +8,19 @@ from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
 from fleetune.tools.simulator.workers import worker
 
 
-class _Gathered(Future[TrainingResult]):
+class _BatchedFuture(Future[TrainingResult]):
     """A job's, which goes off when somebody waits for it."""
 
-    def __init__(self, go: Callable[["_Gathered"], None]) -> None:
+    def __init__(self, submit: Callable[["_BatchedFuture"], None]) -> None:
         super().__init__()
-        self._go = go
+        self._submit = submit
 
     def result(self, timeout: float | None = None) -> TrainingResult:
-        self._go(self)
+        self._submit(self)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._go(self)
+        self._submit(self)
         return super().exception(timeout)
 
 
@@ -37,27 +37,27 @@ class BatchingExecutor(Executor):
 
     def __init__(self, executor: Executor, most: int) -> None:
         self._executor, self._most = executor, most
-        self._group: list[tuple[_Gathered, TrainingJob]] = []
+        self._group: list[tuple[_BatchedFuture, TrainingJob]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Of `worker.train` later, of anything else now."""
         if fn is not worker.train:
             return self._executor.submit(fn, *args, **kwargs)
-        one = _Gathered(self._go_with)
+        one = _BatchedFuture(self._submit_group)
         self._group.append((one, *args))
         if len(self._group) == self._most:
-            self._go_with(one)
+            self._submit_group(one)
         return one
 
-    def _go_with(self, wanted: _Gathered) -> None:
+    def _submit_group(self, wanted: _BatchedFuture) -> None:
         if not any(one is wanted for one, _ in self._group):
             return
         group, self._group = self._group, []
         replies = self._executor.submit(worker.train_batch, [job for _, job in group])
-        replies.add_done_callback(lambda done: _tell([one for one, _ in group], done))
+        replies.add_done_callback(lambda done: _set_results([one for one, _ in group], done))
 
 
-def _tell(group: list[_Gathered], done: Future[list[TrainingResult | Exception]]) -> None:
+def _set_results(group: list[_BatchedFuture], done: Future[list[TrainingResult | Exception]]) -> None:
     fault = done.exception()
     for number, one in enumerate(group):
         found = fault or done.result()[number]

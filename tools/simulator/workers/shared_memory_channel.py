@@ -42,7 +42,7 @@ class SharedMemory:
         self._map = mmap.mmap(file, os.fstat(file).st_size)
 
     @classmethod
-    def made(cls) -> Self | None:
+    def create(cls) -> Self | None:
         """None: this system has no such thing, or no room for it."""
         if not hasattr(os, "memfd_create"):
             return None
@@ -53,13 +53,13 @@ class SharedMemory:
         os.ftruncate(file, _FIRST_BYTES)
         return cls(file)
 
-    def give(self, pipe: Connection) -> None:
+    def send_to(self, pipe: Connection) -> None:
         """To the other end of a pipe."""
         with socket.socket(fileno=os.dup(pipe.fileno())) as sending:
             socket.send_fds(sending, [b"-"], [self._file])
 
     @classmethod
-    def taken(cls, pipe: Connection) -> Self:
+    def receive_from(cls, pipe: Connection) -> Self:
         """What the other end of a pipe gave. Raises EOFError: nothing came."""
         with socket.socket(fileno=os.dup(pipe.fileno())) as receiving:
             _, files, _, _ = socket.recv_fds(receiving, 1, 1)
@@ -77,14 +77,14 @@ class SharedMemory:
                 if 2 * len(self._map) > _MOST_BYTES:
                     return None
                 os.ftruncate(self._file, 2 * len(self._map))
-                self._see_all()
+                self._remap()
             else:
                 return self._map.tell()
 
     def read(self, num_bytes: int) -> Any:
         """What was written in so many bytes; nothing of it stays in this memory."""
         if num_bytes > len(self._map):
-            self._see_all()
+            self._remap()
         with memoryview(self._map) as whole, whole[:num_bytes] as part:
             return pickle.loads(part)  # noqa: S301 - of a process that we began, or that began us
 
@@ -93,7 +93,7 @@ class SharedMemory:
         self._map.close()
         os.close(self._file)
 
-    def _see_all(self) -> None:
+    def _remap(self) -> None:
         """The other end, or this one, has made it larger."""
         self._map.close()
         self._map = mmap.mmap(self._file, os.fstat(self._file).st_size)
@@ -116,10 +116,10 @@ class SharedMemoryChannel:
 
     def share_memory(self) -> None:
         """From now on with memory, where this system has such. Raises OSError: the other end is gone."""
-        self._memory = SharedMemory.made()
+        self._memory = SharedMemory.create()
         if self._memory is not None:
             self._pipe.send(_MemoryFollows())
-            self._memory.give(self._pipe)
+            self._memory.send_to(self._pipe)
 
     def send(self, what: object) -> None:
         """Once the other end has read what was sent before."""
@@ -134,7 +134,7 @@ class SharedMemoryChannel:
         """Raises EOFError, OSError: the other end is gone."""
         what = self._pipe.recv()
         if isinstance(what, _MemoryFollows):
-            self._memory = SharedMemory.taken(self._pipe)
+            self._memory = SharedMemory.receive_from(self._pipe)
             return self.receive()
         if isinstance(what, _InMemory):
             assert self._memory is not None, "both ends have it"

@@ -96,7 +96,7 @@ def choose_trainer(
         return TrainerChoice("onnx", bundle.encoded())
     if not has_torch:
         return TrainerChoice("onnx", bundle.encoded(), "ONNX Runtime trains: torch is not installed here")
-    return _quicker(settings, enrolment, bundle, backbone, data)
+    return _fastest(settings, enrolment, bundle, backbone, data)
 
 
 def _on_cards(settings: RunSettings) -> str:
@@ -156,9 +156,9 @@ def _in_precision(
         return ""
     if fleet.trainer != "torch":
         raise SettingError(f'{asked}: torch trains in it, not trainer = "{fleet.trainer}"')
-    told = f"training steps compute in {fleet.precision}"
+    measured = f"training steps compute in {fleet.precision}"
     if not len(data.y_train):
-        return told
+        return measured
     frozen, device = _frozen(enrolment, backbone), fleet.trains_on(0)
     try:
         trained = {
@@ -177,17 +177,17 @@ def _in_precision(
         clock = time.perf_counter if fleet.cards else time.process_time
         times = _times(trained, enrolment, data, clock)
     except TrainingDiverged:  # the run itself will say so
-        return told
+        return measured
     except ModelError as problem:
         raise SettingError(
             f"{asked}: not with model {enrolment.spec.name}: {problem}; leave it out"
         ) from None
     share = times[fleet.precision] / max(times["float32"], 1e-9)
     slower = "" if share < 1 else ": leave it out, it gains nothing here"
-    return f"{told}, which take {share:.2f} of the time that float32 takes{slower}"
+    return f"{measured}, which take {share:.2f} of the time that float32 takes{slower}"
 
 
-def _quicker(
+def _fastest(
     settings: RunSettings, enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData
 ) -> TrainerChoice:
     """By measuring both."""
@@ -199,10 +199,10 @@ def _quicker(
     except FleetuneError as problem:  # an ONNX Runtime of before what the bundle needs, say
         return TrainerChoice(words=f"torch trains: {problem}")
     _keep(_shares, alike, share)
-    told = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
+    measured = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
     if share < 1:
-        return TrainerChoice("onnx", bundle.encoded(), f"ONNX Runtime trains: {told}")
-    return TrainerChoice(words=f"torch trains: {told}")
+        return TrainerChoice("onnx", bundle.encoded(), f"ONNX Runtime trains: {measured}")
+    return TrainerChoice(words=f"torch trains: {measured}")
 
 
 def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:

@@ -3,7 +3,7 @@
 Why not `concurrent.futures.ProcessPoolExecutor`: all its workers answer through one pipe under one lock. A
 worker that is killed while it answers leaves the others, and who waits for them, hanging; one that is not
 killed finishes its job first; and Ctrl-C, which a terminal sends to all of them, is a traceback of each. Here
-each has a line of its own, whose other end a thread holds.
+each has a channel of its own, whose other end a thread holds.
 
 On Linux they are forks of one process that has imported what they need and has no threads: they are there at
 once, and share that memory. Elsewhere libraries of the system do not bear a fork, and each begins by itself.
@@ -49,12 +49,12 @@ def warm_up() -> None:
     if not _FORKS:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
-    with _deaf():
+    with _signals_blocked():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """What is begun inside does not hear Ctrl-C, which may come while it imports."""
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
@@ -102,12 +102,12 @@ class WorkerProcesses(Executor):
         *,
         with_script: bool = False,
     ) -> None:
-        self._told = nullcontext if with_script else _without_script
+        self._hide_script = nullcontext if with_script else _without_script
         self._start = start
         self._arguments = arguments
         self._threads = ThreadPoolExecutor(most)
         self._of_thread = threading.local()
-        self._begun: list[tuple[BaseProcess, SharedMemoryChannel]] = []
+        self._workers: list[tuple[BaseProcess, SharedMemoryChannel]] = []
         self._killed = False
         self._lock = threading.Lock()
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
@@ -118,20 +118,20 @@ class WorkerProcesses(Executor):
         Its future raises what `fn` raised, the worker's traceback as its cause; FleetuneError where the
         worker died, and another takes its place.
         """
-        return self._threads.submit(self._work_off, fn, args, kwargs)
+        return self._threads.submit(self._run_job, fn, args, kwargs)
 
     def kill(self) -> None:
         """End all workers, whatever they are doing, and begin no more."""
         with self._lock:
             self._killed = True
-            for process, _ in self._begun:
+            for process, _ in self._workers:
                 process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
         """Wait for what was submitted, or, killed or cancelled, for nothing; then the workers are gone."""
         self._threads.shutdown(cancel_futures=cancel_futures)
-        for process, line in self._begun:
-            line.close()
+        for process, channel in self._workers:
+            channel.close()
             process.join()
 
     def __exit__(
@@ -148,47 +148,51 @@ class WorkerProcesses(Executor):
             self.kill()
             raise
 
-    def _work_off(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_job(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In a thread: a job, done by its worker."""
-        line: SharedMemoryChannel | None = getattr(self._of_thread, "line", None)
-        if line is None or line.closed:
-            line = self._of_thread.line = self._begin()
+        channel: SharedMemoryChannel | None = getattr(self._of_thread, "channel", None)
+        if channel is None or channel.closed:
+            channel = self._of_thread.channel = self._start_worker()
             try:
-                self._asked(line, self._start, self._arguments, {})
+                self._call(channel, self._start, self._arguments, {})
                 with suppress(OSError):  # a dead worker's, as is found below
-                    line.share_memory()  # now: a run's samples would take some for good
+                    channel.share_memory()  # now: a run's samples would take some for good
             except BaseException:
-                line.close()
+                channel.close()
                 raise
-        return self._asked(line, fn, args, kwargs)
+        return self._call(channel, fn, args, kwargs)
 
-    def _begin(self) -> SharedMemoryChannel:
+    def _start_worker(self) -> SharedMemoryChannel:
         """A worker for this thread."""
         warm_up()
         resource_tracker.ensure_running()  # it would make this thread hear signals again
         context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         ours, theirs = context.Pipe()
-        with self._lock, theirs, _deaf(), self._told():
+        with self._lock, theirs, _signals_blocked(), self._hide_script():
             if self._killed:
                 raise FleetuneError(WORKER_DIED)
-            arguments = theirs, number() + len(self._begun)
+            arguments = theirs, number() + len(self._workers)
             process: BaseProcess = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
             process.start()
-            line = SharedMemoryChannel(ours)
-            self._begun.append((process, line))
-        return line
+            channel = SharedMemoryChannel(ours)
+            self._workers.append((process, channel))
+        return channel
 
-    def _asked(
-        self, line: SharedMemoryChannel, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _call(
+        self,
+        channel: SharedMemoryChannel,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         try:
-            line.send((fn, args, kwargs))
-            kind, what = line.receive()
+            channel.send((fn, args, kwargs))
+            kind, what = channel.receive()
             while kind == _NEWS:
                 self.news.put(what)
-                kind, what = line.receive()
+                kind, what = channel.receive()
         except (EOFError, OSError):
-            line.close()
+            channel.close()
             raise FleetuneError(WORKER_DIED) from None
         if kind == _FAILED:
             raise what
@@ -197,8 +201,8 @@ class WorkerProcesses(Executor):
 
 def tell(news: object) -> None:
     """In a worker: put something into `WorkerProcesses.news`, long before the job is done."""
-    assert _line is not None, "_serve() runs first in every worker"
-    _line.send_by_pipe((_NEWS, news))
+    assert _channel is not None, "_serve() runs first in every worker"
+    _channel.send_by_pipe((_NEWS, news))
 
 
 def number() -> int:
@@ -208,24 +212,24 @@ def number() -> int:
     return _number
 
 
-_line: SharedMemoryChannel | None = None
+_channel: SharedMemoryChannel | None = None
 _number = 0
 
 
 def _serve(pipe: Connection, number_of_this: int) -> None:
     """What a worker does: one job after another until its pipe is closed."""
-    global _line, _number
+    global _channel, _number
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _line, _number = SharedMemoryChannel(pipe), number_of_this
+    _channel, _number = SharedMemoryChannel(pipe), number_of_this
     with suppress(EOFError, OSError):
         while True:
-            fn, args, kwargs = _line.receive()
+            fn, args, kwargs = _channel.receive()
             try:
-                _line.send((_DONE, fn(*args, **kwargs)))
+                _channel.send((_DONE, fn(*args, **kwargs)))
             except Exception as fault:  # noqa: BLE001 - raised where it was asked for
-                _line.send((_FAILED, ExceptionWithTraceback(fault, fault.__traceback__)))
+                _channel.send((_FAILED, ExceptionWithTraceback(fault, fault.__traceback__)))
 
 
 def _end_with_parent() -> None:

@@ -12,14 +12,14 @@ from fleetune.tools.simulator.batched_training.barrier import Barrier
 PATIENCE_S = 30
 
 
-def played(table, *players):
-    """Each player at a seat; what they return, or raise."""
-    table.sit_down(range(len(players)))
+def played(barrier, *players):
+    """Each player at a slot; what they return, or raise."""
+    barrier.begin(range(len(players)))
 
-    def play(seat):
-        with table.at(seat):
+    def play(slot):
+        with barrier.slot(slot):
             try:
-                return players[seat](lambda what: table.ask(seat, what))
+                return players[slot](lambda what: barrier.request(slot, what))
             except Exception as fault:  # noqa: BLE001 - looked at
                 return fault
 
@@ -32,7 +32,7 @@ def test_all_are_waited_for_whoever_is_quicker():
 
     def together(asked):
         groups.append(dict(asked))
-        return {seat: 10 * what for seat, what in asked.items()}
+        return {slot: 10 * what for slot, what in asked.items()}
 
     def often(ask, times):
         return [ask(number) for number in range(times)]
@@ -46,7 +46,7 @@ def test_all_are_waited_for_whoever_is_quicker():
 
 def test_an_exception_is_its_own_seats():
     def together(asked):
-        return {seat: ValueError("this one") if seat == 1 else what for seat, what in asked.items()}
+        return {slot: ValueError("this one") if slot == 1 else what for slot, what in asked.items()}
 
     found = played(Barrier(together), *3 * [lambda ask: ask("x")])
     assert found[0] == found[2] == "x"
@@ -59,22 +59,22 @@ def test_a_fault_of_all_leaves_nobody_waiting():
 
 
 def test_when_it_breaks_up_nobody_is_waited_for():
-    table, waiting = Barrier(lambda asked: asked), threading.Event()
-    table.sit_down(range(2))
+    barrier, waiting = Barrier(lambda asked: asked), threading.Event()
+    barrier.begin(range(2))
 
     def wait():
-        with table.at(0):
+        with barrier.slot(0):
             waiting.set()
-            table.ask(0, "x")
+            barrier.request(0, "x")
 
     with ThreadPoolExecutor(1) as threads:
         one = threads.submit(wait)
         assert waiting.wait(PATIENCE_S)
-        table.break_up()
+        barrier.cancel()
         with pytest.raises(TrainingStopped):
             one.result(PATIENCE_S)
-    with table.at(1), pytest.raises(TrainingStopped):
-        table.ask(1, "x")
+    with barrier.slot(1), pytest.raises(TrainingStopped):
+        barrier.request(1, "x")
 
 
 def test_only_one_moves_at_a_time():

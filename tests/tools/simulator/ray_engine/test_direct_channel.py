@@ -57,7 +57,7 @@ def test_a_message_comes_out_the_same(message):
     with line() as (here, there):
         sending = threading.Thread(target=here.send, args=(message,))  # more than the system takes at once
         sending.start()
-        assert there.comes(10)
+        assert there.poll(10)
         found = there.receive()
         sending.join()
     np.testing.assert_equal(found, message)
@@ -71,7 +71,7 @@ def test_messages_go_both_ways_and_what_came_may_be_written_to():
             came += 1
             there.send(came)
             assert (here.receive() == number + 1).all()
-        assert not here.comes(0.01)
+        assert not here.poll(0.01)
 
 
 def test_who_does_not_know_the_key_is_not_heard_and_keeps_nobody_out():
@@ -107,10 +107,10 @@ def test_nobody_there_is_a_line_error():
 @pytest.mark.parametrize("waits", ["receive", "comes"])
 def test_who_waits_hears_that_it_broke(waits):
     with line() as (here, there):
-        breaking = threading.Timer(0.1, there.break_off)
+        breaking = threading.Timer(0.1, there.shut_down)
         breaking.start()
         with pytest.raises(ChannelError):
-            here.receive() if waits == "receive" else here.comes(10)
+            here.receive() if waits == "receive" else here.poll(10)
         breaking.join()
         with pytest.raises(ChannelError):
             there.send(bytes(10_000_000))

@@ -123,7 +123,7 @@ def soon(true):
 
 def free():
     """No workers, who hold the processors of the cluster, are left of runs before."""
-    ray_workers.dismiss()
+    ray_workers.end_spare_workers()
     gc.collect()  # a run that failed lets go of its workers with what it raised
     soon(lambda: not actors())
 
