@@ -1,4 +1,4 @@
-"""Make the bundles that come with Fleetune anew: python -m fleetune.tools.ship_bundles."""
+"""Makes the bundles that come with Fleetune: python -m fleetune.tools.ship_bundles."""
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.protocols.bundle.bundle import Bundle
@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def shipped_bundle(name: str, input_shape: tuple[int, ...], num_classes: int) -> Bundle:
-    """As it is shipped."""
+    """A bundle as it is shipped."""
     return make_bundle(name, input_shape, num_classes, run_key(0).child("weights"))
 
 

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM end a command of edge-sim with one line, and the status that shells expect: 130, 143."""
+"""Ends a command of edge-sim with one line on Ctrl-C and SIGTERM, and with the exit codes that shells
+expect: 130, 143.
+"""
 
 import signal
 import sys
@@ -10,14 +12,14 @@ from fleetune.protocols.one_line import one_line_errors
 
 
 class ReportedInterrupt(KeyboardInterrupt):
-    """Interrupted, and whoever raised it has said where and what to do."""
+    """An interrupt whose place and remedy have been printed already."""
 
 
 @contextmanager
 def in_one_line(program: str) -> Iterator[None]:
-    """`one_line_errors`, and a line for who is interrupted and says nothing.
+    """Like `one_line_errors`, and print a line for an interrupt that has not been reported.
 
-    An interrupt can come out as any exception: an import that it hit, for one, as ImportError.
+    An interrupt can surface as any exception: inside an import it becomes an ImportError.
     """
     heard: list[int] = []
 
@@ -42,5 +44,5 @@ def in_one_line(program: str) -> Iterator[None]:
 
 
 def _stops_us(number: int) -> bool:
-    """Whether nobody decided otherwise, nohup for one."""
+    """True if the signal has its default handler; a program like nohup may have changed it."""
     return signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)

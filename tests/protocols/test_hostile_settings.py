@@ -133,7 +133,7 @@ def test_what_cannot_be_is_named(key, value, message):
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "mix", "alpha-rho", "primary"])
 def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind, digits):
     content = with_value("data.partition", {"kind": kind, "samples": 5000})
-    with pytest.raises(SettingError, match=r"data.partition.samples = 5000 .*has 1797 to deal"):
+    with pytest.raises(SettingError, match=r"data.partition.samples = 5000 .*has 1797 samples"):
         PartitionedData.of_run(parse_run(content), CallerSamples(digits))._rows  # noqa: B018
     few = replace(digits, x=digits.x[:50], y=digits.y[:50])
     asked = parse_run(with_value("data.partition", {"kind": kind, "samples": 51}))

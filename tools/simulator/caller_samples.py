@@ -1,7 +1,7 @@
-"""Samples, and how they are assigned, that a caller from Python gives instead of what [data] names.
+"""Samples and partitions that a caller from Python passes instead of those that [data] names.
 
-A run's settings then say `given:DIGEST` of what was given, so that its folder says what was used, and a run
-of other arrays is another run.
+The settings of such a run contain `given:DIGEST`, a digest of these arrays. So the run's folder identifies
+its data, and a run with other arrays is another run.
 """
 
 import dataclasses
@@ -24,23 +24,23 @@ from fleetune.protocols.user_code import as_line
 from fleetune.protocols.wire.payloads import run_key
 
 Rows = NDArray[np.intp]
-AssignedRows = Rows | tuple[Rows, Rows]  # of a device: all its rows, or its training and its test rows
+AssignedRows = Rows | tuple[Rows, Rows]  # of one device: all its rows, or its training rows and its test rows
 Arrays = tuple[ArrayLike, ArrayLike] | Mapping[str, ArrayLike] | Dataset
 Data = str | Arrays | Callable[[], Arrays]
 Share = ArrayLike | tuple[ArrayLike, ArrayLike]
 Assignment = Callable[[NDArray[Any], int, np.random.Generator], Sequence[Share]] | Sequence[Share]
 
 _GIVEN = "given:"
-_DATA, _PARTITION = "data", "partition"  # the arguments
+_DATA, _PARTITION = "data", "partition"  # names of the arguments, for messages
 
 
 @dataclass(frozen=True)
 class CallerSamples:
-    """What a run has from its caller.
+    """The samples and the partition that the caller passed.
 
     Attributes:
-        dataset: its samples; None: those of `data.source`.
-        assigned: each device's rows, ascending; None: as `data.partition` says.
+        dataset: samples of the run; None: those of `data.source`.
+        assigned: rows of each device, ascending; None: `data.partition` assigns them.
     """
 
     dataset: Dataset | None = None
@@ -50,7 +50,7 @@ class CallerSamples:
         """The run's samples.
 
         Raises:
-            SettingError: they were given once, and are not now.
+            SettingError: the caller passed samples when the run began, and does not now.
             DataError: see `edge_agent.datasets.sources.load`.
         """
         if self.dataset is not None:
@@ -63,7 +63,7 @@ class CallerSamples:
         return _for_task(load(source, None), settings)
 
     def check(self, settings: RunSettings) -> None:
-        """Raises SettingError: rows were assigned by the caller once, and are not now."""
+        """Raises SettingError: the caller assigned rows when the run began, and does not now."""
         kind = settings.data.partition.kind
         if kind.startswith(_GIVEN) and self.assigned is None:
             raise SettingError(
@@ -71,7 +71,7 @@ class CallerSamples:
             )
 
     def named_in(self, settings: RunSettings) -> RunSettings:
-        """The settings of a run with it: they say what it is."""
+        """The settings with the digests of these samples and this partition."""
         data = settings.data
         if self.dataset is not None:
             data = replace(data, source=_GIVEN + _digest(_columns(self.dataset)))
@@ -82,7 +82,9 @@ class CallerSamples:
 
 
 def _for_task(dataset: Dataset, settings: RunSettings) -> Dataset:
-    """`dataset` with whole float labels as classes, where the task has classes: devices get them by class."""
+    """`dataset` with whole-number labels as classes if the task has classes, so that rows can be assigned by
+    class.
+    """
     if task_of(settings.task).label_form == "numbers":
         return dataset
     return dataclasses.replace(dataset, y=as_classes(dataset.y))
@@ -92,10 +94,10 @@ NO_CALLER_SAMPLES = CallerSamples()
 
 
 def caller_dataset(data: Data | None) -> Dataset | str | None:
-    """What `data=` means: a data set; text is a `data.source`.
+    """The data set that the argument `data=` means; text is a `data.source`.
 
     Raises:
-        DataError: a function of the caller's failed, or there are no such arrays.
+        DataError: a function of the caller failed, or the arrays are missing or wrong.
     """
     if data is None or isinstance(data, str):
         return data
@@ -112,16 +114,16 @@ def caller_dataset(data: Data | None) -> Dataset | str | None:
 def caller_samples(
     settings: RunSettings, dataset: Dataset | None, assignment: Assignment | None
 ) -> CallerSamples:
-    """What a run of these settings has from its caller.
+    """The samples and the partition that the caller passed for a run.
 
     Args:
-        settings: of the run, its seed among them: a function that deals draws from it.
-        dataset: of `caller_dataset`.
-        assignment: what `partition=` is: each device's rows, or its (training rows, test rows); or a function that
-            makes these of (labels, number of devices, a generator of random numbers).
+        settings: settings of the run; a function that assigns rows draws from its seed.
+        dataset: result of `caller_dataset`.
+        assignment: the argument `partition=`: for each device its rows, or its (training rows, test rows). Or
+            a function of (labels, number of devices, random generator) that returns these.
 
     Raises:
-        SettingError: the function failed, or these are no rows of the samples for each device.
+        SettingError: the function failed, or its result does not assign rows of the samples to each device.
         DataError: see `edge_agent.datasets.sources.load`.
     """
     if assignment is None:
@@ -187,7 +189,7 @@ def _arrays(assigned: AssignedRows) -> list[NDArray[Any] | None]:
 
 
 def _digest(arrays: Any) -> str:
-    """Of shapes, types and contents, 16 hexadecimal digits."""
+    """A digest of shapes, types and contents: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:

@@ -1,9 +1,8 @@
-"""What all boards of a simulated fleet have drawn by the end of each round, idling included.
+"""Energy that all boards of a simulated fleet have used by the end of each round, idling included.
 
-A reply tells what the board drew for its round, from its task's first byte to its reply's last. For the rest
-of the time a board draws what its profile says of doing nothing, as a simulated battery loses it, too: from
-the run's beginning to the end of the last round that asks the device. What a reply that does not count took
-is not known here, so that the time for it counts as idle.
+A reply reports the energy of its round, from the first byte of its task to the last byte of the reply. In the
+remaining time a board uses its profile's idle power, from the start of the run to the end of the last round
+with this device. The energy of a reply that did not count is unknown, so its time counts as idle.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +12,10 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 
 def idle_watts(settings: RunSettings) -> dict[str, float]:
-    """Of each device of a simulated fleet.
+    """Idle power of each device of a simulated fleet.
 
     Raises:
-        SettingError: a board or a link that is not known.
+        SettingError: a board or a link is unknown.
     """
     from fleetune.tools.simulator.device_specs import device_specs
 
@@ -24,10 +23,7 @@ def idle_watts(settings: RunSettings) -> dict[str, float]:
 
 
 def joules_by_round(records: Sequence[RoundRecord], idle_w: Mapping[str, float]) -> Iterator[float]:
-    """Joules until the end of each round, ascending.
-
-    `idle_w`: of each device of the fleet.
-    """
+    """Joules until the end of each round, ascending; `idle_w`: idle power of each device of the fleet."""
     there_until_s = {device: record.closed_s for record in records for device in record.participants}
     at_work_j, busy_s = 0.0, dict.fromkeys(idle_w, 0.0)
     for record in records:

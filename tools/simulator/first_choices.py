@@ -1,4 +1,4 @@
-"""What simulated devices choose before the first round, by board and link as they are at the start."""
+"""The configurations that simulated devices choose before the first round, from their board and link."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.device_specs import DeviceSpec
 from fleetune.tools.simulator.partitioned_data import SampleCounts
 
-# What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
-# (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
-# there `--trainer auto` prefers ONNX Runtime.
+# The trainer and the memory of an agent that has joined a run and not trained yet (measured on x86-64 with
+# LeNet-5; 260 MB with torch). The simulation computes with torch, but it stands for boards, on which
+# `--trainer auto` prefers ONNX Runtime.
 AGENT_TRAINER: Kind = "onnx"
 AGENT_BYTES = 71_000_000
 
@@ -31,12 +31,12 @@ FirstChoice = Callable[[Conditions], RatioController]
 
 @dataclass(frozen=True)
 class FirstChoices:
-    """The first choices of a fleet. Of devices that are alike in all that counts, one chooses for all.
+    """The first choices of a fleet; equal devices share one computation.
 
     Attributes:
-        enrolment: of the run.
-        method: of the run.
-        policy: of the devices' owner.
+        enrolment: enrolment of the run.
+        method: method of the run.
+        policy: policy of the devices' owner.
     """
 
     enrolment: Enrolment
@@ -45,7 +45,7 @@ class FirstChoices:
     _made: dict[tuple[Any, ...], RatioController] = field(default_factory=dict)
 
     def of(self, device: DeviceSpec, sizes: SampleCounts) -> FirstChoice:
-        """What a device that holds so many samples chooses, once it knows how its board is."""
+        """A function from conditions to the choice of a device with these sample counts."""
         return partial(self._chosen, device, sizes)
 
     def _chosen(self, device: DeviceSpec, sizes: SampleCounts, conditions: Conditions) -> RatioController:
@@ -66,7 +66,9 @@ def ratio_controller_of(
     sizes: SampleCounts,
     policy: Policy,
 ) -> RatioController:
-    """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
+    """The device's possible configurations, from its board and link at the start of the run; none is chosen
+    yet.
+    """
     link, board = device.link, device.board
     report = report_of(
         device.name,

@@ -1,9 +1,10 @@
-"""Dealing one data set to simulated devices, the ways the papers do.
+"""Partitions one data set over simulated devices, in the ways that the papers use.
 
-Common to all kinds: each share is split by class into training and test rows; no device has fewer than
-two samples (rows move over from the largest share; groups stay whole, so there it is an error). The test
-samples of a published benchmark are assigned and split like all others, since a personalised model is tested on
-its device's own mix; what users mark in their own data keeps its role (see `tools.simulator.marked_samples`).
+For all kinds, each device's rows are split by class into training and test rows. A device has at least two
+samples: rows move over from the device with the most. Groups stay whole, so there too few samples are an
+error. The test samples of a published benchmark are assigned like all others, because a personal model is
+tested on its device's own mix. Samples that users mark keep their role (see
+`tools.simulator.marked_samples`).
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ _DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
 def partition(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Split]:
-    """Each device's training and test rows, where nothing is marked: see `assign_rows` and `split_rows`."""
+    """Each device's training and test rows for data without marks, see `assign_rows` and `split_rows`."""
     assigned = assign_rows(y, group, settings, num_devices, key)
     return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(assigned)]
 
@@ -34,16 +35,16 @@ def assign_rows(
 ) -> list[Rows]:
     """Each device's rows.
 
-    Shares are disjoint, but for `mix` and `primary`, whose devices share samples of a class that has run
-    out. Within a device no row stands twice. `samples` is the size of every share of `iid`, `mix` and
-    `primary`, and the largest size of the others (cut by class).
+    Devices have no row in common, except with `mix` and `primary`: there a class that has run out is used
+    again. No device has a row twice. `samples` is the number of rows of every device for `iid`, `mix` and
+    `primary`, and the maximum for the other kinds (cut by class).
 
     Args:
         y: labels, shape (n,).
-        group: who each sample is from, shape (n,); only kind `group` needs it.
-        settings: [data] partition.
+        group: the group of each sample, shape (n,); only kind `group` needs it.
+        settings: the section [data] partition.
         num_devices: at least 1.
-        key: the same key deals the same.
+        key: equal keys give equal partitions.
 
     Raises:
         SettingError: the kind is unknown, or there are not enough samples, classes or groups for it.
@@ -51,7 +52,8 @@ def assign_rows(
     pool = _pool(y.size, settings.pool, key)
     if settings.samples is not None and settings.samples > pool.size:
         raise SettingError(
-            f"data.partition.samples = {settings.samples} for each device; the source has {pool.size} to deal"
+            f"data.partition.samples = {settings.samples} for each device; the source has {pool.size} samples"
+            "; lower it, or raise data.partition.pool"
         )
     classes = np.unique(y[pool], return_inverse=True)[1]
     groups = None if group is None else group[pool]
@@ -123,8 +125,9 @@ def _iid(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Ge
 
 
 def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: every class is assigned over all devices by Dir(alpha) (Hsu et al. 2019; FedSPU
-    section 5, KAPC section 7.1).
+    """Each row's device: every class is split over all devices by Dir(alpha).
+
+    Hsu et al. 2019; FedSPU section 5, KAPC section 7.1.
     """
     owner = np.empty(classes.size, np.intp)
     for rows in _rows_by_class(classes, rng):
@@ -134,11 +137,11 @@ def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.ran
 
 
 def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: Bernoulli(rho) says which classes a device holds, and each class is assigned over
-    its holders by Dir(alpha) (FedCorr, Xu et al. 2022, section 5.1; SRP-pFed section V-A).
+    """Each row's device: Bernoulli(rho) draws the classes of each device, and Dir(alpha) splits a class over
+    its devices.
 
-    As in FedCorr's code, a device that would hold nothing draws again; a class nobody holds gets one
-    holder.
+    FedCorr (Xu et al. 2022, section 5.1); SRP-pFed section V-A. As in FedCorr's code, a device without any
+    class draws again, and a class without any device gets one.
     """
     rows_by_class = _rows_by_class(classes, rng)
     holds = rng.random((num_devices, len(rows_by_class))) < settings.rho
@@ -154,7 +157,7 @@ def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.ran
 
 
 def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Shares of one size, each with its device's own class mix: see `_mixes`."""
+    """Equally many rows for each device, with the device's own class mix, see `_mixes`."""
     size = settings.samples or max(_MIN_SAMPLES, classes.size // num_devices)
     _check_enough(classes.size, size, 1 if settings.samples else num_devices)
     members = _members(classes)
@@ -165,7 +168,7 @@ def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random
         counts = apportion(mix, size)
         excess = int(np.maximum(counts - available, 0).sum())
         counts = np.minimum(counts, available)
-        if excess:  # a class smaller than its share: the others fill up, as far as they have room
+        if excess:  # the class is too small: the other classes fill up, as far as they have room
             counts += apportion(available - counts, excess)
         taken = []
         for label, count in enumerate(counts):
@@ -199,8 +202,10 @@ def _mixes(
 
 
 def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """`count` rows from the front of `pool` and what is left of it. An empty pool is filled again with
-    all rows of the class but those just taken: from there on devices share samples.
+    """`count` rows from the front of `pool`, and the rest of it.
+
+    An empty pool is filled again with all rows of the class except those just taken. From then on devices
+    share samples.
     """
     taken, left = pool[:count], pool[count:]
     missing = count - taken.size
@@ -211,8 +216,8 @@ def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) ->
 
 
 def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Device i is the i-th group where there are as many; otherwise whole groups are assigned in turn, in
-    random order.
+    """Device i has the i-th group if there are as many devices as groups. Otherwise whole groups are
+    assigned in random order.
     """
     if group is None:
         raise SettingError("data.partition.kind: `group` needs a source with a `group` column")
@@ -244,7 +249,7 @@ def _members(classes: Rows) -> list[Rows]:
 
 
 def _topped_up(shares: list[Rows], rng: np.random.Generator) -> list[Rows]:
-    """Rows drawn from whatever share is the largest go to devices with fewer than two."""
+    """Move random rows from the device with the most to devices with fewer than two."""
     for device in range(len(shares)):
         while shares[device].size < _MIN_SAMPLES:
             rich = max(range(len(shares)), key=lambda other: shares[other].size)

@@ -1,7 +1,8 @@
-"""What simulated devices bring into a run that goes on from another: the models that they serve there.
+"""The models with which simulated devices start a run that continues from another run.
 
-The rule is a fleet's (`edge_agent.run.joining`): who took part in that run, and serves a model of this very
-kind, begins with it; everybody goes on serving what it served until there is something better.
+The rule is that of a real fleet (`edge_agent.run.joining`). A device that took part in the earlier run, and
+deployed a model of the same kind, starts with that model. Each device keeps its deployed model until a better
+one replaces it.
 """
 
 from collections.abc import Iterable
@@ -28,25 +29,26 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 def state_file(devices: Path, name: DeviceId) -> FileMemory:
-    """A simulated device's session; it is there once the device has worked."""
+    """The session of a simulated device; the file exists once the device has worked."""
     return _memory(devices, name, "state")
 
 
 def deployed_file(devices: Path, name: DeviceId) -> FileMemory:
-    """The model that it serves."""
+    """The model that a simulated device has deployed."""
     return _memory(devices, name, "served")
 
 
 def deployed_files(devices: Path, name: DeviceId) -> DeployedFiles:
-    """It, and the versions before it."""
+    """The deployed model and the versions before it."""
     return DeployedFiles.next_to(deployed_file(devices, name), f"{name}.")
 
 
 def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
-    """The model that it begins the run with, shape (spec.size,); None: the common one.
+    """The model with which a device starts the run, shape (spec.size,); None: the shared model.
 
     Raises:
-        StoreError: it cannot be read; PacketError: it is damaged.
+        StoreError: the file cannot be read.
+        PacketError: the file is damaged.
     """
     found = read_deployed(_memory(devices, name, "begins").read())
     return None if found is None else found.weights
@@ -55,22 +57,22 @@ def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
 def carry_over(
     settings: RunSettings, enrolment: Enrolment, names: Iterable[DeviceId], devices: Path, runs: Path
 ) -> str:
-    """Hand on what the devices serve after the run that this one goes on from.
+    """Carry the devices' deployed models over from the run that this run continues.
 
     Args:
-        settings: of this run.
-        enrolment: of this run.
-        names: of its devices.
+        settings: settings of this run.
+        enrolment: enrolment of this run.
+        names: names of its devices.
         devices: the folder of their states.
-        runs: the folder that the other run is in.
+        runs: the folder of the other run's folder.
 
     Returns:
-        What the devices begin with, in one line; "": this run goes on from no other.
+        A line that says with which models the devices start; "": this run continues no other.
 
     Raises:
-        StoreError: a served model is damaged or cannot be read, or the disk is full.
+        StoreError: a deployed model is damaged or cannot be read, or the disk is full.
     """
-    # Workers, which read what a device begins with, start sooner without all that can open a run.
+    # workers import this module: they start faster without the modules that can open a run
     from fleetune.coordinator.run.starting_weights import run_named
     from fleetune.coordinator.run.stored_run import stored_run
 
@@ -96,7 +98,9 @@ def _carry_over_one(
     there: Path,
     devices: Path,
 ) -> bool:
-    """Whether the device begins with its own model; `theirs`: of the run that this one goes on from."""
+    """Carry over one device's model; True if the device starts with its own. `theirs`: enrolment of the
+    earlier run.
+    """
     kept, before = deployed_file(there, name), theirs.spec
     found = _read(kept)
     if found is None:
@@ -124,8 +128,9 @@ def _carry_over_one(
 def _in_session(
     memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]
 ) -> DeployedModel | None:
-    """What a device serves that has no file of it, see `Adoption`; None: it has not worked, or [adoption]
-    lets it serve nothing.
+    """The deployed model of a device without a file of it, see `Adoption`.
+
+    None: the device has not worked, or [adoption] is on and the device has deployed nothing.
     """
     try:
         if run.adoption is not UNSET or memory.read() is None:
@@ -152,13 +157,13 @@ def _damaged(memory: FileMemory, problem: PacketError) -> StoreError:
 
 
 def _link(kept: FileMemory, to: FileMemory) -> None:
-    """One file under two names, which costs no disk: both are only ever replaced whole."""
+    """Give a file a second name, which takes no disk space; files are only ever replaced as a whole."""
     if kept.path == to.path:
         return
     try:
         to.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         to.path.hardlink_to(kept.path)
-    except OSError:  # a file system without links, or full: then writing says so
+    except OSError:  # a file system without hard links; on a full disk the write below raises
         to.write(kept.read() or b"")
 
 

@@ -1,4 +1,6 @@
-"""Threads that meet whenever each of them asks for something, so that one of them does it for all."""
+"""A barrier for threads: each waits with a request until all have one, and then one thread carries out all
+of them.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,11 +14,14 @@ _Answer = TypeVar("_Answer")
 
 
 class Barrier(Generic[_Asked, _Answer]):
-    """Everybody at the barrier waits until all of them have asked, or left: what is done together is decided by
-    what they do, and never by who is quicker. Only one of them moves at a time, as if there were no threads.
+    """A meeting point of threads. A request waits until every other active slot has a request, or has ended.
+
+    So the requests that are carried out together depend only on the work, never on the speed of threads. One
+    thread runs at a time, as if there were no threads.
 
     Args:
-        carry_out: does what was asked, by the numbers of slots, ascending; an exception is that of its slot.
+        carry_out: carries out the requests by slot number, ascending. An exception among its answers is
+            raised in the slot that it belongs to.
     """
 
     def __init__(
@@ -29,14 +34,16 @@ class Barrier(Generic[_Asked, _Answer]):
         self._answers: dict[int, _Answer | Exception] = {}
 
     def begin(self, slots: Iterable[int]) -> None:
-        """All who are there, before the first of them moves."""
+        """Set the active slots, before any of them runs."""
         with self._condition:
             self._active = set(slots)
             self._requests, self._answers = {}, {}
 
     @contextmanager
     def slot(self, slot: int) -> Iterator[None]:
-        """Inside, in a thread of its own, it moves while no other does, and may ask; then it leaves."""
+        """Run the block as this slot, in a thread of its own, while no other slot runs. The slot ends with
+        the block.
+        """
         with self._condition:
             try:
                 yield
@@ -45,17 +52,17 @@ class Barrier(Generic[_Asked, _Answer]):
                 self._carry_out_if_complete()
 
     def cancel(self) -> None:
-        """Nobody is waited for any more: who asks is told to stop."""
+        """End all waiting; every further request raises TrainingStopped."""
         with self._condition:
             self._active.clear()
             self._condition.notify_all()
 
     def request(self, slot: int, what: _Asked) -> _Answer:
-        """Have something done, once all have asked. Others move meanwhile.
+        """Return the answer to a request once all active slots have one. Other slots run meanwhile.
 
         Raises:
             TrainingStopped: `cancel` was called.
-            Exception: that of this slot.
+            Exception: the exception of this slot's request.
         """
         self._requests[slot] = what
         self._carry_out_if_complete()

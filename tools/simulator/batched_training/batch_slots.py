@@ -1,4 +1,6 @@
-"""A device's own backend among others: whatever it asks for is done for all of them at once."""
+"""The backend of one device in a batch: its requests are carried out together with those of the other
+devices.
+"""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -40,14 +42,14 @@ _Result = TypeVar("_Result")
 
 
 class BatchSlots:
-    """So many devices that train at once in this process.
+    """Slots for devices that train at the same time in this process.
 
     Args:
-        backend: of one such network.
-        most: devices.
+        backend: a backend of one network of the same architecture.
+        most: number of slots.
 
     Raises:
-        ModelError: the model cannot be trained so.
+        ModelError: several networks of this model cannot be trained as one.
     """
 
     def __init__(self, backend: TorchBackend, most: int) -> None:
@@ -56,10 +58,11 @@ class BatchSlots:
         self.backends = [BatchSlot(backend, number, self._networks, self._barrier) for number in range(most)]
 
     def each(self, do: Callable[[int, _Job], _Result], jobs: list[_Job]) -> list[_Result | Exception]:
-        """Do every job at a slot of its own, at most as many as there are; what came of each.
+        """Do every job in a slot of its own; return the result or the exception of each. There are at most
+        as many jobs as slots.
 
         Args:
-            do: is given the number of the slot and the job.
+            do: called with the number of the slot and the job.
             jobs: in the order of slots.
         """
 
@@ -81,7 +84,7 @@ class BatchSlots:
 
 @dataclass(frozen=True)
 class BatchSlot:
-    """A `Backend` whose vectors are a row of the stack."""
+    """A `Backend` whose vectors are one row of the stacked vectors."""
 
     backend: TorchBackend
     number: int
@@ -110,17 +113,17 @@ class BatchSlot:
         return self.networks.vectors.gradient_of(self.number)
 
     def upper_layers(self) -> UpperLayers | None:
-        """None: frozen parts compute along."""
+        """None, because frozen parts are computed with the rest."""
         return None
 
     def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:  # noqa: ARG002 - the protocol's
-        """None: networks of other shapes do not go into a stack."""
+        """None, because networks of other shapes cannot be stacked."""
         return None
 
     def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
     ) -> "SlotDescent | None":
-        """See `Backend.gpu_descent`; on a card, for all of them at once."""
+        """See `Backend.gpu_descent`. On a GPU all slots step together."""
         vectors = self.networks.vectors
         if not vectors.on_gpu:
             return None
@@ -171,7 +174,7 @@ class BatchSlot:
 
 @dataclass(frozen=True)
 class SlotDescent:
-    """A device's optimiser among others, see `GpuDescent`."""
+    """The optimiser of one slot, see `GpuDescent`."""
 
     descent: GpuDescent
     slot: BatchSlot

@@ -46,13 +46,13 @@ class Step:
 
     @property
     def alike(self) -> object:
-        """Steps where this is the same can be one."""
+        """A key; steps with equal keys can be computed as one."""
         tensors = None if self.tensors is None else tuple(sorted(self.tensors))
         return "step", self.x.shape, self.x.dtype, self.y.shape, self.y.dtype, self.training, tensors
 
     @property
     def stacks(self) -> bool:
-        """A loss term on what the last layer gets looks into a network."""
+        """False for a loss term on the last layer's input, because it looks into a single network."""
         return self.extra_loss is None or self.extra_loss.loss_term.answer == "logits"
 
 
@@ -65,7 +65,7 @@ class Evaluation:
 
     @property
     def alike(self) -> object:
-        """Evaluations where this is the same can be one."""
+        """A key; evaluations with equal keys can be computed as one."""
         return "evaluation", self.x.shape, self.x.dtype, self.y.shape, self.y.dtype
 
     stacks = True
@@ -73,14 +73,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Descend:
-    """A step of an optimiser where torch computes."""
+    """A step of an optimiser on the device where torch computes."""
 
     descent: GpuDescent
     move_lower: bool
 
     @property
     def alike(self) -> object:
-        """Those where this is the same can be one."""
+        """A key; steps with equal keys can be computed as one."""
         return "descend", self.descent.alike(move_lower=self.move_lower)
 
     stacks = True
@@ -88,7 +88,7 @@ class Descend:
 
 @dataclass(frozen=True)
 class SingleCall:
-    """Whatever is done by one network at a time."""
+    """A call that is made for one network at a time."""
 
     call: Callable[[TorchBackend], Any]
 
@@ -100,15 +100,16 @@ Request = Step | Evaluation | Descend | SingleCall
 
 
 class StackedNetworks:
-    """Weights and gradients of several devices' networks, and what they compute.
+    """Weights and gradients of several devices' networks, and the steps that they compute together.
 
     Attributes:
-        vectors: weights and gradients, a row for each.
-        weights, gradients: those here.
+        vectors: weights and gradients, one row for each network.
+        weights, gradients: the same in this process's memory, as NumPy arrays.
 
     Args:
-        backend: of one such network; used for what is not done together, its vectors are scratch space.
-        rows: networks.
+        backend: a backend of one such network. It computes what cannot be stacked; its vectors are scratch
+            space.
+        rows: number of networks.
 
     Raises:
         ModelError: the model does not compute, or counts its own steps.
@@ -126,11 +127,15 @@ class StackedNetworks:
         }
         self._statistics = slice(self.vectors.torch_stop(self._spec.num_parameters), None)
         if any(getattr(part, "momentum", 0) is None for part in self._module.modules()):
-            raise ModelError("a norm without momentum counts the steps of one network")
+            raise ModelError(
+                "a norm layer without momentum counts the steps of one network: it cannot be stacked"
+            )
         self._dropouts, self._is_watched = self._dropouts_found(), False
 
     def carry_out(self, asked: Mapping[int, Request]) -> dict[int, Any]:
-        """What each row asked for, or its exception; what is alike is done at once."""
+        """The answer to each row's request, or its exception. Requests with equal keys are computed at
+        once.
+        """
         alike: dict[object, list[int]] = {}
         for row, one in asked.items():
             alike.setdefault(one.alike if one.stacks else row, []).append(row)
@@ -152,15 +157,17 @@ class StackedNetworks:
                 return dict(zip(rows, self._step(rows, asked), strict=True))  # type: ignore[arg-type]
             return dict(zip(rows, self._evaluate(rows, asked), strict=True))  # type: ignore[arg-type]
         except torch.OutOfMemoryError as problem:
-            full = ModelError(f"no memory on {self._device} for {len(rows)} at once: lower fleet.at_once")
+            full = ModelError(
+                f"out of memory on {self._device} for {len(rows)} devices at once: lower fleet.at_once"
+            )
             full.__cause__ = problem
             return dict.fromkeys(rows, full)
         except (ValueError, RuntimeError, IndexError, ModelError):
-            # alone, each says what is wrong with its own
+            # computed alone, each row raises its own error
             return {row: self._tried(row, one) for row, one in zip(rows, asked, strict=True)}
 
     def _tried(self, row: int, asked: Request) -> Any:
-        """What comes of it alone, or the exception that it raises."""
+        """The answer of one row computed alone, or the exception that it raises."""
         try:
             return self._alone(row, asked)
         except Exception as fault:  # noqa: BLE001 - raised where it was asked for
@@ -208,7 +215,9 @@ class StackedNetworks:
         return for_numpy(losses).tolist()
 
     def _watched(self, alike: Hashable, compute: Compute, given: list[Tensor]) -> tuple[Tensor, ...]:
-        """What is computed; the first time it is seen whether that is the same each time."""
+        """Compute, or replay a recorded graph. The first call checks that the computation changes no hidden
+        state.
+        """
         if self._is_watched or not self._cuda_graphs.enabled:
             return self._cuda_graphs.run(alike, compute, given)
         before, self._is_watched = mutable_state(self._module, self._device), True
@@ -228,7 +237,7 @@ class StackedNetworks:
         y: Tensor,
         *draws: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of rows: losses, gradients and statistics; gradients where they belong, if it is of every row."""
+        """Losses, gradients and statistics of some rows. With all rows the gradients are written in place."""
         weights = self.vectors.torch_weights if every else self.vectors.torch_weights.index_select(0, rows)
         near = self._tensors(weights.detach())
         own = {name: near[name].requires_grad_(name in wanted) for name in self._parameters}
@@ -275,7 +284,7 @@ class StackedNetworks:
             return [(self._loss_sum(*one), one[0].numpy()) for one in zip(outputs, targets, strict=True)]
 
     def _mean_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of each row."""
+        """The mean loss of each row."""
         loss, section = self._task.loss, self._task.section
         if is_plain(loss, section):
             every = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -296,7 +305,7 @@ class StackedNetworks:
         return len(rows) == len(self.vectors.weights)
 
     def _tensors(self, weights: Tensor) -> dict[str, Tensor]:
-        """Of some rows' weights, as they lie where torch computes."""
+        """The tensors in the weights of some rows, by name, on the device where torch computes."""
         return {
             name: weights[:, place].reshape(len(weights), *tensor.shape)
             for name, (place, tensor) in self._places.items()
@@ -309,11 +318,12 @@ class StackedNetworks:
         targets = [one.y for one in asked]
         if targets[0].ndim == 1 and targets[0].dtype == np.int64:
             for labels in targets:
-                check_labels(self._spec, labels)  # a card does not survive a wrong one
+                # a wrong label crashes the GPU's context for the whole process
+                check_labels(self._spec, labels)
         return torch.from_numpy(np.stack(targets))
 
     def _drawn(self, steps: Collection[Step]) -> list[Tensor]:
-        """What each dropout multiplies by, of all: as with every other backend."""
+        """The factors of each dropout layer for all steps, drawn as in every other backend."""
         return [
             torch.from_numpy(np.stack([noise.draw(step.key, index, len(step.y)) for step in steps]))
             for index, noise in enumerate(self._dropouts)
@@ -338,10 +348,10 @@ class StackedNetworks:
         return found
 
     def check(self, x: InputArray, y: LabelArray) -> None:
-        """Hold a step of two rows against that of each alone, on a batch of a device.
+        """Compare a step of two stacked rows with the same steps computed alone, on a batch of a device.
 
         Raises:
-            ModelError: it is another one.
+            ModelError: the results differ.
         """
         start = self._backend.weights.copy()
         steps = [Step(x, y, Key(row), training=True, extra_loss=None, tensors=None) for row in range(2)]
@@ -364,12 +374,14 @@ class StackedNetworks:
             ours = self.vectors.gradient_of(row), self.vectors.weights_of(row)
             pairs = ((means[row], mean), (ours[0], gradient), (ours[1], weights))
             if not all(_close(*pair) for pair in pairs):
-                raise ModelError("a step of several networks is another one than that of each")
+                raise ModelError(
+                    "a stacked step of several networks differs from the step of each network alone"
+                )
         self._backend.load(start)
 
 
 def _line(problem: Exception) -> str:
-    """The first of what torch says; the rest is about its own insides."""
+    """The first line of torch's message; the rest describes its own internals."""
     return str(problem).strip().partition("\n")[0] or type(problem).__name__
 
 

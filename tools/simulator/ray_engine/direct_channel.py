@@ -1,9 +1,8 @@
-"""A connection of its own between this machine and a worker on a node, for all that a round takes there.
+"""A direct connection between this machine and a worker on a node, for the data of all tasks.
 
-Ray takes an argument or a result of more than 100 kB through the object stores of both nodes: 2 to 3 ms of
-the processor each way, whatever its size, which is as long as a small network trains. Who works where, and
-who has died, stays with Ray. Whoever connects shows a key that went through Ray; before that nothing of
-theirs is unpickled.
+Ray moves an argument or a result above 100 kB through the object stores of both nodes. That takes 2 to 3 ms
+of processor time each way, as long as training a small network. Ray still places the workers and reports
+deaths. A peer must first send a key that it got through Ray; nothing from it is unpickled before that.
 """
 
 import hmac
@@ -19,7 +18,7 @@ import numpy as np
 
 _KEY_BYTES = 32
 _TO_CONNECT_S = 5.0
-_STALLED_S = 60.0  # in the midst of a message: the node is gone
+_STALLED_S = 60.0  # within a message; after that the node counts as lost
 _LENGTH = struct.Struct(">Q")
 
 
@@ -28,10 +27,10 @@ class ChannelError(Exception):
 
 
 class DirectChannel:
-    """Messages both ways, any objects that `pickle` knows; arrays go as they lie in memory.
+    """Sends and receives objects that `pickle` supports; arrays are sent without a copy.
 
     Args:
-        connection: that is made and known to be with the right one.
+        connection: a connected socket whose peer has shown the key.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -40,7 +39,7 @@ class DirectChannel:
         self._connection = connection
 
     def send(self, message: Any) -> None:
-        """Raises ChannelError."""
+        """Send a message. Raises ChannelError."""
         arrays: list[pickle.PickleBuffer] = []
         pickled = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
         parts = [memoryview(pickled), *(array.raw() for array in arrays)]
@@ -48,13 +47,14 @@ class DirectChannel:
         try:
             for part in (memoryview(b"".join(map(_LENGTH.pack, lengths))), *parts):
                 num_sent = 0
-                while num_sent < part.nbytes:  # each piece in its own time: `sendall` has one for all of it
+                # a timeout for each piece: `sendall` has one for the whole message
+                while num_sent < part.nbytes:
                     num_sent += self._connection.send(part[num_sent:])
         except OSError as problem:
             raise ChannelError(str(problem)) from None
 
     def poll(self, patience_s: float) -> bool:
-        """Whether a message begins to come within that time. Raises ChannelError."""
+        """True if a message starts to arrive within that time. Raises ChannelError."""
         self._connection.settimeout(patience_s)
         try:
             if not self._connection.recv(1, socket.MSG_PEEK):
@@ -68,7 +68,7 @@ class DirectChannel:
         return True
 
     def receive(self) -> Any:
-        """The next message, whenever it begins to come; its arrays may be written to. Raises ChannelError."""
+        """Wait for the next message; its arrays are writable. Raises ChannelError."""
         while not self.poll(_STALLED_S):
             pass
         lengths = [self._length() for _ in range(self._length())]
@@ -76,12 +76,12 @@ class DirectChannel:
         return pickle.loads(pickled, buffers=arrays)  # noqa: S301 - of who knew the key
 
     def shut_down(self) -> None:
-        """Whoever waits for a message, in another thread or there, has a ChannelError."""
-        with suppress(OSError):  # it is broken already
+        """Break the connection: every pending `receive`, on both sides, raises ChannelError."""
+        with suppress(OSError):  # the connection is already broken
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """What was sent arrives."""
+        """Close the connection; data already sent still arrives."""
         self._connection.close()
 
     def _length(self) -> int:
@@ -92,14 +92,14 @@ class DirectChannel:
 
 
 class ChannelListener:
-    """A place where one connection is awaited.
+    """Waits for one connection.
 
     Args:
-        host: an address of this machine, by which the other one reaches it.
+        host: an address of this machine that the peer can reach.
 
     Attributes:
         address: host and port.
-        key: that whoever connects has to show.
+        key: the key that the peer has to send.
     """
 
     def __init__(self, host: str) -> None:
@@ -108,7 +108,9 @@ class ChannelListener:
         self.key = secrets.token_bytes(_KEY_BYTES)
 
     def accept(self) -> DirectChannel:
-        """Whoever shows the key first; then nobody else is let in. Raises ChannelError: nobody came."""
+        """Return the first connection that shows the key, then close the port. Raises ChannelError: none
+        came.
+        """
         ends_at = time.monotonic() + _TO_CONNECT_S
         with self._server:
             while (left_s := ends_at - time.monotonic()) > 0:
@@ -131,7 +133,7 @@ class ChannelListener:
 
 
 def connect(address: tuple[str, int], key: bytes) -> DirectChannel:
-    """To where an `ChannelListener` is. Raises ChannelError: it is not to be reached from here."""
+    """Connect to a `ChannelListener`. Raises ChannelError: it cannot be reached from here."""
     try:
         connection = socket.create_connection(address, timeout=_TO_CONNECT_S)
         connection.sendall(key)

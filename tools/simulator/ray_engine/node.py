@@ -1,4 +1,4 @@
-"""A worker on a node, as the machine sees it that gives it work."""
+"""A worker on a node, as seen from the machine that assigns its tasks."""
 
 import socket
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError, Dir
 from fleetune.tools.simulator.ray_engine.node_worker import Answer
 
 _POLL_S = 0.5
-_DEATH_REPORT_S = 10.0  # by Ray, of what a worker died of
+_DEATH_REPORT_S = 10.0  # how long to wait for Ray's report of a worker's death
 
 
 @dataclass(eq=False)
@@ -18,11 +18,12 @@ class Node:
     """A worker on a node.
 
     Attributes:
-        ray: the module, which knows where it is and whether it lives.
-        actor: Ray's handle.
-        where: the node's name, and the folder there; "": nobody asked yet.
-        channel: on which it is asked; None: not to be reached but through Ray, as from outside the cluster.
-        stale: devices whose files there are no longer the latest.
+        ray: the module `ray`, which knows where the worker is and if it lives.
+        actor: Ray's handle of the worker.
+        where: name of the node and folder of the run there; "": not asked yet.
+        channel: direct connection to the worker; None: it is reached through Ray only, as from outside the
+            cluster.
+        stale: devices whose files on the node are out of date.
     """
 
     ray: Any
@@ -30,15 +31,15 @@ class Node:
     where: tuple[str, str] = ("", "")
     channel: DirectChannel | None = None
     stale: list[str] = field(default_factory=list)
-    _serving: Any = None  # Ray's handle of its end of the line; it ends with the worker
+    _serving: Any = None  # Ray's handle of `NodeWorker.serve`, which ends with the worker
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this machine."""
+        """True if the worker is on this machine."""
         return self.where[0] == socket.gethostname()
 
     def connect(self) -> None:
-        """Have a line to it, if there can be one. Raises Ray's error: it died."""
+        """Open a direct connection if one is possible. Raises Ray's error if the worker died."""
         try:
             self.channel = connect(*self.ray.get(self.actor.listen.remote()))
         except (ChannelError, self.ray.exceptions.RayTaskError):
@@ -47,7 +48,7 @@ class Node:
             self._serving = self.actor.serve.remote()
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
-        """What came of a call of `NodeWorker.work`. Raises Ray's error: it died."""
+        """The answer to a call of `NodeWorker.work`. Raises Ray's error if the worker died."""
         if self.channel is None or not self.is_here:
             arguments = tuple(one.for_elsewhere if isinstance(one, TrainingJob) else one for one in arguments)
         piece = (function, arguments, *of)
@@ -63,12 +64,12 @@ class Node:
             raise self._death() from None
 
     def _death(self) -> BaseException:
-        """What Ray says that it died of."""
+        """Ray's report of why the worker died."""
         errors = self.ray.exceptions
         death: BaseException = errors.RayError("its connection broke")
         try:
             self.ray.get(self._serving, timeout=_DEATH_REPORT_S)
         except errors.RayError as told:
-            if not isinstance(told, errors.GetTimeoutError):  # Ray knows of none
+            if not isinstance(told, errors.GetTimeoutError):  # Ray has no report yet
                 death = told
         return death

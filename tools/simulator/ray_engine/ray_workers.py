@@ -1,9 +1,10 @@
-"""Workers on the nodes of a Ray cluster, behind the same seam as `workers.worker_processes`.
+"""An executor whose workers are on the nodes of a Ray cluster, with the interface of
+`workers.worker_processes`.
 
-A thread here serves each of them. The run's folder here has every device's files as its last work left them:
-an answer brings those that changed, and they are written before anyone hears of it. What a node has on its
-own disk saves sending a device's files when it works there again. So a worker or a node that dies costs the
-tasks that it was at, which another one begins from the same files.
+A thread of this process serves each worker. The run's folder on this machine always has every device's latest
+files: an answer brings the changed files, and they are written before its future is done. A node also keeps
+the files, so they need not be sent again. If a worker or a node dies, another worker repeats its task from
+the same files.
 """
 
 import shutil
@@ -30,14 +31,16 @@ from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
 from fleetune.tools.simulator.ray_engine.run_package import RunPackage
 from fleetune.tools.simulator.workers.device_files import keep_before
 
-PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
-_MOST_DEATHS = 3  # of workers, at one task
+PATIENCE_S = 300.0  # time without any worker; on a busy node importing torch takes minutes
+_MOST_DEATHS = 3  # number of workers that may die at one task
 _POLL_S, _TO_LEAVE_S = 0.5, 30.0
-_spare: list["Node"] = []  # of this process: workers that a run left, for its next one
+_spare: list["Node"] = []  # workers that a run of this process left for its next run
 
 
 def end_spare_workers() -> None:
-    """End the workers that this process keeps for its next run: others may want their processors."""
+    """End the workers that this process keeps for its next run, so that other programs can use the
+    processors.
+    """
     import ray
 
     while _spare:
@@ -56,15 +59,15 @@ class _Task:
 
 @dataclass(eq=False)
 class _Schedule:
-    """Which node works on which task; read and changed under one lock.
+    """The assignment of tasks to nodes; read and changed under one lock.
 
     Attributes:
-        waiting: tasks that no node works on, the next one first.
+        waiting: tasks without a node, the next one first.
         busy: devices that a node works on.
-        holder: the node with a device's latest files.
-        nodes: that can work.
-        idle: those without a task.
-        no_node_since: when there was no node first, on the monotonic clock.
+        holder: the node that has a device's latest files.
+        nodes: nodes that can work.
+        idle: nodes without a task.
+        no_node_since: when the last node was lost, on the monotonic clock.
     """
 
     waiting: list[_Task] = field(default_factory=list)
@@ -75,7 +78,9 @@ class _Schedule:
     no_node_since: float = field(default_factory=time.monotonic)
 
     def next_for(self, node: Node) -> _Task | None:
-        """A task of a device whose files the node has, else of one whose files no idle node has."""
+        """The next task for a node: of a device whose files it has, else of a device whose files no idle
+        node has.
+        """
         seen, free = set(self.busy), None
         for task in self.waiting:
             holder = self.holder.get(task.device)
@@ -88,7 +93,7 @@ class _Schedule:
         return free
 
     def remove(self, node: Node) -> None:
-        """Forget a node that is gone."""
+        """Forget a node that has ended."""
         if node in self.nodes:
             self.nodes.discard(node)
             self.no_node_since = time.monotonic()
@@ -97,16 +102,16 @@ class _Schedule:
 
 
 class RayWorkers(Executor):
-    """At most so many workers on the nodes of a cluster, as many as it has room for, one task at a time each.
+    """Workers on the nodes of a cluster, as many as it has room for, each with one task at a time.
 
-    Left by an exception, Ctrl-C's too, it kills them; else it waits for what was submitted.
+    On an exception inside the block (Ctrl-C too) it kills the workers. Otherwise it waits for all tasks.
 
     Args:
-        address: of the cluster's head.
-        most: workers.
-        run: that they work for.
-        devices: the folder of devices' states, here.
-        tell: told of workers that died, in a line, in the thread that submits.
+        address: address of the cluster's head.
+        most: maximum number of workers.
+        run: the run whose devices train.
+        devices: the folder of devices' states on this machine.
+        tell: called with a line about each worker that died, in the thread that submits.
     """
 
     def __init__(
@@ -127,11 +132,11 @@ class RayWorkers(Executor):
             thread.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """A function of `workers.worker`; what it is called with begins with a job, or a device's name.
+        """Submit a call of a function of `workers.worker`; its first argument is a job or a device's name.
 
-        Its future raises what it raised; FleetuneError where workers die of it, or there are none.
+        The future raises the function's exception, or FleetuneError if workers die at it or there are none.
         """
-        assert not kwargs, "nobody calls these so"
+        assert not kwargs, "functions of `workers.worker` take no keywords"
         self._print_lines()
         job = args[0]
         task = _Task(fn, args, args[0], None, Future())
@@ -146,7 +151,7 @@ class RayWorkers(Executor):
         return task.done
 
     def kill(self) -> None:
-        """End all workers, whatever they are doing, and begin no more."""
+        """End all workers in the middle of their work, and start no more."""
         with self._changed:
             self._killed = True
             self._changed.notify_all()
@@ -155,7 +160,7 @@ class RayWorkers(Executor):
             self._end(node)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
-        """Wait for what was submitted, or, killed, for nothing."""
+        """Wait for all submitted tasks; after `kill`, wait for nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -190,8 +195,8 @@ class RayWorkers(Executor):
         return self._killed or self._broken is not None or (self._closing and not self._schedule.waiting)
 
     def _serve(self) -> None:
-        """In a thread: one worker after another, each as long as it lives."""
-        deaths = 0  # in a row, as they began
+        """Run one worker after another, each as long as it lives. Runs in a thread of its own."""
+        deaths = 0  # workers in a row that died while starting
         while not self._over:
             node = _spare.pop() if _spare else Node(self._ray, self._actor())
             try:
@@ -205,7 +210,7 @@ class RayWorkers(Executor):
                 deaths += node not in self._schedule.nodes
                 self._report_death(node, death)
                 if deaths >= _MOST_DEATHS and not self._schedule.nodes:
-                    why = f"{deaths} workers on the Ray cluster died as they began ({_first_words(death)})"
+                    why = f"{deaths} workers on the Ray cluster died while starting ({_first_words(death)})"
                     self._break(FleetuneError(why))
             except BaseException as fault:  # noqa: BLE001 - raised by every task
                 self._end(node)
@@ -222,7 +227,9 @@ class RayWorkers(Executor):
         return self._ray.remote(**how)(NodeWorker).remote()
 
     def _started(self, node: Node) -> bool:
-        """Whether it has begun the run; it waits for room on the cluster, unless that has none for anyone."""
+        """Start the run on a node; True once it is ready. Raises FleetuneError after `PATIENCE_S` without
+        any node.
+        """
         node.where, node.channel, node.stale = ("", ""), None, []
         asked = node.actor.begin.remote(self._run)
         while not self._over:
@@ -238,13 +245,13 @@ class RayWorkers(Executor):
                 return True
             if not self._schedule.nodes and time.monotonic() - self._schedule.no_node_since > PATIENCE_S:
                 raise FleetuneError(
-                    f"no worker on the Ray cluster was ready for {PATIENCE_S:.0f} s: `ray status` says if"
-                    " it has room; the same command goes on"
+                    f"no worker on the Ray cluster was ready within {PATIENCE_S:.0f} s: `ray status` shows"
+                    " if it has room; the same command continues the run"
                 )
         return False
 
     def _next(self, node: Node) -> _Task | None:
-        """What a worker does next, once there is something; None: nothing will be."""
+        """Wait for a node's next task; None: there will be none."""
         with self._changed:
             self._schedule.idle.add(node)
             while (task := self._schedule.next_for(node)) is None and not self._over:
@@ -257,7 +264,7 @@ class RayWorkers(Executor):
             return task
 
     def _run_task(self, node: Node, task: _Task) -> None:
-        """Have a task done, and go on while others see to what came of it."""
+        """Run a task on a node. Another thread handles the answer, so that the node can go on."""
         holder = self._schedule.holder.get(task.device)
         try:
             files = None if holder is node else device_copies.all_of(self._devices, task.device)
@@ -276,11 +283,12 @@ class RayWorkers(Executor):
                 holder.stale.append(task.device)
             self._schedule.holder[task.device] = node
             if answer.fault is not None:
-                del self._schedule.holder[task.device]  # who knows what it left there
+                # the failed function may have left its files half written
+                del self._schedule.holder[task.device]
         self._finishers.submit(self._finish, task, answer)
 
     def _finish(self, task: _Task, answer: Answer) -> None:
-        """In another thread: its files are here before anyone hears of it."""
+        """Write a task's changed files, then complete its future. Runs in another thread."""
         result, fault = answer.result, answer.fault
         try:
             if fault is None:
@@ -292,7 +300,7 @@ class RayWorkers(Executor):
         self._complete(task, result, fault)
 
     def _complete(self, task: _Task, result: Any, fault: BaseException | None) -> None:
-        """Whoever asked hears what came of it."""
+        """Set the result or the exception of a task's future."""
         with self._changed:
             self._schedule.busy.discard(task.device)
             self._changed.notify_all()
@@ -302,7 +310,7 @@ class RayWorkers(Executor):
             task.done.set_exception(fault)
 
     def _retry(self, task: _Task, death: BaseException) -> None:
-        """Another worker does it, unless it has been the death of several."""
+        """Queue a task again, unless several workers died at it."""
         task.deaths += 1
         with self._changed:
             self._schedule.busy.discard(task.device)
@@ -312,18 +320,18 @@ class RayWorkers(Executor):
             self._changed.notify_all()
         if not again:
             why = f"{task.deaths} workers died at {task.device}'s task, perhaps for lack of memory"
-            task.done.set_exception(FleetuneError(f"{why} ({_first_words(death)}); the same command goes on"))
+            task.done.set_exception(
+                FleetuneError(f"{why} ({_first_words(death)}); the same command continues the run")
+            )
 
     def _report_death(self, node: Node, death: BaseException) -> None:
         self._end(node)
         if not self._over:
             where = f" on {node.where[0]}" if node.where[0] else ""
-            self._lines.put(
-                f"a worker{where} is gone ({_first_words(death)}): what it was at is played again"
-            )
+            self._lines.put(f"a worker{where} died ({_first_words(death)}): its task is repeated")
 
     def _release(self, node: Node) -> None:
-        """The run is over for it."""
+        """End the run on a node, and keep the worker for the next run."""
         with self._changed:
             self._schedule.nodes.discard(node)
         if self._killed or self._broken is not None:
@@ -342,15 +350,15 @@ class RayWorkers(Executor):
         with self._changed:
             self._schedule.remove(node)
             self._changed.notify_all()
-        with suppress(Exception):  # it is gone
+        with suppress(Exception):  # the worker may have ended already
             self._ray.kill(node.actor)
         if node.channel is not None:
             node.channel.shut_down()
-        if node.is_here:  # else the next worker there does it
+        if node.is_here:  # on other machines the next worker removes the folder
             shutil.rmtree(node.where[1], ignore_errors=True)
 
     def _break(self, fault: BaseException) -> None:
-        """Nothing can be done: every task raises this."""
+        """Fail every waiting and every further task with this exception."""
         with self._changed:
             self._broken = self._broken or fault
             tasks, self._schedule.waiting = self._schedule.waiting, []

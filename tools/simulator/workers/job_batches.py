@@ -1,4 +1,4 @@
-"""Jobs of several devices, given to a worker together."""
+"""Batches of training jobs, so that one worker trains several devices at once."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -9,7 +9,9 @@ from fleetune.tools.simulator.workers import worker
 
 
 class _BatchedFuture(Future[TrainingResult]):
-    """A job's, which goes off when somebody waits for it."""
+    """The future of a job in a batch. The batch is submitted, even if incomplete, when its result is
+    needed.
+    """
 
     def __init__(self, submit: Callable[["_BatchedFuture"], None]) -> None:
         super().__init__()
@@ -25,14 +27,14 @@ class _BatchedFuture(Future[TrainingResult]):
 
 
 class BatchingExecutor(Executor):
-    """Hands on the jobs of so many devices at a time, in the order in which they came.
+    """Submits training jobs in batches, in the order in which they came.
 
-    Which of them are together depends on nothing but that order and on when somebody waits for one: so they
-    are the same again, and the same bits.
+    A batch depends only on that order, and on when a result is needed. So a repeated run has the same batches
+    and bits.
 
     Args:
-        executor: has workers with as many seats.
-        most: devices at a time.
+        executor: an executor whose workers have `most` slots.
+        most: devices in a batch.
     """
 
     def __init__(self, executor: Executor, most: int) -> None:
@@ -40,7 +42,7 @@ class BatchingExecutor(Executor):
         self._group: list[tuple[_BatchedFuture, TrainingJob]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Of `worker.train` later, of anything else now."""
+        """Add a call of `worker.train` to the batch; submit any other call at once."""
         if fn is not worker.train:
             return self._executor.submit(fn, *args, **kwargs)
         one = _BatchedFuture(self._submit_group)

@@ -1,15 +1,16 @@
-"""Worker processes that hear no Ctrl-C, end at once when they shall, and never outlive who began them.
+"""Worker processes that ignore Ctrl-C, end at once when they are told to, and never outlive their parent.
 
-Why not `concurrent.futures.ProcessPoolExecutor`: all its workers answer through one pipe under one lock. A
-worker that is killed while it answers leaves the others, and who waits for them, hanging; one that is not
-killed finishes its job first; and Ctrl-C, which a terminal sends to all of them, is a traceback of each. Here
-each has a channel of its own, whose other end a thread holds.
+`concurrent.futures.ProcessPoolExecutor` does not fit. All its workers answer through one pipe under one lock,
+so a worker that is killed while it answers blocks the others. It also waits for running jobs, and Ctrl-C
+prints a traceback of each worker. Here each worker has a channel of its own, whose other end belongs to one
+thread.
 
-On Linux they are forks of one process that has imported what they need and has no threads: they are there at
-once, and share that memory. Elsewhere libraries of the system do not bear a fork, and each begins by itself.
+On Linux the workers are forks of one process that has imported what they need and has no threads. So they
+start at once and share that memory. Other systems have libraries that break after a fork, so there each
+worker starts afresh.
 
-Unless jobs hold something of the script that begins them, workers do not import it, as those of
-`multiprocessing` do: it may call us without `if __name__ == "__main__":`, and import what it likes.
+Workers do not import the caller's script, unless jobs hold something of it. The script may call us without
+`if __name__ == "__main__":`, and may import anything.
 """
 
 import multiprocessing
@@ -33,7 +34,7 @@ from fleetune.tools.simulator.workers.shared_memory_channel import SharedMemoryC
 
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
 _FORKS = sys.platform == "linux"
-_IMPORTED = (  # before workers are forked
+_IMPORTED = (  # imported once, before workers are forked
     "fleetune.tools.simulator.workers.worker",
     "fleetune.edge_agent.training.torch_backend",
     "fleetune.coordinator.export.activation_bytes",
@@ -45,7 +46,7 @@ _hiding = threading.Lock()
 
 
 def warm_up() -> None:
-    """Begin to import what workers need, beside whatever this process does meanwhile."""
+    """Start to import what workers need, while this process goes on."""
     if not _FORKS:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
@@ -55,7 +56,7 @@ def warm_up() -> None:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """What is begun inside does not hear Ctrl-C, which may come while it imports."""
+    """Block Ctrl-C in processes that are started inside, because it may come while they import."""
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         yield
@@ -65,7 +66,7 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def _without_script() -> Iterator[None]:
-    """What is begun inside is not told which script this process runs."""
+    """Hide this process's script from processes that are started inside."""
     with _hiding:
         script = vars(sys.modules["__main__"])
         names: tuple[str, ...] = ("__file__", "__spec__")
@@ -79,18 +80,18 @@ def _without_script() -> Iterator[None]:
 
 
 def _no_start() -> None:
-    """Nothing is set up in a worker."""
+    """Set up nothing in a worker."""
 
 
 class WorkerProcesses(Executor):
-    """At most so many processes, begun when there is something to do, one job at a time each.
+    """An executor with worker processes; each starts when it is needed, and has one job at a time.
 
-    Left by an exception, Ctrl-C's too, it kills them; else it waits for what was submitted.
+    On an exception inside the block (Ctrl-C too) it kills the workers. Otherwise it waits for all jobs.
 
     Args:
-        most: processes.
-        start: called first in each, with `arguments`; what it raises is what each job raises.
-        arguments: of `start`.
+        most: maximum number of processes.
+        start: called first in each process, with `arguments`; every job raises its exception.
+        arguments: arguments of `start`.
         with_script: whether workers import the script that this process runs.
     """
 
@@ -110,25 +111,27 @@ class WorkerProcesses(Executor):
         self._workers: list[tuple[BaseProcess, SharedMemoryChannel]] = []
         self._killed = False
         self._lock = threading.Lock()
-        self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
+        self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages of running jobs, see `tell`
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """A job: `fn` is a function of a module.
+        """Submit a job; `fn` is a function of a module.
 
-        Its future raises what `fn` raised, the worker's traceback as its cause; FleetuneError where the
-        worker died, and another takes its place.
+        The future raises the exception of `fn`, with the worker's traceback as its cause. If the worker died
+        it raises FleetuneError, and another worker replaces it.
         """
         return self._threads.submit(self._run_job, fn, args, kwargs)
 
     def kill(self) -> None:
-        """End all workers, whatever they are doing, and begin no more."""
+        """End all workers in the middle of their work, and start no more."""
         with self._lock:
             self._killed = True
             for process, _ in self._workers:
                 process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
-        """Wait for what was submitted, or, killed or cancelled, for nothing; then the workers are gone."""
+        """Wait for all submitted jobs, after `kill` or a cancellation for none, and for the end of the
+        workers.
+        """
         self._threads.shutdown(cancel_futures=cancel_futures)
         for process, channel in self._workers:
             channel.close()
@@ -149,23 +152,24 @@ class WorkerProcesses(Executor):
             raise
 
     def _run_job(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In a thread: a job, done by its worker."""
+        """Run a job in this thread's worker, which is started first if necessary."""
         channel: SharedMemoryChannel | None = getattr(self._of_thread, "channel", None)
         if channel is None or channel.closed:
             channel = self._of_thread.channel = self._start_worker()
             try:
                 self._call(channel, self._start, self._arguments, {})
-                with suppress(OSError):  # a dead worker's, as is found below
-                    channel.share_memory()  # now: a run's samples would take some for good
+                with suppress(OSError):  # the worker is dead; the call below reports it
+                    # only now: the arguments of `start` may be large, and the memory never shrinks
+                    channel.share_memory()
             except BaseException:
                 channel.close()
                 raise
         return self._call(channel, fn, args, kwargs)
 
     def _start_worker(self) -> SharedMemoryChannel:
-        """A worker for this thread."""
+        """Start a worker for this thread."""
         warm_up()
-        resource_tracker.ensure_running()  # it would make this thread hear signals again
+        resource_tracker.ensure_running()  # started later, it would unblock signals in this thread
         context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         ours, theirs = context.Pipe()
         with self._lock, theirs, _signals_blocked(), self._hide_script():
@@ -200,14 +204,15 @@ class WorkerProcesses(Executor):
 
 
 def tell(news: object) -> None:
-    """In a worker: put something into `WorkerProcesses.news`, long before the job is done."""
+    """In a worker: send a message to `WorkerProcesses.news` while the job is running."""
     assert _channel is not None, "_serve() runs first in every worker"
     _channel.send_by_pipe((_NEWS, news))
 
 
 def number() -> int:
-    """Of this worker among its like, from 0; those that a worker begins are numbered from its own on, so that
-    cards are shared evenly.
+    """The number of this worker, from 0.
+
+    Workers that a worker starts are numbered from its own number on, so that GPUs are shared evenly.
     """
     return _number
 
@@ -217,7 +222,7 @@ _number = 0
 
 
 def _serve(pipe: Connection, number_of_this: int) -> None:
-    """What a worker does: one job after another until its pipe is closed."""
+    """The main function of a worker: run one job after another until its pipe is closed."""
     global _channel, _number
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
@@ -233,7 +238,7 @@ def _serve(pipe: Connection, number_of_this: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Whoever began this process is gone, killed perhaps: nobody wants what it does."""
+    """End this process when its parent ends, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
