@@ -65,7 +65,7 @@ class Reading:
         part: `coordinator`, `agent` or `broker`.
         resident_mb: resident memory.
         files: open files and sockets.
-        threads: of the process.
+        threads: threads of the process.
         folder_mb: size of its folder without downsampled rounds.
         folder_files: number of files there.
         past_mb: those rounds, bounded by `coordinator.extensions.downsampling.MOST_BYTES` twice.

@@ -58,7 +58,7 @@ class Fleet:
         devices, samples: number of devices, and of samples on each.
         epochs, rounds: local epochs in a round, and rounds.
         ratio: the ratio that every device uses.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     model: str = "lenet5"

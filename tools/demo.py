@@ -1,7 +1,7 @@
 """make demo: a broker, a coordinator and six agents train together on this machine, as separate processes.
 
-The six agents stay; the coordinator is started three times, once for each method. Then a table and a
-picture say what each device gained. Everything is counted where it crossed the wire.
+The six agents keep running. The coordinator is started three times, once for each method. At the end a table
+and a picture show what each device gained. All bytes are counted on the wire.
 """
 
 import os
@@ -35,7 +35,7 @@ def main() -> None:
     settings = read_run(RUN_FILE)
     devices = device_specs(settings.fleet, settings.run.seed)
     console.rule("[bold]Fleetune demo")
-    console.print(f"dealing {settings.data.source} to {len(devices)} devices ...")
+    console.print(f"partitioning {settings.data.source} over {len(devices)} devices ...")
     list(write_device_files(settings, FOLDER / "shares"))
     with EmbeddedBroker.start(FOLDER / "broker") as broker:
         address = f"{broker.host}:{broker.port}"
@@ -49,7 +49,7 @@ def main() -> None:
 
 @contextmanager
 def _agents(devices: list[DeviceSpec], broker: str) -> Iterator[None]:
-    """Agents as processes of their own, each with its share of the data and its board's profile."""
+    """Run an agent process for each device, with its part of the data and its board's profile."""
     processes = []
     for device in devices:
         log = FOLDER / f"{device.name}.log"

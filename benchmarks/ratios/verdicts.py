@@ -25,8 +25,8 @@ class RunOutcome:
     """How one run reached the target.
 
     Attributes:
-        seed: of the run.
-        score: of the fleet in the end.
+        seed: seed of the run.
+        score: score of the fleet in the end.
         target: the score to reach.
         round: in which it was reached; None: never.
         seconds, joules, megabytes: until then: simulated time, energy of all boards with idling, updates sent

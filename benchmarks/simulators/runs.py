@@ -32,7 +32,7 @@ class Run:
         ended_s: end of each round, in seconds since the process was started.
         processor_s: processor seconds until then, of the process and its children.
         memory_bytes: maximum; shared pages count once (PSS).
-        accuracy: of the final model on samples that no device has, 0 to 1.
+        accuracy: accuracy of the final model on samples that no device has, 0 to 1.
     """
 
     configuration: str

@@ -21,7 +21,7 @@ class Workload:
     """Federated averaging of one network.
 
     Attributes:
-        name: of the workload.
+        name: name of the workload.
         model: name of a model that Fleetune builds.
         devices: number of devices.
         samples: training samples of each device.

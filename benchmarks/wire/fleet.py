@@ -54,7 +54,7 @@ class Setting:
         devices, participants: in the fleet, and in a round.
         rounds: of a run.
         learning_rate, momentum: of local SGD with one epoch a round and batches of 16.
-        schedule: of the learning rate over the rounds.
+        schedule: schedule of the learning rate over the rounds.
         mean, std: of [data], to scale the inputs.
     """
 

@@ -51,7 +51,7 @@ class Run:
     Attributes:
         setting, configuration, seed: what ran.
         bytes_up: cumulative bytes after each round.
-        accuracy: of the shared model on all test samples after each round, 0 to 1.
+        accuracy: accuracy of the shared model on all test samples after each round, 0 to 1.
         bytes_down: bytes of a round that sends float32 to every participant.
         seconds: processor time.
     """

@@ -66,7 +66,7 @@ class Comparison:
     """Results of configurations on the same fleet and data.
 
     Attributes:
-        name: of the run file.
+        name: name of the run file.
         configurations: in the order of the tables.
         seeds: that were asked for.
         runs: those that are finished.

@@ -45,7 +45,7 @@ def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
     """The configurations that `--methods` names.
 
     Args:
-        settings: of the run file.
+        settings: settings of the run file.
         methods: comma-separated labels, or patterns (`kapc*`) of labels of [compare] and of methods; `all`:
             every method and all of [compare]; None: the baselines, the file's own method, and all of
             [compare].

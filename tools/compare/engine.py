@@ -71,7 +71,7 @@ class Experiment:
     """Configurations, each with several seeds.
 
     Attributes:
-        settings: of the run file.
+        settings: settings of the run file.
         configurations: in the order of the tables.
         seeds: of each configuration.
         target: score (accuracy in (0, 1)) whose cost is reported; None: see `comparison.target_of`.

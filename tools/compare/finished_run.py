@@ -48,10 +48,10 @@ class FinishedRun:
     """A finished run of one configuration with one seed.
 
     Attributes:
-        label: of the configuration.
-        seed: of the run.
+        label: label of the configuration.
+        seed: seed of the run.
         summary: its summary.json, personal scores filled in (`outcome.with_personal`).
-        records: of its training rounds; the final evaluation is not among them.
+        records: records of its training rounds; the final evaluation is not among them.
         idle_w: watts that each device's board draws when idle; {}: unknown.
     """
 

@@ -80,7 +80,7 @@ class ComparisonPage:
         comparison: the results.
         plots: in their order.
         failed: one line for each run that failed.
-        settings: of the run file, as text.
+        settings: settings of the run file, as text.
         remark: one line on the plots, or instead of them; "" for none.
     """
 

@@ -45,8 +45,8 @@ class PlannedRun:
     """One run: a configuration with a seed.
 
     Attributes:
-        label: of the configuration.
-        settings: of the run; with samples of the caller, [data] has their digest.
+        label: label of the configuration.
+        settings: settings of the run; with samples of the caller, [data] has their digest.
         folder: where it is kept.
         runs: the folder of all runs.
         samples: what the caller gives instead of the data that [data] names.

@@ -1,4 +1,4 @@
-"""Which link each device of [fleet] is on."""
+"""The link of each device in [fleet]."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,11 @@ from fleetune.tools.links.trace_csv import read_trace
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
-    """The link of each device, in the order of the devices; None: the link that it has where `links` says
-    nothing.
+    """The link of each device, in the order of the devices; None: `links` does not name one.
 
     Args:
-        fleet: [fleet].
-        seed: of the run; what a link leaves to chance is drawn from it and from the device's number.
+        fleet: the section [fleet].
+        seed: seed of the run; random parts of a link are drawn from it and from the device's number.
 
     Raises:
         SettingError: an unknown preset, a trace file that cannot be read, or more links than devices.
@@ -43,7 +42,7 @@ def links_named(
     for all.
 
     Args:
-        name: of a preset, or the path of a trace file.
+        name: name of a preset, or the path of a trace file.
         keys: one for each link.
         delay_s: of a trace file's link; a preset has its own.
         loss: likewise.

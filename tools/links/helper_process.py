@@ -1,10 +1,9 @@
-"""A helper process that outlives the command that started it, and that is found and ended again.
+"""A helper process that outlives the command that started it, and that other commands can find and end.
 
-It holds a lock on a file of its own for as long as it lives and its process id stands in there: a locked
-file names a process that is ours, whatever became of the command that started it. A helper whose file is
-gone ends itself.
+It holds a lock on a file with its process id for as long as it lives. So a locked file always names a process
+of ours, even after a crash of its command. A helper ends by itself when its file is removed.
 
-Imports nothing but the standard library: a relay is one of these, and there is one for each link.
+This module imports only the standard library, because each link's relay is such a helper.
 """
 
 import fcntl
@@ -20,10 +19,11 @@ _OPEN_S = 0.02
 
 
 def detach(file: Path) -> None:
-    """Go on as a helper; the process that was called ends with exit code 0, so that its caller may go on.
+    """Continue as a helper in the background; the called process ends with exit code 0, so that its caller
+    goes on.
 
     Raises:
-        OSError: the folder of `file` is gone: whoever started us has been cleaned up after already.
+        OSError: the folder of `file` is gone, because the network was removed meanwhile.
     """
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -39,12 +39,12 @@ def detach(file: Path) -> None:
 
 
 def is_wanted(file: Path) -> bool:
-    """Whether the helper of `file` should go on."""
+    """True if the helper of `file` should go on."""
     return file.exists()
 
 
 def is_running(file: Path) -> bool:
-    """Whether the helper of `file` lives."""
+    """True if the helper of `file` lives."""
     try:
         lock = os.open(file, os.O_RDWR)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def stop(file: Path) -> None:
     """End the helper of `file`, if there is one, and remove the file.
 
     Raises:
-        TimeoutError: it does not end.
+        TimeoutError: the helper does not end.
     """
     try:
         lock = os.open(file, os.O_RDWR)

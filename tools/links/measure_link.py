@@ -1,11 +1,11 @@
-"""What a link really carries: payload over TCP both ways, and small datagrams there and back.
+"""Measures a link: TCP payload in both directions, and small datagrams there and back.
 
     python -m fleetune.tools.links.measure_link serve HOST                 prints the port it listens on
     python -m fleetune.tools.links.measure_link ask HOST PORT SECONDS      prints what it measured, as JSON
 
-Rates are those at which bytes arrive, without the first quarter: a connection begins slowly, and the
-link's buffers take the first bytes in at once. A lost packet holds back what comes after it, so that bytes
-arrive in lumps: the count begins and ends after a lump.
+A rate is the rate at which bytes arrive, without the first quarter: a connection starts slowly, and the
+link's buffers take the first bytes at once. A lost packet delays those after it, so bytes arrive in groups.
+The count starts and ends after a group.
 """
 
 import contextlib

@@ -73,7 +73,7 @@ class Network:
 
     Args:
         links: one for each agent.
-        name: of the network; None: one that nobody has.
+        name: name of the network; None: one that nobody has.
         traces_wait: links stay as their traces begin until `start_traces`.
 
     Attributes:

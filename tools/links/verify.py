@@ -1,4 +1,6 @@
-"""Whether a network carries what was asked of it, by a real transfer each way over every link."""
+"""Checks if a network carries what its links specify, by a real transfer in each direction over every
+link.
+"""
 
 import json
 import subprocess
@@ -20,12 +22,12 @@ SECOND_LOOK = 3  # times as long, at a link that was not as it should be
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one agent's link should carry and what it does.
+    """Expected and measured values of one agent's link.
 
     Attributes:
-        expected_bps: up and down, at the time of the transfer.
-        measured: None: the hub is not reached.
-        problems: in words; none: it is as it should be.
+        expected_bps: rates up and down at the time of the transfer.
+        measured: measured values; None: the hub was not reached.
+        problems: a line for each deviation.
     """
 
     index: int

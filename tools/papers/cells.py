@@ -25,7 +25,7 @@ def read_cell(
     """The settings of a cell as its file has them, and with the changes of the user.
 
     Args:
-        name: of a cell of tools/papers, or a path to a file of the same form.
+        name: name of a cell of tools/papers, or a path to a file of the same form.
         changes: section.key=value each.
         data: the folder of the cell's files, or another source as in data.source.
 
@@ -63,7 +63,7 @@ def read_variant(
     Args:
         base: name of a cell of tools/papers.
         own: the sections and keys that differ, as of `PaperSection.rows`.
-        name: of the new cell.
+        name: name of the new cell.
         changes: section.key=value each.
 
     Raises:

@@ -228,7 +228,7 @@ class CellResult:
     """Our runs of a cell, and the paper's number.
 
     Attributes:
-        name: of the cell.
+        name: name of the cell.
         paper: its [paper] table.
         label: how far the runs are those of the paper.
         runs: finished ones.

@@ -71,7 +71,7 @@ class TableCell(Struct, frozen=True):
     """One number of a table.
 
     Attributes:
-        name: of its folder; the name in tools/papers if it is a cell from there without changes.
+        name: name of its folder; the name in tools/papers if it is a cell from there without changes.
         method, setting: the cell's place in the table.
         printed: as the paper has it.
         base: the cell of tools/papers that it is made of.

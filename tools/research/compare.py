@@ -41,8 +41,8 @@ class ComparisonResult:
     run, `seed`. The other columns have the names that they have in `fleetune.Result`.
 
     Attributes:
-        folder: of the comparison: report.html, tables, pictures, and each run in CONFIGURATION/seed-N.
-        settings: of all runs, except what differs.
+        folder: folder of the comparison: report.html, tables, pictures, and each run in CONFIGURATION/seed-N.
+        settings: settings of all runs, except what differs.
         comparison: the results as `tools.compare` has them.
     """
 

@@ -46,10 +46,10 @@ class Result:
     `mae_after`. A share is a fraction of 1.
 
     Attributes:
-        folder: of the run.
-        settings: of the run.
+        folder: folder of the run.
+        settings: settings of the run.
         summary: the content of its summary.json; of a run in progress its present state.
-        records: of its closed rounds, ascending, the final evaluation included.
+        records: records of its closed rounds, ascending, the final evaluation included.
         finished: whether all its rounds are done.
     """
 

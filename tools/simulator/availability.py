@@ -16,7 +16,7 @@ class Availability:
     Args:
         chance: that a device is connected, 0..1.
         quorum: devices that a round needs.
-        seed: of the run.
+        seed: seed of the run.
 
     Attributes:
         idle_periods: periods since the last round closed in which a round was due.

@@ -18,16 +18,16 @@ class CoordinatorSide:
     """Drives a `RunController`: sends its tasks, wakes it, and collects what happened.
 
     Args:
-        controller: of the run.
+        controller: controller of the run.
         transfers: sends tasks.
-        queue: of the simulation.
+        queue: queue of the simulation.
         guard: counts attempts at a round.
         availability: is reset by every closed round.
         streams: of samples; None: the devices' data do not grow.
         overlapping: whether rounds overlap, so that no round is held back.
 
     Attributes:
-        events: of the run, since the latest checkpoint.
+        events: events of the run, since the latest checkpoint.
         closed: whether a round has closed since the latest checkpoint.
         finished: whether the run is over.
         next_wake: when the engine is called next; None: it did not ask.

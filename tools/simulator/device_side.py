@@ -33,14 +33,14 @@ class DeviceSide:
     Args:
         coordinator: gets their reports and replies.
         transfers: sends their replies.
-        queue: of the simulation.
+        queue: queue of the simulation.
         fleet: the devices.
         work: their training, in workers.
         availability: which of them are connected.
         streams: their samples over time; None: their data do not grow.
         guard: allows tasks to devices that reconnect.
         checkpoints: they keep devices' files as they were before a round.
-        enrolment: of the run.
+        enrolment: enrolment of the run.
     """
 
     def __init__(

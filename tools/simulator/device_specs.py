@@ -36,7 +36,7 @@ class DeviceSpec:
         speed: of its board, relative to the profile.
         charge: of its battery when the run begins; None: it is on the mains.
         jitter: of its training time from round to round, see [fleet].
-        key: of its random draws.
+        key: key of its random draws.
     """
 
     name: str
@@ -62,7 +62,7 @@ def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) ->
     A warning in the log says when several groups share a device.
 
     Args:
-        settings: of a run.
+        settings: settings of a run.
         dataset: its samples; None: they are loaded where necessary.
 
     Raises:
@@ -90,7 +90,7 @@ def device_specs(fleet: FleetSection, seed: int) -> list[DeviceSpec]:
 
     Args:
         fleet: [fleet].
-        seed: of the run.
+        seed: seed of the run.
 
     Raises:
         SettingError: an unknown board or link, or more boards or links than devices.

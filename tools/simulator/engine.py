@@ -1,4 +1,4 @@
-"""Who trains simulated devices: processes of this machine, or of the nodes of a Ray cluster."""
+"""Chooses where simulated devices train: in processes of this machine, or on the nodes of a Ray cluster."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Engine(StrEnum):
 
 
 class Workers(NamedTuple):
-    """How many train devices, and the address of the cluster that they are on; None: they are here."""
+    """The number of workers, and the address of their Ray cluster; None: they are on this machine."""
 
     workers: int
     cluster: str | None
@@ -30,17 +30,18 @@ class Workers(NamedTuple):
 def open_workers(
     engine: str, address: str | None, workers: int | None, num_cards: int = 0
 ) -> Iterator[Workers]:
-    """Those of a command; a cluster that was begun for it ends with this block.
+    """The workers of a command. A Ray cluster that was started for it ends with the block.
 
     Args:
         engine: one of `Engine`.
-        address: of the Ray cluster; None: $RAY_ADDRESS, and without it one is begun on this machine.
-        workers: that train; None: one a core, here or there, and on cards a few each.
-        num_cards: that they share; 0: they train on processors.
+        address: address of the Ray cluster; None: $RAY_ADDRESS, and without it a cluster is started on this
+            machine.
+        workers: number of workers; None: one for each core, or a few for each GPU.
+        num_cards: number of GPUs that they share; 0: they train on processors.
 
     Raises:
-        SettingError: there is no such engine, the two do not go together, Ray is not installed, or there is
-            no such cluster.
+        SettingError: the engine is unknown, address and engine do not match, Ray is not installed, or there
+            is no such cluster.
     """
     if engine not in list(Engine):
         raise SettingError(f"--engine {engine}: choose {', '.join(Engine)}")

@@ -28,7 +28,7 @@ class FleetStreams:
 
     Args:
         schedule: which samples come when.
-        scores: of the days.
+        scores: scores of the days.
         executor: runs `tools.simulator.workers.worker`.
         fleet: the devices.
 

@@ -15,10 +15,10 @@ class TrainingJob:
     """One device's work on one task.
 
     Attributes:
-        name: of the device.
+        name: name of the device.
         index: its number.
         budget: for this work.
-        key: of the task.
+        key: key of the task.
         payload: the encoded task.
         wall_s: time of day when the task was sent, seconds since 1970.
         num_closed: rounds that had ended. The device's files are kept for a run that goes on from there;

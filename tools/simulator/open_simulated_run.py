@@ -75,8 +75,8 @@ def open_new(
     """Open a new run. Everything that can fail is tried before an earlier run is removed.
 
     Args:
-        settings: of the run.
-        folder: of the run.
+        settings: settings of the run.
+        folder: folder of the run.
         runs: the folder of runs that this one may start from.
         caller_samples: that the caller passed.
         workers: 0: this process alone does all work.

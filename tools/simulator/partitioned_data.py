@@ -49,8 +49,8 @@ class PartitionedData:
         assigned: rows that the caller assigned to each device; None: `section.partition` assigns them.
         section: [data].
         num_devices: of the fleet.
-        seed: of the run.
-        task: of the run.
+        seed: seed of the run.
+        task: task of the run.
         held_out: fraction of the training samples that are for validation.
     """
 

@@ -89,7 +89,7 @@ class RoundLines:
     Attributes:
         console: to print on.
         last_round: of the run; None: it has no end.
-        score: of the run's task.
+        score: score of the run's task.
     """
 
     console: Console

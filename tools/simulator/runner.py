@@ -39,8 +39,8 @@ def simulate(
     """Simulate a run, or go on with one that was stopped.
 
     Args:
-        settings: of the run.
-        folder: of the run.
+        settings: settings of the run.
+        folder: folder of the run.
         workers: processes that train devices, one torch thread each; 0: this process trains them.
         fresh: replace an earlier run in the folder.
         observers: get the run's events, and lines about how it started.
@@ -128,7 +128,7 @@ def write_results(run: Run, summary: Summary, *, finished: bool = True, report: 
 
     Args:
         run: is closed.
-        summary: of the run.
+        summary: summary of the run.
         finished: False: the caller ended the run early, and may continue it.
         report: write pictures and report.html, too.
 

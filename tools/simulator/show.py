@@ -38,8 +38,8 @@ def show_run(
     One that was stopped goes on; one that is finished there is shown.
 
     Args:
-        settings: of the run.
-        folder: of the run.
+        settings: settings of the run.
+        folder: folder of the run.
         workers: see `simulate`.
         fresh: see `simulate`.
         follow: a line a round, for a log or a pipe, instead of the bar.

@@ -78,7 +78,7 @@ class SimulatedDevice:
     Attributes:
         spec: its board and link.
         planner: the agent's own choices and forecasts.
-        policy: of its owner.
+        policy: policy of its owner.
         flops_per_sample: of one training step on the fleet's model.
         battery: None: mains power.
         connected: whether the coordinator can reach it.

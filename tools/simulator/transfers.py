@@ -49,8 +49,8 @@ class Transfers:
     """Sends tasks and replies, and starts the devices' work.
 
     Args:
-        controller: of the run; it knows what each task holds.
-        enrolment: of the run.
+        controller: controller of the run; it knows what each task holds.
+        enrolment: enrolment of the run.
         queue: gets the arrivals.
         fleet: the devices.
         work: gets the devices' training.

@@ -30,7 +30,7 @@ class ExistingRun:
 
     Attributes:
         settings: with the values that were filled in at its start.
-        enrolment: of the run.
+        enrolment: enrolment of the run.
         rounds: that are stored.
         finished: the run has ended and its results are written.
         restart_reason: why it cannot be resumed; "": it can.

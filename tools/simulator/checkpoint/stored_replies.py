@@ -30,7 +30,7 @@ class StoredReplies:
     """The replies in a run's store; called inside `store.step()`.
 
     Args:
-        store: of the run.
+        store: store of the run.
     """
 
     def __init__(self, store: RunStore) -> None:

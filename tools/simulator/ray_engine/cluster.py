@@ -25,11 +25,11 @@ _QUIET = {"log_to_driver": False, "logging_level": "error", "include_dashboard":
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster that is there.
+    """A Ray cluster that this process is connected to.
 
     Attributes:
-        address: of its head.
-        num_cpus: of all its nodes, as they say themselves.
+        address: address of its head.
+        num_cpus: processors of all its nodes, as they report them.
     """
 
     address: str
@@ -38,13 +38,13 @@ class Cluster:
 
 @contextmanager
 def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
-    """A cluster while it is used. One that this process is a client of already, as a notebook may be, is used
-    and left as it is.
+    """Connect to a cluster for the length of the block. An existing connection of this process, as in a
+    notebook, is used and kept.
 
     Args:
-        address: of one that is there, or "auto"; None: $RAY_ADDRESS, and without it one is begun on this
-            machine, which ends with this block.
-        num_cpus: workers of one that is begun.
+        address: address of a running cluster, or "auto"; None: $RAY_ADDRESS, and without it a cluster on this
+            machine that ends with the block.
+        num_cpus: workers of such a cluster.
 
     Raises:
         SettingError: Ray is not installed, or there is no such cluster.
@@ -66,7 +66,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
 
 
 def _of_this_process(ray: ModuleType, address: str | None) -> Cluster:
-    """The cluster that this process is a client of. Raises SettingError: that is not the one at `address`."""
+    """The cluster that this process is connected to. Raises SettingError: its address is not `address`."""
     there = ray.get_runtime_context().gcs_address
     if address not in (None, "auto", there):
         raise SettingError(
@@ -76,7 +76,9 @@ def _of_this_process(ray: ModuleType, address: str | None) -> Cluster:
 
 
 def _check_reached(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Check that the address can be reached, because Ray itself would try for minutes. Raises
+    SettingError.
+    """
     host, separator, port = address.rpartition(":")
     if not (separator and port.isdecimal() and "/" not in host):
         return  # "auto", for one
@@ -87,7 +89,7 @@ def _check_reached(address: str) -> None:
 
 
 def join(address: str) -> ModuleType:
-    """Ray, of which this process is a client from now on.
+    """Connect this process to a cluster; return the module `ray`.
 
     Raises:
         SettingError: Ray is not installed, or there is no such cluster.
@@ -99,7 +101,7 @@ def join(address: str) -> ModuleType:
 
 
 def imported() -> ModuleType:
-    """Raises SettingError: Ray is not installed."""
+    """The module `ray`. Raises SettingError: it is not installed."""
     for name, value in _OF_OUR_CLUSTER.items():
         os.environ.setdefault(name, value)
     try:
@@ -112,7 +114,7 @@ def imported() -> ModuleType:
 
 
 def _begin(ray: ModuleType, **how: Any) -> None:
-    """Ray takes SIGTERM for itself; whoever calls us had decided about it."""
+    """Call `ray.init`, and restore the handler of SIGTERM, which Ray replaces."""
     heard = signal.getsignal(signal.SIGTERM)
     options = _QUIET if how["address"] == _OWN else {key: _QUIET[key] for key in list(_QUIET)[:2]}
     try:

@@ -1,4 +1,6 @@
-"""Simulated devices' files between the run's folder and the nodes' disks: all, or what changed."""
+"""Copies the files of simulated devices between the run's folder and the nodes' disks: all files, or the
+changed ones.
+"""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,11 +20,11 @@ _NEW = ".coming"
 
 @dataclass(frozen=True)
 class Changes:
-    """What a device's work left on the disk where it worked.
+    """The changes that a device's work made to its files.
 
     Attributes:
-        written: files that are new or other ones, by their path below the folder of devices.
-        removed: paths there.
+        written: new and changed files, by their path below the folder of devices.
+        removed: paths of removed files.
     """
 
     written: Mapping[str, Content | bytes] = field(default_factory=dict)
@@ -42,12 +44,12 @@ def all_of(devices: Path, name: str) -> dict[str, Content]:
 
 
 def stamps(devices: Path, name: str) -> dict[str, Stamp]:
-    """By what `changes` knows a device's files again."""
+    """A stamp of each of a device's files, by which `changes` finds the changed ones."""
     return {str(path.relative_to(devices)): _stamp(path) for path in _files(devices, name)}
 
 
 def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
-    """What came of a device's files since `stamps`."""
+    """The changes to a device's files since `stamps`."""
     now = stamps(devices, name)
     other = [path for path, one in now.items() if before.get(path) != one]
     written = {path: np.fromfile(devices / path, np.uint8) for path in other}
@@ -55,7 +57,8 @@ def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
 
 
 def apply(devices: Path, found: Changes) -> None:
-    """Have the same here: each file is replaced whole, so that a second name of it keeps what it was.
+    """Make the same changes here. Each file is replaced as a whole, so a second name of it keeps the old
+    content.
 
     Raises:
         StoreError: the disk is full.
@@ -74,13 +77,13 @@ def apply(devices: Path, found: Changes) -> None:
 
 
 def replace_all(devices: Path, name: str, files: Mapping[str, Content]) -> None:
-    """A device has these files and no others. Raises StoreError: the disk is full."""
+    """Give a device exactly these files. Raises StoreError: the disk is full."""
     forget(devices, name)
     apply(devices, Changes(files))
 
 
 def forget(devices: Path, name: str) -> None:
-    """A device has no files."""
+    """Remove all files of a device."""
     for part in ALL_PARTS:
         path = devices / f"{name}.{part}"
         if path.is_dir():
@@ -90,7 +93,7 @@ def forget(devices: Path, name: str) -> None:
 
 
 def _files(devices: Path, name: str) -> Iterator[Path]:
-    """By their known names: a folder of 100,000 devices is not looked through."""
+    """A device's files, by their known names, because searching the folder of 100,000 devices takes long."""
     for part in ALL_PARTS:
         path = devices / f"{name}.{part}"
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""What runs on a node: one device after another, as in a worker process, states on the node's own disk."""
+"""The worker on a node: it works for one device after another, with their states on the node's own disk."""
 
 import os
 import shutil
@@ -25,12 +25,12 @@ _FOLDERS = "fleetune-node-"  # in the node's folder for temporary files
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a piece of work.
+    """The result of a task.
 
     Attributes:
-        result: of the function.
-        fault: what it raised instead, to be raised where it was asked for.
-        changes: of the device's files.
+        result: result of the function.
+        fault: its exception, which is raised where the task was submitted.
+        changes: changes to the device's files.
     """
 
     result: Any = None
@@ -39,7 +39,7 @@ class Answer:
 
 
 class NodeWorker:
-    """A Ray actor, one device at a time."""
+    """A Ray actor that works for one device at a time."""
 
     def __init__(self) -> None:
         _remove_left_behind()
@@ -53,7 +53,7 @@ class NodeWorker:
         return socket.gethostname(), str(self._folder)
 
     def begin(self, run: RunPackage) -> Answer:
-        """Set up for a run; whatever was there of another one goes."""
+        """Set up for a run, and remove everything of the previous one."""
         try:
             _check_versions(run.versions)
             self._devices, code = self._new_folders()
@@ -67,14 +67,18 @@ class NodeWorker:
         return Answer()
 
     def listen(self) -> tuple[tuple[str, int], bytes]:
-        """Where who asks may connect, and with which key. Raises OSError: not on this node."""
+        """Open a port for a direct connection; return its address and key. Raises OSError: this node
+        cannot.
+        """
         import ray
 
         self._awaited = ChannelListener(ray.util.get_node_ip_address())
         return self._awaited.address, self._awaited.key
 
     def serve(self) -> None:
-        """Do what is asked for by the channel that was connected, until it says None, or breaks."""
+        """Do the tasks that arrive through the direct connection, until None arrives or the connection
+        breaks.
+        """
         assert self._awaited is not None, "listen() runs first"
         with suppress(ChannelError), closing(self._awaited.accept()) as channel:
             while (asked := channel.receive()) is not None:
@@ -88,14 +92,14 @@ class NodeWorker:
         files: Mapping[str, Content] | None,
         stale: Sequence[str],
     ) -> Answer:
-        """A function of `workers.worker`, called for a device.
+        """Call a function of `workers.worker` for a device.
 
         Args:
-            function: to call.
-            arguments: for it.
-            device: its name.
-            files: all of its files, which replace those here; None: those here are the latest.
-            stale: other devices, whose files here are no longer.
+            function: the function.
+            arguments: its arguments.
+            device: name of the device.
+            files: all files of the device, which replace those on this node; None: this node has the latest.
+            stale: other devices whose files on this node are out of date.
         """
         try:
             for name in stale:
@@ -109,7 +113,7 @@ class NodeWorker:
             return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
 
     def leave(self) -> None:
-        """The run is over: nothing stays on this disk."""
+        """End the run and remove its files from this node."""
         os.chdir(tempfile.gettempdir())
         if self._folder is not None and self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -117,7 +121,7 @@ class NodeWorker:
         self._folder = self._lock = None
 
     def _new_folders(self) -> tuple[Path, Path]:
-        """Of devices, below that of a run, and of the user's own code."""
+        """Make the folders of the devices' states and of the user's code."""
         self.leave()
         self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
         self._lock = claim(self._folder)
@@ -137,7 +141,7 @@ def _check_versions(theirs: Mapping[str, str]) -> None:
 
 
 def _remove_left_behind() -> None:
-    """By workers that were killed."""
+    """Remove the folders of workers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         if (folder / LOCK).exists() and not is_claimed(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ class RunPackage:
     """A run as its workers need it.
 
     Attributes:
-        settings: of the run.
+        settings: settings of the run.
         enrolment: its payload.
         caller_samples: its samples, and how they are assigned if the caller said so.
         backbone: the file of what is frozen in its model; None: nothing.
@@ -52,7 +52,7 @@ def pack_run(
     """What `worker.set_up` takes, without paths.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         enrolment: its payload.
         devices: the folder of its devices' states.
         caller_samples: what the run has from its caller.

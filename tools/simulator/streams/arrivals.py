@@ -26,7 +26,7 @@ class ArrivalSchedule:
     """The samples of each device, delivery by delivery; the same for the same run.
 
     Attributes:
-        settings: of the run, with [data.arrivals], `fleet.days` and the model's number of classes.
+        settings: settings of the run, with [data.arrivals], `fleet.days` and the model's number of classes.
         data: of the run, partitioned.
     """
 

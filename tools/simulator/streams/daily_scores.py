@@ -33,7 +33,7 @@ class DailyScores:
     """The scores of one run.
 
     Attributes:
-        task: of the run; its score judges the devices.
+        task: task of the run; its score judges the devices.
         ended: the days that are over.
         joules: of all rounds so far.
         rounds: closed so far.

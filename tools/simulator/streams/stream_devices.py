@@ -50,7 +50,7 @@ class ArrivalResult:
         figures: that the device reports of its data from now on.
         judged: see `Task.judged`, of the samples that the model can predict, shape (n, ...); None: the device
             has deployed no model of the run yet.
-        labels: of the same samples.
+        labels: labels of the same samples.
     """
 
     figures: DataStatistics
@@ -64,8 +64,8 @@ class StreamDevices:
 
     Attributes:
         schedule: which samples come when.
-        enrolment: of the run.
-        folder: of the devices' files.
+        enrolment: enrolment of the run.
+        folder: folder of the devices' files.
         backend: predicts; None: nothing is predicted here.
         test_fraction: of samples, chosen by each sample's own content.
     """

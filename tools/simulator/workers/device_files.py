@@ -24,7 +24,7 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
 
     Args:
         devices: the folder of their states.
-        name: of the device.
+        name: name of the device.
         closed: how many rounds had ended.
 
     Raises:

@@ -31,15 +31,15 @@ class DeviceTrainer:
     """What a worker shares among devices: one model, one data set; the devices' states are files.
 
     Attributes:
-        enrolment: of the run.
-        method: of the run.
+        enrolment: enrolment of the run.
+        method: method of the run.
         backend: trains.
         data: of all devices.
-        folder: of the devices' files.
+        folder: folder of the devices' files.
         cache: of the latest tasks.
         upper: the part above a frozen backbone; None: the whole model trains.
         streams: devices whose data grow; None: the data do not grow.
-        features: of the latest devices, where a backbone is frozen.
+        features: features of the latest devices, where a backbone is frozen.
     """
 
     enrolment: Enrolment

@@ -1,6 +1,7 @@
-"""What simulated devices train with, `fleet.trainer`, and the bundle that ONNX Runtime trains from.
+"""Chooses the trainer of a simulated run, `fleet.trainer`, and makes the bundle from which ONNX Runtime
+trains.
 
-By a worker: it imports torch, which the process that plays the rounds has no need of.
+A worker does this, because it needs torch. The process that runs the rounds never imports torch.
 """
 
 import time
@@ -43,12 +44,12 @@ _shares: dict[bytes, float] = {}
 
 @dataclass(frozen=True)
 class TrainerChoice:
-    """What trains in a run.
+    """The trainer of a run.
 
     Attributes:
-        kind: of trainer.
-        bundle: that it trains from, encoded; None: torch needs none.
-        words: why, where it was measured; "": it was said.
+        kind: kind of the trainer.
+        bundle: the encoded bundle that it trains from; None: torch needs none.
+        words: the reason, if the choice was measured; "": the settings name the trainer.
     """
 
     kind: Kind = "torch"
@@ -59,17 +60,16 @@ class TrainerChoice:
 def choose_trainer(
     settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData
 ) -> TrainerChoice:
-    """What `fleet.trainer` says, or the quickest one.
+    """The trainer that `fleet.trainer` names, or the fastest one.
 
     Args:
-        settings: of the run.
-        enrolment: of the run.
-        backbone: the file of what is frozen in its model; None: nothing is.
-        data: of one of its devices, to measure on.
+        settings: settings of the run.
+        enrolment: enrolment of the run.
+        backbone: the file of the model's frozen part; None: nothing is frozen.
+        data: the data of one device, for the measurement.
 
     Raises:
-        SettingError: torch, or ONNX Runtime, is asked for and not installed, or the model has no bundle; a
-            card is not here.
+        SettingError: the chosen trainer is not installed, the model has no bundle, or a GPU is missing.
     """
     has_torch = "torch" in installed()
     if not has_torch and (settings.fleet.cards or settings.fleet.trainer == "torch"):
@@ -100,7 +100,7 @@ def choose_trainer(
 
 
 def _on_cards(settings: RunSettings) -> str:
-    """That torch trains there, if the cards are here."""
+    """A line about the GPUs that torch trains on. Raises SettingError: they are missing."""
     fleet = settings.fleet
     if not fleet.cards:
         return ""
@@ -121,7 +121,7 @@ def _on_cards(settings: RunSettings) -> str:
 
 
 def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData) -> str:
-    """That several devices train at once, if the model can."""
+    """A line about training several devices at once. Raises SettingError: the model cannot."""
     fleet, asked = settings.fleet, f"fleet.at_once = {settings.fleet.at_once}"
     if fleet.at_once == 1:
         return ""
@@ -150,7 +150,7 @@ def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None
 def _in_precision(
     settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData
 ) -> str:
-    """What it gains, if the model can train in it."""
+    """A line about the gain of the precision. Raises SettingError: the model cannot train in it."""
     fleet, asked = settings.fleet, f'fleet.precision = "{settings.fleet.precision}"'
     if fleet.precision == "float32":
         return ""
@@ -190,7 +190,7 @@ def _in_precision(
 def _fastest(
     settings: RunSettings, enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData
 ) -> TrainerChoice:
-    """By measuring both."""
+    """Measure both trainers, and choose the faster one."""
     if not len(data.y_train):
         return TrainerChoice(words="torch trains: the first device has no samples to try both on")
     alike = _of_run(settings) + msgspec.json.encode(enrolment.training)
@@ -220,7 +220,7 @@ def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:
 
 
 def _of_run(settings: RunSettings) -> bytes:
-    """What a bundle depends on."""
+    """The part of a run that its bundle depends on, as a key."""
     return msgspec.json.encode((settings.model, settings.task, settings.data, settings.run.seed))
 
 
@@ -231,7 +231,7 @@ def _keep(known: dict[bytes, _Kept], key: bytes, value: _Kept) -> None:
 
 
 def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData) -> float:
-    """The time of steps with ONNX Runtime, over that with torch."""
+    """Time of training steps with ONNX Runtime, divided by the time with torch."""
     frozen = _frozen(enrolment, backbone)
     kinds: tuple[Kind, ...] = ("torch", "onnx")
     backends: dict[str, Backend] = {
@@ -250,8 +250,8 @@ def _times(
     data: DeviceData,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-    """The seconds of some steps with each by a clock, the processor's unless it is said: the least of all, in
-    turns.
+    """Seconds of some steps with each backend: the minimum over alternating repetitions, in processor time
+    by default.
     """
     rows = np.resize(np.arange(len(data.y_train)), TRIED_STEPS * enrolment.training.batch_size)
     tried = replace(data, x_train=data.x_train[rows], y_train=data.y_train[rows], order=None)
@@ -266,7 +266,7 @@ def _times(
 
 
 def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: TrainerChoice) -> list[str]:
-    """See `norms_with_fixed_statistics`, of what trains.
+    """See `resting_norms`; for the trainer of the run.
 
     Raises:
         ModelError: it cannot train on one sample.
@@ -279,7 +279,7 @@ def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains
 
 
 def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
-    """What is frozen in its model."""
+    """The frozen tensors of the model."""
     described = enrolment.spec.backbone
     if backbone is None or not isinstance(described, Backbone):
         return {}

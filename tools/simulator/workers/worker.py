@@ -49,9 +49,9 @@ def set_up(
     """Set this process up, once.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         enrolment: its payload.
-        folder: of the devices' files, in the run's folder.
+        folder: folder of the devices' files, in the run's folder.
         caller_samples: that the caller passed.
         bundle: that the model trains from; None: torch trains.
     """
