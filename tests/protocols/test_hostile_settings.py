@@ -137,7 +137,7 @@ def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind
         PartitionedData.of_run(parse_run(content), CallerSamples(digits))._rows  # noqa: B018
     few = replace(digits, x=digits.x[:50], y=digits.y[:50])
     asked = parse_run(with_value("data.partition", {"kind": kind, "samples": 51}))
-    with pytest.raises(SettingError, match="has 50 to deal"):
+    with pytest.raises(SettingError, match="has 50 samples"):
         PartitionedData.of_run(asked, CallerSamples(few))._rows  # noqa: B018
 
 
