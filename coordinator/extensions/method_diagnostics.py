@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RunContext
 from fleetune.coordinator.rounds.records import DeviceRound, Diagnostics
-from fleetune.protocols.method.diagnostics import MOST_PARTS, Diagnostic, declared_by
+from fleetune.protocols.method.diagnostics import MOST_PARTS, Diagnostic, declared_diagnostics
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.payloads import Reply
@@ -32,7 +32,7 @@ class MethodDiagnostics(Extension):
 
     def __init__(self, method: Method[Any, Any, Any, Any]) -> None:
         self._method = method
-        self._declared = declared_by(method)
+        self._declared = declared_diagnostics(method)
         self._said: set[str] = set()
 
     @classmethod

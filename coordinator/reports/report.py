@@ -24,7 +24,7 @@ from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
-from fleetune.protocols.method.diagnostics import declared_by
+from fleetune.protocols.method.diagnostics import declared_diagnostics
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
 
@@ -50,7 +50,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         state.counters,
         reports={device: member.report for device, member in state.members.items() if member.report},
         simulated=simulated,
-        diagnostics=declared_by(run.method),
+        diagnostics=declared_diagnostics(run.method),
         rollout=rollout_in(run.store, run.settings.adoption),
     )
     agents = Counter(member.agent for member in state.members.values() if member.agent)

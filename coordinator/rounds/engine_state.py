@@ -11,7 +11,7 @@ from fleetune.coordinator.rounds.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.spent_budget import SpentBudget
 from fleetune.coordinator.rounds.stages import Stage, Transition, after
-from fleetune.protocols.method.choice import Budget, DeviceReport, values_sent
+from fleetune.protocols.method.choice import Budget, DeviceReport, value_byte_share
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -124,7 +124,7 @@ class Member:
         if report is None or assigned is None or report.affords is UNSET or not report.affords:
             return report
         told = next((one for one in report.affords if one.ratio == assigned.ratio), None)
-        values = values_sent(report, assigned)
+        values = value_byte_share(report, assigned)
         round_s = report.round_s if told is None else told.seconds(assigned.local_work, values)
         part = "" if assigned.local_work == 1 else f", {assigned.local_work:.0%} of local training"
         why = f"p = {assigned.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.method.method import Method
-from fleetune.protocols.methods import from_section, with_those_of_run
+from fleetune.protocols.methods import from_section, with_defaults_at_start
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.objective import WithinSection
@@ -79,7 +79,7 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now
-    return replace(now, method=with_those_of_run(now.method, before.method))
+    return replace(now, method=with_defaults_at_start(now.method, before.method))
 
 
 def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Differences:

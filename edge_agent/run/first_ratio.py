@@ -20,7 +20,7 @@ from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.method import steps
-from fleetune.protocols.method.choice import as_encoded, values_of
+from fleetune.protocols.method.choice import value_byte_shares, with_encodings
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
@@ -91,7 +91,9 @@ def _unmeasured(
         base_bytes=process_memory().resident,
     )
     return RatioController(
-        as_encoded(steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
+        with_encodings(
+            steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size
+        ),
         replace(capability, train_on=settings.train_on),
         board,
         settings.policy,
@@ -102,7 +104,7 @@ def _unmeasured(
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
         late=None if enrolment.late is UNSET else enrolment.late,
-        values=values_of(enrolment.uplinks),
+        values=value_byte_shares(enrolment.uplinks),
     )
 
 

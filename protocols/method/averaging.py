@@ -19,7 +19,7 @@ from fleetune.protocols.bounds import NumSamples
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -93,7 +93,7 @@ def covered_average(
     return combination.over(weights)
 
 
-def equally(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
+def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
     """The updates as if each stood for one sample, so that a mean is 1/|S| * sum. A device without samples
     still counts for nothing.
     """
@@ -172,7 +172,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
     def aggregate(
         self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
     ) -> SharedModel:
-        counted = updates if self.by_samples else equally(updates)
+        counted = updates if self.by_samples else equally_weighted(updates)
         return self.apply(state, covered_average(state.weights, counted, self.spec, combine))
 
     def apply(self, state: SharedModel, average: FlatArray) -> SharedModel:
@@ -180,7 +180,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         return SharedModel(np.where(self.shared.mask(self.spec), average, state.weights))
 
     def discount(self, state: SharedModel, update: Update, factor: float) -> Update:
-        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+        return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         size = estimate_bytes(self.shared.count(self.spec))

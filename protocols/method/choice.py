@@ -190,7 +190,7 @@ def _less(whole: float | None, of_part: float | None, share: float) -> float | N
     return max(0.0, whole - (1 - share) * of_part)
 
 
-def as_encoded(
+def with_encodings(
     choices: Sequence[Choice], uplinks: Sequence[Encoding], down: Encoding, num_entries: int
 ) -> list[Choice]:
     """`choices` as they cost where the first of `uplinks` writes updates and `down` tasks of a model of so
@@ -206,12 +206,12 @@ def as_encoded(
     return [replace(choice, cost=_encoded(choice.cost, *shares, held)) for choice in choices]
 
 
-def values_of(uplinks: Sequence[Encoding]) -> tuple[float, ...]:
+def value_byte_shares(uplinks: Sequence[Encoding]) -> tuple[float, ...]:
     """The bytes that values take in each of these, as a share of those in the first."""
     return tuple(one.cost.bytes_per_value / uplinks[0].cost.bytes_per_value for one in uplinks)
 
 
-def values_sent(report: DeviceReport, budget: Budget) -> float:
+def value_byte_share(report: DeviceReport, budget: Budget) -> float:
     """The bytes that an update's values take, as a share of those by the first of the run's encodings."""
     values = (1.0,) if report.values is UNSET else report.values
     return values[min(budget.uplink, len(values) - 1)]

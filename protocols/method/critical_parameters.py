@@ -165,7 +165,7 @@ def collaborated_models(
     return deltas, Collaboration(mean, largest, threshold, number_of_others)
 
 
-COLLABORATION_INTERNALS = (
+COLLABORATION_DIAGNOSTICS = (
     Diagnostic(
         "mean_overlap",
         "overlap, mean",
@@ -205,8 +205,8 @@ COLLABORATION_INTERNALS = (
 )
 
 
-def seen_of(collaboration: Collaboration | None) -> dict[str, Figure]:
-    """`COLLABORATION_INTERNALS` of a round."""
+def collaboration_figures(collaboration: Collaboration | None) -> dict[str, Figure]:
+    """`COLLABORATION_DIAGNOSTICS` of a round."""
     if collaboration is None:
         return {"collaborators": 0, "collaborating": 0}
     return {

@@ -36,7 +36,7 @@ class Diagnostic:
     by: str | None = None
 
 
-def declared_by(method: object) -> tuple[Diagnostic, ...]:
+def declared_diagnostics(method: object) -> tuple[Diagnostic, ...]:
     """What a method, or its class, tells; what is wrong of it is left out: a user's own may hold anything."""
     told = getattr(method, "diagnostics", ())
     found: dict[str, Diagnostic] = {}

@@ -6,7 +6,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update.patch import Patch
 
 
-def drawn_towards(patch: Patch, weights: FlatArray, factor: float, spec: ModelSpec) -> Patch:
+def blend_with(patch: Patch, weights: FlatArray, factor: float, spec: ModelSpec) -> Patch:
     """The patch at factor * value + (1 - factor) * weights, entry by entry.
 
     In an average of patches this gives 1 - factor of the patch's weight to the present model, so that a

@@ -37,13 +37,13 @@ AnyMethod = Method[Any, Any, Any, Any]
 def init_coordinator(method: AnyMethod, weights: FlatArray) -> Any:
     """The coordinator's state before round 1. Raises MethodError."""
     weights.flags.writeable = False
-    state = _called(method, "init_coordinator", lambda: method.init_coordinator(weights))
+    state = _run_step(method, "init_coordinator", lambda: method.init_coordinator(weights))
     return _checked(method, "init_coordinator", state, method.state_type, "state")
 
 
 def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
     """The coordinator's state that knows of a device. Raises MethodError."""
-    admitted = _called(method, "admit", lambda: method.admit(state, report))
+    admitted = _run_step(method, "admit", lambda: method.admit(state, report))
     if admitted is state:
         return state
     _check_type(method, "admit", admitted, method.state_type, "state")  # the arrays: `plan` and `aggregate`
@@ -52,7 +52,7 @@ def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
 
 def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, Mapping[DeviceId, Any]]:
     """The coordinator's next state and the tasks. Raises MethodError."""
-    given = _called(method, "plan", lambda: method.plan(state, round_, key))
+    given = _run_step(method, "plan", lambda: method.plan(state, round_, key))
     planned, tasks = _pair(method, "plan", given, "the next state and the tasks by device")
     if not isinstance(tasks, Mapping):
         raise MethodError(f"{title(method, 'plan')} gives {_kind(tasks)} where tasks by device are due")
@@ -65,14 +65,14 @@ def aggregate(
     method: AnyMethod, state: Any, updates: Iterable[tuple[DeviceId, Any]], combine: Combine = MEAN
 ) -> Any:
     """The coordinator's state after a round. Raises MethodError, and what `updates` raises."""
-    merged = _called(method, "aggregate", lambda: method.aggregate(state, updates, combine))
+    merged = _run_step(method, "aggregate", lambda: method.aggregate(state, updates, combine))
     return _checked(method, "aggregate", merged, method.state_type, "state")
 
 
 def init_device(method: AnyMethod, weights: FlatArray) -> Any:
     """A device's state before its first task. Raises MethodError."""
     weights.flags.writeable = False
-    state = _called(method, "init_device", lambda: method.init_device(weights))
+    state = _run_step(method, "init_device", lambda: method.init_device(weights))
     return _checked(method, "init_device", state, method.device_state_type, "state")
 
 
@@ -81,7 +81,7 @@ def work(
 ) -> tuple[Any, Any]:
     """A device's next state and its update. Raises MethodError, and what the trainer raises on purpose."""
     frozen(state), frozen(task)
-    given = _called(method, "work", lambda: method.work(state, task, trainer, budget, key))
+    given = _run_step(method, "work", lambda: method.work(state, task, trainer, budget, key))
     after, update = _pair(method, "work", given, "the device's next state and its update")
     _checked(method, "work", after, method.device_state_type, "state")
     return after, _checked(method, "work", update, method.update_type, "update")
@@ -89,7 +89,7 @@ def work(
 
 def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
     """The ratios at which a device could work, at least one, ascending. Raises MethodError."""
-    given = _called(method, "choices", lambda: method.choices(report))
+    given = _run_step(method, "choices", lambda: method.choices(report))
     if not isinstance(given, list | tuple) or not all(isinstance(one, Choice) for one in given):
         raise MethodError(f"{title(method, 'choices')} returns {_kind(given)}; a list of Choice is due")
     ratios = [one.ratio for one in given]
@@ -111,7 +111,7 @@ class _Tasks(Mapping[DeviceId, Any]):
     def __getitem__(self, device: DeviceId) -> Any:
         if device not in self.tasks:
             raise KeyError(device)
-        task = _called(self.method, "plan", lambda: self.tasks[device])
+        task = _run_step(self.method, "plan", lambda: self.tasks[device])
         return _checked(self.method, "plan", task, self.method.task_type, "task")
 
     def __iter__(self) -> Iterator[DeviceId]:
@@ -135,7 +135,7 @@ def frozen(value: T) -> T:
     return value
 
 
-def _called(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
+def _run_step(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
     """What a step gives. What a user's step raises becomes a MethodError that names the user's line."""
     if type(method).__module__.startswith("fleetune."):
         return call()

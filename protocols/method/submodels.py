@@ -126,7 +126,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     starts_from_task: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (ACTIVE_SHARE,)
 
-    def known(self, ratio: float) -> Selection:
+    def first_selection(self, ratio: float) -> Selection:
         """What to send a device of which no part is known; `Everything` leaves the choice to it."""
         return Everything()
 
@@ -144,7 +144,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             ratio = state.ratios.get(device, 1.0)
-            part = state.parts.get(device) or self.known(ratio)
+            part = state.parts.get(device) or self.first_selection(ratio)
             return Task(Patch.of(state.weights, part, self.spec), ratio)
 
         return state, lazily(round_.participants, task)
@@ -201,7 +201,7 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
 
     def _choice(self, ratio: float) -> Choice:
         part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
-        first = whole if isinstance(self.known(ratio), Everything) else part
+        first = whole if isinstance(self.first_selection(ratio), Everything) else part
         down, up = estimate_bytes(first), estimate_bytes(part)
         held = 3 * BYTES_PER_ENTRY * part  # the smaller network's weights and gradients, and what it made
         smaller = smaller_spec(self.spec, [num_active(neurons, ratio) for neurons in self.spec.groups])

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import Budget
-from fleetune.protocols.method.diagnostics import Diagnostic, declared_by
+from fleetune.protocols.method.diagnostics import Diagnostic, declared_diagnostics
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import ModelSpec
@@ -120,7 +120,7 @@ def with_defaults_of_run(
     return {**section, **{key: value for key, value in decided.items() if key not in section}}
 
 
-def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
     """A [method] section to go on with in a run that has `begun` with another: what it leaves open, and the
     run decided when it began, stays.
 
@@ -135,7 +135,7 @@ def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> d
 def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
     """What the method of a [method] section tells of its inner workings; () too where it cannot be loaded."""
     try:
-        return declared_by(_find(str(section.get("name"))))
+        return declared_diagnostics(_find(str(section.get("name"))))
     except SettingError:
         return ()
 

@@ -125,8 +125,8 @@ class CD2pFed(ModelAveraging):
         shared = part.mask(self.spec)
         private = ~shared & (np.arange(self.spec.size) < self.spec.num_parameters)
         if self.strength and private.any():
-            start = self._taught(start, shared, private, trainer, key.child("shared"))
-            start = self._taught(start, private, shared, trainer, key.child("private"))
+            start = self._distilled(start, shared, private, trainer, key.child("shared"))
+            start = self._distilled(start, private, shared, trainer, key.child("private"))
         fit = trainer.fit(start, FitPlan(), key.child("whole"))
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
@@ -134,7 +134,7 @@ class CD2pFed(ModelAveraging):
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"private_share": 1 - update.patch.selection.count(self.spec) / self.spec.num_parameters}
 
-    def _taught(
+    def _distilled(
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
     ) -> FlatArray:
         """`weights` with `part` trained alone, taught by the part `teacher`. Running statistics stay."""

@@ -103,7 +103,7 @@ class PullTask(Task):
     strength: Positive | None = None
 
 
-def spread(products: NDArray[np.float64], count: int) -> list[int]:
+def farthest_points(products: NDArray[np.float64], count: int) -> list[int]:
     """At most `count` points far from each other, the first the farthest from all; none stands twice.
 
     `products` are the points' inner products, shape (N, N).
@@ -120,11 +120,12 @@ def spread(products: NDArray[np.float64], count: int) -> list[int]:
 
 
 def k_means(products: NDArray[np.float64], count: int) -> Labels:
-    """Lloyd's K-means from `spread` points, on inner products alone: a label 0..k-1 each, k at most `count`.
+    """Group N points by Lloyd's K-means from their inner products alone.
 
     Deterministic; groups that lose all their points vanish.
     """
-    centres = np.eye(len(products))[:, spread(products, count)]  # each column: the points' shares in it
+    # column k: each point's share in centre k
+    centres = np.eye(len(products))[:, farthest_points(products, count)]
     labels: Labels = np.full(len(products), -1, dtype=np.int64)
     for _ in range(_MOST_STEPS):
         own = np.einsum("ik,ij,jk->k", centres, products, centres)
@@ -304,7 +305,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         due = bool(self.regroup_rounds) and now.rounds % self.regroup_rounds == 0
         known = state.groups if state.consensus is None else state.consensus.relations
         if due or models.keys() != known.keys():
-            now = self._related(now)
+            now = self._with_new_relations(now)
         if now.consensus is None:
             return now
         held, sums = now.consensus, self._sums(now, now.consensus.relations)
@@ -326,17 +327,17 @@ class ClusterFL(PersonalTargets[ServerState]):
                 seen["consensus_gap"] = float(np.linalg.norm(state.consensus.copies - sums)) / norm
         return seen
 
-    def _related(self, state: ServerState) -> ServerState:
+    def _with_new_relations(self, state: ServerState) -> ServerState:
         """`state` with relations found anew; a column that stays keeps its multiplier."""
         names = sorted(state.models)
         products = _products([state.models[name] for name in names], state.initial, self.spec)
         if self.solver == "admm" and self.relations == "soft":
-            return self._agreeing(state, tuple((name,) for name in names), soft_relations(products))
+            return self._with_relations(state, tuple((name,) for name in names), soft_relations(products))
         groups = dict(zip(names, k_means(products, self.num_groups).tolist(), strict=True))
         grouped = replace(state, groups=groups)
-        return grouped if self.solver == "direct" else self._agreeing(grouped, *group_relations(groups))
+        return grouped if self.solver == "direct" else self._with_relations(grouped, *group_relations(groups))
 
-    def _agreeing(self, state: ServerState, columns: Columns, relations: Floats) -> ServerState:
+    def _with_relations(self, state: ServerState, columns: Columns, relations: Floats) -> ServerState:
         """`state` with these relations, before the step of O and U."""
         before = state.consensus
         held = {} if before is None else dict(zip(before.columns, before.multipliers, strict=True))

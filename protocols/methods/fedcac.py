@@ -25,15 +25,15 @@ from msgspec import Meta
 from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.critical_parameters import (
-    COLLABORATION_INTERNALS,
+    COLLABORATION_DIAGNOSTICS,
     EARLIER_BETA,
     Collaboration,
     beta_of_run,
     collaborated_models,
+    collaboration_figures,
     critical_entries,
     masked_mean,
     perturbation,
-    seen_of,
 )
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Round, lazily
@@ -98,7 +98,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
 
     state_type, task_type, update_type = ServerState, Task, Update
-    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_DIAGNOSTICS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
@@ -155,7 +155,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return {"critical": float(np.mean(update.critical)) if update.critical.size else 0.0}
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
-        return seen_of(state.collaboration)
+        return collaboration_figures(state.collaboration)
 
     def _marks(self, critical: MaskArray) -> MaskArray:
         """m_i, shape (spec.size,). Marks that are not one for each parameter count as none."""

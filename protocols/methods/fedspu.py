@@ -23,7 +23,7 @@ from fleetune.protocols.method.averaging import Task, Update, covered_average
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.submodels import ACTIVE_SHARE, cut
 from fleetune.protocols.method.trainer import FitPlan, LowerLayers, Trainer
 from fleetune.protocols.model.compute_cost import below_largest, work_with_lower
@@ -143,7 +143,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return replace(state, weights=covered_average(state.weights, updates, self.spec, combine))
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
-        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+        return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Freezing saves bytes and what the optimiser holds; every tensor has active entries, so work stays 1

@@ -24,7 +24,7 @@ from fleetune.protocols.update.selection import ChosenNeurons
 class FjORD(SubModels):
     """FjORD has no settings."""
 
-    def known(self, ratio: float) -> ChosenNeurons:
+    def first_selection(self, ratio: float) -> ChosenNeurons:
         """The leftmost neurons: both sides know them from the start."""
         return strongest(self._leftmost, ratio)
 

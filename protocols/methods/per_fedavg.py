@@ -55,7 +55,7 @@ def meta_gradient(
     return adapted - adaptation * curved
 
 
-def grouped(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
+def groups_of_batches(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
     """The batches, `count` by `count`; the last ones made up by the first, over and over."""
     first: list[Rows] = []
     group: list[Rows] = []
@@ -139,5 +139,5 @@ class PerFedAvg(ModelAveraging):
         if self.steps is not None:
             yield from repeat([trainer.gradient] * count, self.steps)
             return
-        for group in grouped(trainer.batches(key), count):
+        for group in groups_of_batches(trainer.batches(key), count):
             yield [partial(trainer.gradient, rows=rows) for rows in group]

@@ -39,7 +39,7 @@ from fleetune.protocols.method.averaging import Update, covered_average
 from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
@@ -246,7 +246,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return replace(state, weights=np.where(self.body.mask(self.spec), average, state.weights))
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
-        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+        return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         shares = np.mean(list(state.masks.values()), axis=0).tolist() if state.masks else []

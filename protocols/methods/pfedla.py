@@ -71,7 +71,7 @@ class Hypernetwork:
         heads = np.zeros((layers, 0, hidden + 1))
         return cls(np.sqrt(3) * uniform("embedding", embedding), tuple(matrices), heads)
 
-    def knowing(self, devices: int) -> "Hypernetwork":
+    def with_devices(self, devices: int) -> "Hypernetwork":
         """The network for so many devices; the new ones score 0."""
         layers, known, inputs = self.heads.shape
         new = np.zeros((layers, devices - known, inputs))
@@ -189,10 +189,10 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         planned = replace(state, networks={**state.networks, **new})
 
         def task(device: DeviceId) -> Task:
-            shares = self._shares(planned, device)
-            kept = self._kept(planned, device, shares)
+            shares = self._mixing_weights(planned, device)
+            kept = self._layers_to_keep(planned, device, shares)
             sent = tuple(name for name, stays in zip(self.spec.layers, kept, strict=True) if not stays)
-            return Task(Patch.of(self._mixed(planned, shares), Layers(sent), self.spec))
+            return Task(Patch.of(self._mixture(planned, shares), Layers(sent), self.spec))
 
         return planned, lazily(round_.participants, task)
 
@@ -208,7 +208,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         latest, networks = dict(state.latest), dict(state.networks)
         for device, update in updates:
             latest[device] = update.patch.apply(state.initial, self.spec)
-            networks[device] = self._learned(state, device, latest[device])
+            networks[device] = self._updated_network(state, device, latest[device])
         new = (device for device in latest if device not in state.latest)
         return replace(state, devices=(*state.devices, *new), latest=latest, networks=networks)
 
@@ -221,7 +221,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         own = [
-            self._shares(state, device)[:, at]
+            self._mixing_weights(state, device)[:, at]
             for at, device in enumerate(state.devices)
             if device in state.networks
         ]
@@ -233,11 +233,11 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 
-    def _shares(self, state: ServerState, device: DeviceId) -> Floats:
+    def _mixing_weights(self, state: ServerState, device: DeviceId) -> Floats:
         """alpha_i over `state.devices`, shape (layers, devices)."""
-        return state.networks[device].knowing(len(state.devices)).shares()
+        return state.networks[device].with_devices(len(state.devices)).shares()
 
-    def _mixed(self, state: ServerState, shares: Floats) -> FlatArray:
+    def _mixture(self, state: ServerState, shares: Floats) -> FlatArray:
         """w_i, shape (spec.size,); the initial weights as long as nobody was heard from."""
         if not state.devices:
             return state.initial
@@ -247,7 +247,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
                 mixed[where] += share * state.latest[device][where]
         return mixed.astype(state.initial.dtype)
 
-    def _kept(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
+    def _layers_to_keep(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
         """Which layers the device keeps as it has them, shape (layers,)."""
         kept = np.zeros(len(shares), dtype=bool)
         if device in state.devices:
@@ -255,19 +255,19 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             kept[order[max(0, order.size - self.kept_layers) :]] = True
         return kept
 
-    def _learned(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
+    def _updated_network(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
         """The device's hypernetwork after its step; `state` is that of the plan, `weights` what came back."""
-        shares = self._shares(state, device)
+        shares = self._mixing_weights(state, device)
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = self._gradient(state, shares, weights)
-            gradient[self._kept(state, device, shares)] = 0
-            network = state.networks[device].knowing(len(state.devices))
+            gradient[self._layers_to_keep(state, device, shares)] = 0
+            network = state.networks[device].with_devices(len(state.devices))
             stepped = network.stepped(gradient, self.rate)
             return stepped if stepped.is_finite else network
 
     def _gradient(self, state: ServerState, shares: Floats, weights: FlatArray) -> Floats:
         """Of the loss by `shares`, same shape; what training did to the mixture stands for its negative."""
-        moved = (weights - self._mixed(state, shares)).astype(np.float64)
+        moved = (weights - self._mixture(state, shares)).astype(np.float64)
         products = [
             [state.latest[other][where] @ moved[where] for other in state.devices]
             for where in self.spec.layers.values()

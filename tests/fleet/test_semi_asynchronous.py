@@ -21,7 +21,7 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
-from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
@@ -275,11 +275,11 @@ def test_a_discounted_update_moves_the_model_by_its_factor_even_alone(name):
     assert np.count_nonzero(whole)
 
 
-def test_drawn_towards_keeps_what_it_covers():
+def test_blend_with_keeps_what_it_covers():
     spec = tiny_spec()
     method = create("fedper", spec, {})
     zero, one = np.zeros(spec.size, np.float32), np.ones(spec.size, np.float32)
-    patch = drawn_towards(Patch.of(one, method.shared, spec), zero, 0.25, spec)
+    patch = blend_with(Patch.of(one, method.shared, spec), zero, 0.25, spec)
     patch.check(spec)
     assert set(patch.values.tolist()) == {0.25}
 

@@ -21,7 +21,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.protocols.method.choice import RATIOS, Budget, DeviceReport, RatioCandidate, values_of
+from fleetune.protocols.method.choice import RATIOS, Budget, DeviceReport, RatioCandidate, value_byte_shares
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import PLAIN
@@ -101,7 +101,7 @@ def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
         for one in RATIOS
         if one <= ratio
     )
-    values = values_of([chosen(one) for one in run_settings.uplinks])
+    values = value_byte_shares([chosen(one) for one in run_settings.uplinks])
     return replace(report, affords=affords, values=values)
 
 

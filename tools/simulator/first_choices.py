@@ -14,7 +14,7 @@ from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method import steps
-from fleetune.protocols.method.choice import as_encoded, values_of
+from fleetune.protocols.method.choice import value_byte_shares, with_encodings
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.device_specs import DeviceSpec
@@ -90,7 +90,9 @@ def ratio_controller_of(
     )
     fixed = device.ratio is not None
     return RatioController(
-        as_encoded(steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
+        with_encodings(
+            steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size
+        ),
         capability,
         board,
         Policy(ratio=device.ratio) if fixed else policy,
@@ -100,5 +102,5 @@ def ratio_controller_of(
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
         late=None if enrolment.late is UNSET else enrolment.late,
-        values=values_of(enrolment.uplinks),
+        values=value_byte_shares(enrolment.uplinks),
     )

@@ -228,13 +228,13 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return Task(
             round_.number,
             state.synced.get(device, 0),
-            self._patch(group.weights, self._newer(state, device, group) & fits),
+            self._patch(group.weights, self._missing_layers(state, device, group) & fits),
             nothing if keeps else self._selection(self.due(state, group) & fits),
             None if round_.final_evaluation or not on_trial else self._trial_patch(state, device, fits),
             adopt=state.synced.get(device) == state.accepted,
         )
 
-    def _newer(self, state: ServerState, device: DeviceId, group: Group) -> LayerMask:
+    def _missing_layers(self, state: ServerState, device: DeviceId, group: Group) -> LayerMask:
         """Layers of the group's model that the device has not seen; its own where it is alone."""
         if device not in state.synced:
             return group.averaged > 0

@@ -67,15 +67,15 @@ class Grouping:
         place = self.place_of(device)
         return frozenset() if place is None else self.members(place)
 
-    def standing(self, old: "Grouping", place: int) -> Group | None:
+    def unchanged_group(self, old: "Grouping", place: int) -> Group | None:
         """The group of `old` with just the members of ours at `place`; None: it is new."""
         members = self.members(place)
         origin = old.place_of(min(members))
         return old.groups[origin] if origin is not None and old.members(origin) == members else None
 
-    def refreshed(self, old: "Grouping") -> Self:
+    def with_unchanged_groups_of(self, old: "Grouping") -> Self:
         """With groups that also stand in `old` as they are there."""
-        groups = (self.standing(old, place) or group for place, group in enumerate(self.groups))
+        groups = (self.unchanged_group(old, place) or group for place, group in enumerate(self.groups))
         return replace(self, groups=tuple(groups))
 
     def mean_model(self) -> FlatArray:
@@ -150,7 +150,7 @@ class Averaging:
         if alone:
             every, apart = np.full_like(every, self.alpha * self.tau), np.zeros(0)
         elif len(updates) > 1 and (alike if self.low == "auto" else sent.all()):
-            apart = self._apart(updates, weights, sent)
+            apart = self._layer_discrepancies(updates, weights, sent)
             every = self._intervals(apart)
         return Group(weights, np.where(sent, round_, group.averaged), every, apart)
 
@@ -177,7 +177,7 @@ class Averaging:
             origin = old.groups[old.placed[members[0]]]
             group = self.average(origin, sent, round_, alone=len(members) == 1)
             groups.append(replace(group, averaged=np.full_like(group.averaged, round_)))
-        return replace(new, groups=tuple(groups)).refreshed(old)
+        return replace(new, groups=tuple(groups)).with_unchanged_groups_of(old)
 
     def distances(self, updates: Sequence[Update]) -> Matrix:
         """D_ij of eq. (3), each pair over the layers that both sent; shape (updates, updates)."""
@@ -200,7 +200,7 @@ class Averaging:
                 return np.array([layer in names for layer in self.spec.layers])
         return np.zeros(len(self.spec.layers), dtype=bool)
 
-    def _apart(
+    def _layer_discrepancies(
         self, updates: Mapping[DeviceId, Update], weights: FlatArray, sent: NDArray[np.bool_]
     ) -> Discrepancies:
         """D_gl of eq. (5), shape (layers,); 0 of layers that nobody sent."""

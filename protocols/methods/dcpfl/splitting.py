@@ -134,17 +134,17 @@ class GroupDevelopment:
         losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
         if losses and state.phase != "settle":  # devices of a trial then start from what they had trained
             state = replace(state, curve=(*state.curve, float(np.mean(list(losses.values())))))
-        state = self._averaged(replace(state, losses=losses), heard)
+        state = self._with_averages(replace(state, losses=losses), heard)
         if state.trial is not None:
-            return self._judged(state, state.trial, heard)
-        split = self._split_due(state)
+            return self._after_trial(state, state.trial, heard)
+        split = self._next_split(state)
         if split is None:
             return replace(state, phase="watch")
-        if not self._all_whole(state):
+        if not self._all_upload_everything(state):
             return replace(state, phase="gather")
         return self._split(state, split, heard)
 
-    def _all_whole(self, state: ServerState) -> bool:
+    def _all_upload_everything(self, state: ServerState) -> bool:
         """Whether every group that could split uploads whole models in the round at hand."""
         grouping = state.grouping
         return all(
@@ -152,7 +152,7 @@ class GroupDevelopment:
             for place, group in enumerate(grouping.groups)
         )
 
-    def _averaged(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
+    def _with_averages(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
         """Every group averaged, but for those on trial; members that started alike compared."""
         groups, pairs, grouping = [], state.pairs, state.grouping
         staying = [device for device in heard if not state.on_trial(device)]
@@ -170,7 +170,9 @@ class GroupDevelopment:
             return pairs
         return pairs.add(list(sent), self.averaging.distances(list(sent.values())), self.start_rounds)
 
-    def _judged(self, state: ServerState, trial: Grouping, heard: Mapping[DeviceId, Update]) -> ServerState:
+    def _after_trial(
+        self, state: ServerState, trial: Grouping, heard: Mapping[DeviceId, Update]
+    ) -> ServerState:
         """The new groups if they leave less loss, else the old ones for a while; no votes: once more."""
         votes = [update.trial for device, update in heard.items() if update.trial and state.on_trial(device)]
         if not votes:
@@ -179,10 +181,10 @@ class GroupDevelopment:
         state = replace(state, trial=None, phase="settle")
         if not better(new, old):
             return replace(state, held_until=state.round + self.hold_rounds, lost=state.lost + 1)
-        grouping, won = trial.refreshed(state.grouping), state.won + 1
+        grouping, won = trial.with_unchanged_groups_of(state.grouping), state.won + 1
         return replace(state, grouping=grouping, curve=(), accepted=state.round, won=won)
 
-    def _split_due(self, state: ServerState) -> Split | None:
+    def _next_split(self, state: ServerState) -> Split | None:
         """The groups to come; None: it is too early, or there are none."""
         gamma = state.grouping.gamma
         tree = [device for device in state.pairs.compared() if device in state.grouping.placed]

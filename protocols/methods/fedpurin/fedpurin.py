@@ -29,15 +29,15 @@ from msgspec import Meta
 from fleetune.protocols.finite import check_finite
 from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.critical_parameters import (
-    COLLABORATION_INTERNALS,
+    COLLABORATION_DIAGNOSTICS,
     EARLIER_BETA,
     Floats,
     beta_of_run,
     collaborated_models,
+    collaboration_figures,
     critical_entries,
     masked_mean,
     perturbation,
-    seen_of,
 )
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
@@ -114,7 +114,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
-    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_DIAGNOSTICS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:
@@ -218,7 +218,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return {"critical": update.patch.values.size / self.spec.num_parameters}
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
-        return seen_of(state.collaboration)
+        return collaboration_figures(state.collaboration)
 
     def _bar(self, received: Sequence[_Received]) -> FlatArray:
         shares = [one.num_samples if self.weighted else 1 for one in received]

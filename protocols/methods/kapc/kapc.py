@@ -120,7 +120,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         if report.device not in state.devices:
-            state = state.knowing([report.device])
+            state = state.with_devices([report.device])
         if state.ratios.get(report.device, 1.0) == report.ratio:
             return state
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
@@ -131,7 +131,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def plan(
         self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
-        state = state.knowing(round_.participants).related_to_all()
+        state = state.with_devices(round_.participants).related_to_all()
         reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in round_.participants}
         exchanged = [self._circle(state, *circle) for circle in circles(reach)]
         own = self._own_shares(exchanged, round_.participants)

@@ -56,7 +56,7 @@ class ServerState:
         """The state before any device is known."""
         return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
 
-    def knowing(self, newcomers: Iterable[DeviceId]) -> Self:
+    def with_devices(self, newcomers: Iterable[DeviceId]) -> Self:
         """The state with these devices admitted; the cube waits: a thousand admissions shall not copy it."""
         return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
 

@@ -27,7 +27,7 @@ from fleetune.protocols.finite import check_loss
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
-from fleetune.protocols.method.staleness import drawn_towards
+from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.trainer import FitPlan, Rows, Trainer
 from fleetune.protocols.methods.srp_pfed.mixing import (
     Aggregation,
@@ -223,7 +223,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         """Section III-D. The loss counts whole."""
-        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+        return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         shared = update.patch.values.size / self.spec.num_parameters

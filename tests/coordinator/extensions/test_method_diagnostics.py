@@ -10,7 +10,7 @@ from tests.helpers.telling_methods import DIAGNOSTICS
 
 from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.method.diagnostics import MOST_PARTS, declared_by
+from fleetune.protocols.method.diagnostics import MOST_PARTS, declared_diagnostics
 from fleetune.protocols.methods import create, diagnostics_of
 
 TELLING = "tests.helpers.telling_methods"
@@ -78,10 +78,10 @@ def test_the_final_evaluation_tells_nothing_because_nothing_is_sent(weights, tmp
 
 
 def test_only_what_is_well_declared_counts():
-    assert declared_by(create(f"{TELLING}:NoMapping", SPEC, {})) == DIAGNOSTICS
+    assert declared_diagnostics(create(f"{TELLING}:NoMapping", SPEC, {})) == DIAGNOSTICS
     assert diagnostics_of({"name": f"{TELLING}:Telling"}) == DIAGNOSTICS
     assert diagnostics_of({"name": "nowhere:Method"}) == diagnostics_of({}) == ()
-    assert declared_by(object()) == ()
+    assert declared_diagnostics(object()) == ()
 
 
 def test_records_of_older_releases_are_read_and_written_as_they_were(weights, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.protocols.methods.test_method_contract import DEVICES, SPEC, Run
 
-from fleetune.protocols.method.diagnostics import MAX_DIAGNOSTICS, MOST_PARTS, declared_by
+from fleetune.protocols.method.diagnostics import MAX_DIAGNOSTICS, MOST_PARTS, declared_diagnostics
 from fleetune.protocols.methods import REGISTRY, create
 
 ROUNDS = 12
@@ -34,7 +34,7 @@ class Watched(Run):
 
 
 def telling(name):
-    return declared_by(create(name, SPEC, {}))
+    return declared_diagnostics(create(name, SPEC, {}))
 
 
 METHODS = [name for name in REGISTRY if telling(name)]
@@ -43,7 +43,7 @@ METHODS = [name for name in REGISTRY if telling(name)]
 @pytest.mark.parametrize("name", REGISTRY)
 def test_declarations_are_in_order(name):
     diagnostics = create(name, SPEC, {}).diagnostics
-    assert declared_by(create(name, SPEC, {})) == diagnostics
+    assert declared_diagnostics(create(name, SPEC, {})) == diagnostics
     assert len(diagnostics) <= MAX_DIAGNOSTICS
     for one in diagnostics:
         assert one.title == one.title.strip() != ""

@@ -105,11 +105,11 @@ def test_a_hypernetworks_step_is_the_gradient_by_finite_differences():
 
 
 def test_shares_are_equal_at_first_and_a_newcomer_scores_nothing():
-    fresh = Hypernetwork.drawn(4, 5, 2, KEY).knowing(4)
+    fresh = Hypernetwork.drawn(4, 5, 2, KEY).with_devices(4)
     assert fresh.shares() == pytest.approx(np.full((2, 4), 0.25))
     heads = np.zeros((1, 2, 6))
     heads[0, :, -1] = np.log([2, 3])  # the constant input alone
-    grown = replace(fresh, heads=heads).knowing(3)
+    grown = replace(fresh, heads=heads).with_devices(3)
     assert grown.shares() == pytest.approx(np.array([[2, 3, 1]]) / 6)
 
 
@@ -122,7 +122,7 @@ def heard(method, **models):
 
 def scored(state, device, scores):
     """The state with these scores, shape (layers, devices), in the device's hypernetwork."""
-    network = state.networks[device].knowing(len(state.devices))
+    network = state.networks[device].with_devices(len(state.devices))
     heads = np.zeros_like(network.heads)
     heads[:, :, -1] = scores
     return replace(state, networks={**state.networks, device: replace(network, heads=heads)})

@@ -16,7 +16,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.method.submodels import cut, norms, strongest
 from fleetune.protocols.methods import create
-from fleetune.protocols.methods.clusterfl import ClusterFL, k_means, spread
+from fleetune.protocols.methods.clusterfl import ClusterFL, farthest_points, k_means
 from fleetune.protocols.methods.fjord import FjORD
 from fleetune.protocols.methods.lotteryfl import LotteryFL, prune, share_left
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
@@ -267,7 +267,7 @@ def test_k_means_finds_the_groups_and_no_more_than_there_are():
         [0, 2, 5], [1, 3], [0, 2, 5], [1, 3], [4], [0, 2, 5],
     ]  # fmt: skip
     same = np.ones((4, 4))
-    assert spread(same, 3) == [0]
+    assert farthest_points(same, 3) == [0]
     assert k_means(same, 3).tolist() == [0] * 4
     assert k_means(np.eye(1), 5).tolist() == [0]
 

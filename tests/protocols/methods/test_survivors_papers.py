@@ -147,14 +147,14 @@ def test_everything_goes_up_in_the_last_of_the_first_rounds():
 def test_a_split_waits_for_the_whole_models_of_every_group():
     method, state = dc_pfl("ab", "cd")
     waiting = replace(state.grouping.groups[1], every=np.array([1, 3, 1]))
-    assert method._all_whole(state)
+    assert method._all_upload_everything(state)
     groups = (state.grouping.groups[0], waiting)
-    assert not method._all_whole(replace(state, grouping=replace(state.grouping, groups=groups)))
+    assert not method._all_upload_everything(replace(state, grouping=replace(state.grouping, groups=groups)))
 
 
 def test_a_group_of_two_averages_and_is_compared_and_one_of_one_waits_for_full_syncs():
     method, state = dc_pfl("ab", "c", low_discrepancy=0.0)
-    state = method._averaged(state, {device: whole(device) for device in "abc"})
+    state = method._with_averages(state, {device: whole(device) for device in "abc"})
     assert [group.every.tolist() for group in state.grouping.groups] == [[1, 1, 1], [3, 3, 3]]
     assert state.pairs.devices == ("a", "b")
     old = state.grouping
@@ -168,7 +168,7 @@ def test_models_that_did_not_go_up_whole_are_not_compared():
     state = replace(state, grouping=replace(state.grouping, groups=(rare,)))
     part = Layers(("a", "b"))
     sent = {device: replace(whole(device), patch=Patch.of(own(device), part, SPEC)) for device in "ab"}
-    assert method._averaged(state, sent).pairs.devices == ()
+    assert method._with_averages(state, sent).pairs.devices == ()
 
 
 @pytest.mark.parametrize("weak", ["", "c"])

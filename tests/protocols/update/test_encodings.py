@@ -23,7 +23,7 @@ from fleetune.protocols.errors import (
     SettingError,
 )
 from fleetune.protocols.method.averaging import SharedModel, Task
-from fleetune.protocols.method.choice import Choice, Cost, as_encoded
+from fleetune.protocols.method.choice import Choice, Cost, with_encodings
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
@@ -272,19 +272,19 @@ def test_an_entry_that_the_base_lacks_is_never_lost_in_a_small_difference(name, 
 def test_prices_follow_the_encodings_of_both_directions(name):
     encoding, raw, size = encodings.find(name), encodings.find("raw"), 1_000_000
     plain = Choice(1.0, Cost(bytes_down=2_000_000, bytes_up=4_000_000))
-    (priced,) = as_encoded([plain], [encoding], raw, size)
+    (priced,) = with_encodings([plain], [encoding], raw, size)
     share = encoding.size(size) / raw.size(size)
     assert priced.cost.bytes_up == pytest.approx(4_000_000 * share + codec.FRAME_BYTES, rel=0.01, abs=20)
     assert priced.cost.bytes_down == 2_000_000
     masked = Choice(1.0, Cost(bytes_down=2_500_000, bytes_up=4_500_000, mask_bytes_up=500_000))
-    (beside,) = as_encoded([masked], [encoding], encoding, size)
+    (beside,) = with_encodings([masked], [encoding], encoding, size)
     assert beside.cost.bytes_up == priced.cost.bytes_up + 500_000
     assert beside.cost.bytes_down == pytest.approx(2_000_000 * share + 500_000 + codec.FRAME_BYTES, rel=0.01)
     keeps_nothing = encoding.lossless or encoding.on_average or name == "half"
     residuals = 0 if keeps_nothing else 8 * size  # old and new
     assert priced.cost.memory_bytes == residuals
     assert beside.cost.memory_bytes == residuals + (0 if name == "raw" else 4 * size)
-    assert as_encoded([plain], [raw], raw, size) == [plain]
+    assert with_encodings([plain], [raw], raw, size) == [plain]
 
 
 @pytest.mark.parametrize(("density", "levels"), [(0.005, 8), (0.02, 1), (0.05, 1), (0.05, 8), (0.2, 4)])

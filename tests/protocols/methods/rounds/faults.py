@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fleetune.protocols.method import critical_parameters
-from fleetune.protocols.method.averaging import equally
+from fleetune.protocols.method.averaging import equally_weighted
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import fedspu
 from fleetune.protocols.methods.dcpfl import dcpfl, discrepancy, groups, splitting
@@ -75,7 +75,7 @@ def a_device_stops_when_its_loss_falls(rose, loss, previous):
 
 @fault("fedspu", fedspu, "covered_average")
 def the_average_does_not_weigh_samples(average, weights, updates, spec, *combine):
-    return average(weights, equally(updates), spec, *combine)
+    return average(weights, equally_weighted(updates), spec, *combine)
 
 
 @fault("fedspu", fedspu, "covered_average")
@@ -173,7 +173,7 @@ def targets_are_of_first_copies(aggregate, method, state, updates, *combine):
 
 @fault("kapc", kapc.KAPC, "plan")
 def the_cube_is_not_written_back(plan, method, state, round_, key):
-    known = state.knowing(round_.participants).related_to_all()
+    known = state.with_devices(round_.participants).related_to_all()
     return replace(plan(method, state, round_, key)[0], cube=known.cube), plan(method, state, round_, key)[1]
 
 
@@ -317,7 +317,7 @@ def the_worse_groups_win_the_trial(better, new, old):
     return better(old, new)
 
 
-@fault("dc-pfl", splitting.GroupDevelopment, "_judged")
+@fault("dc-pfl", splitting.GroupDevelopment, "_after_trial")
 def a_lost_trial_is_repeated_at_once(judged, method, state, trial, heard):
     return replace(judged(method, state, trial, heard), held_until=0)
 
@@ -350,7 +350,7 @@ def the_curve_forgets_who_is_absent(after, method, state, heard):
 
 @fault("dc-pfl", groups, "covered_average")
 def a_groups_average_does_not_weigh_samples(average, weights, updates, spec, *combine):
-    return average(weights, equally(updates), spec, *combine)
+    return average(weights, equally_weighted(updates), spec, *combine)
 
 
 @fault("dc-pfl", groups, "calm_layers")
