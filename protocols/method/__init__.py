@@ -1,1 +1,1 @@
-"""What a method is, and what families of methods share: averaging, sub-models, personal targets."""
+"""The base class of methods and its families: averaging, sub-models, personal targets."""

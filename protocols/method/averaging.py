@@ -1,10 +1,11 @@
-"""The family of FedAvg: one model at the coordinator, a personal one on each device, patches in between.
+"""The family of FedAvg: one shared model at the coordinator, a personal model on each device.
 
-In every round the participants take over what is shared of the model, train, and send it back; the
-coordinator averages what came, entry by entry. Most methods are of this family, those that share a part of
-the layers too (FedPer, FedRep, FedBN) and those that keep a model beside the shared one (Ditto, pFedSD).
-`AveragedModel` is the coordinator's half, `ModelAveraging` both halves; a method derives from one of them,
-and overrides what it shares (`shared`) or what a device does with it (`work`).
+1. The participants take over the shared part of the model, train, and send the shared part back.
+2. The coordinator averages the updates entry by entry.
+
+Most methods belong here. Some share only some layers (FedPer, FedRep, FedBN); some keep a second model
+(Ditto, pFedSD). `AveragedModel` is the coordinator's half, `ModelAveraging` both halves. A method derives
+from one of them and overrides `shared` (what travels) or `work` (what a device does).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +41,8 @@ class SharedModel:
     """Coordinator state: one model, shape (spec.size,).
 
     Attributes:
-        weights: of the model.
-        velocity: what the coordinator's momentum has gathered, shape (spec.size,); UNSET: it has none.
+        weights: weights of the model.
+        velocity: accumulated momentum of the coordinator, shape (spec.size,); UNSET without momentum.
     """
 
     weights: FlatArray
@@ -64,7 +65,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Update:
-    """Entries after training, and how many training samples stand behind them."""
+    """Entries after training, and the number of training samples."""
 
     patch: Patch
     num_samples: NumSamples
@@ -78,14 +79,13 @@ def covered_average(
 ) -> FlatArray:
     """Combine each entry over the devices that sent it, weighted by their training samples.
 
-    By the mean this is FedAvg when every device sends everything, and FedSPU's Fig. 9 when devices send
-    parts.
+    With the mean, this is FedAvg if every device sends everything, and FedSPU's Fig. 9 if devices send parts.
 
     Args:
-        weights: shape (spec.size,); entries that no device sent keep their value there.
-        updates: of a round.
-        spec: of the model.
-        combine: how updates are combined.
+        weights: shape (spec.size,); entries that no device sent keep this value.
+        updates: updates of a round.
+        spec: model.
+        combine: makes the combination of updates.
     """
     combination = combine(spec)
     for _, update in updates:
@@ -94,8 +94,8 @@ def covered_average(
 
 
 def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
-    """The updates as if each stood for one sample, so that a mean is 1/|S| * sum. A device without samples
-    still counts for nothing.
+    """The updates with one sample each, so that their mean is 1/|S| * sum. A device without samples keeps
+    0.
     """
     for device, update in updates:
         yield device, replace(update, num_samples=min(1, update.num_samples))
@@ -103,7 +103,7 @@ def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class PersonalDevice(Method[S, PersonalModel, T, U]):
-    """A device whose state is its own model and nothing else; it uses this model as it is."""
+    """The device's half of methods in which a device keeps nothing but its own model."""
 
     device_state_type = PersonalModel
 
@@ -113,15 +113,15 @@ class PersonalDevice(Method[S, PersonalModel, T, U]):
 
 @dataclass(frozen=True)
 class AveragedModel(Method[SharedModel, D, Task, Update]):
-    """The coordinator's half: what is shared goes to every participant; what comes back is averaged.
+    """The coordinator's half: send the shared part to every participant, and average their updates.
 
-    A shared entry that nobody sends back keeps its value. A device that joins late or was away gets the
-    newest values with its next task; what is not shared never travels, and what an update says of it is left
-    out.
+    A shared entry that no device sends back keeps its value. A device that joins late or was away gets the
+    newest values with its next task. Entries that are not shared never travel; an update's values for them
+    are ignored.
 
     Class attributes:
-        by_samples: participants count by their training samples; False: all alike.
-        extra_models: whole models that the device holds beside the one in training.
+        by_samples: True if participants count by their training samples, False if they count equally.
+        extra_models: whole models that the device holds in addition to the one in training.
     """
 
     spec: ModelSpec
@@ -139,17 +139,17 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     @property
     def shared(self) -> Selection:
-        """What travels, both ways. Raises SettingError: the method's settings do not fit the model."""
+        """The entries that travel both ways. Raises SettingError if the settings do not fit the model."""
         return Everything()
 
     @property
     def relative_work(self) -> float:
-        """What the run's own epochs cost a device with this method, see `Cost.work`."""
+        """Relative cost of the run's own epochs with this method (see `Cost.work`)."""
         return 1.0
 
     @property
     def extra_epochs(self) -> float:
-        """What this method trains and evaluates beside the run's own epochs, see `Cost.extra_epochs`."""
+        """Epochs of training and evaluation in addition to the run's own (see `Cost.extra_epochs`)."""
         return 0.0
 
     @property
@@ -194,16 +194,16 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         return [Choice(1.0, cost)]
 
     def update(self, weights: FlatArray, trainer: Trainer) -> Update:
-        """What a device sends of its model, shape (spec.size,)."""
+        """The update that a device sends of its model `weights`, shape (spec.size,)."""
         return Update(Patch.of(weights, self.shared, self.spec), trainer.num_samples)
 
 
 @dataclass(frozen=True)
 class BodyAveraging(AveragedModel[D]):
-    """The coordinator's half of methods that share a body, under a head that does not travel.
+    """The coordinator's half of methods that share a body; the head stays on the device.
 
     Attributes:
-        head_layers: how many of the last layers are the head; the paper's is the last one.
+        head_layers: number of last layers that form the head; the paper uses one.
     """
 
     head_layers: Annotated[int, Meta(ge=1)] = 1

@@ -1,4 +1,4 @@
-"""What a round may ask of a device: what it says of itself, ratios with their costs, and what it allows."""
+"""Ratios with their costs, a device's report about itself, and the budget of a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,8 @@ from fleetune.protocols.update.codec import FRAME_BYTES
 from fleetune.protocols.update.encodings import RAW, find
 from fleetune.protocols.update.encodings.encoding import Encoding
 
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
+# candidate ratios of a method that defines no others
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 HELD_BYTES = 4  # an entry, of what tasks have brought, where they are differences to that
 MOST_CHOICES = 100
 LOCAL_WORKS = (0.25, 0.5, 0.75, 1.0, 2.0, 4.0)  # how much of a round's local training may be proposed
@@ -30,18 +31,19 @@ EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs 
 
 
 class RatioCandidate(Struct, frozen=True, array_like=True):
-    """A ratio that fits a device's limits, and what a round at it would take; None: not known.
+    """A ratio within a device's limits, with the predicted cost of a round at it. None means unknown.
 
     Attributes:
-        ratio: one of the method's (see `Method.choices`).
-        round_s: seconds, transfers included.
-        bytes_up: of payloads.
-        joules: drawn by the whole board.
-        local_s, local_joules: of these, what local training takes; a share of it takes that share.
-        local_work: how much local training fits at this ratio.
-        uplink: with the first of the run's encodings of updates of which that is so (`Enrolment.uplinks`).
-        values_up: of these bytes, with the first one, an update's values; another takes fewer of them.
-        values_s, values_joules: likewise, what sending these takes.
+        ratio: one of the method's ratios (see `Method.choices`).
+        round_s: seconds of the round, transfers included.
+        bytes_up: payload bytes that the device sends.
+        joules: energy that the whole board draws.
+        local_s, local_joules: the part of these that local training takes; it scales with local training.
+        local_work: largest amount of local training that fits at this ratio.
+        uplink: number of the first update encoding of the run to which this applies (`Enrolment.uplinks`).
+        values_up: the part of `bytes_up` that the values take in the first encoding; other encodings take
+            less.
+        values_s, values_joules: seconds and energy for sending these bytes.
     """
 
     ratio: Ratio
@@ -57,43 +59,44 @@ class RatioCandidate(Struct, frozen=True, array_like=True):
     values_joules: Amount | None = None
 
     def seconds(self, local_work: float, values: float = 1.0) -> float | None:
-        """Of a round with this share of the local training, and of the bytes of its update's values."""
+        """Seconds of a round with this share of the local training and of the update's value bytes."""
         return _less(_less(self.round_s, self.local_s, local_work), self.values_s, values)
 
     def energy(self, local_work: float, values: float = 1.0) -> float | None:
-        """Joules of such a round."""
+        """Joules of a round with this share of the local training and of the update's value bytes."""
         return _less(_less(self.joules, self.local_joules, local_work), self.values_joules, values)
 
     def sent(self, values: float = 1.0) -> int | None:
-        """Bytes of such a round's update."""
+        """Bytes of an update with this share of its value bytes."""
         num_bytes = _less(self.bytes_up, self.values_up, values)
         return None if num_bytes is None else round(num_bytes)
 
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What a device says about itself when it joins. None: it does not know.
+    """A device's report about itself when it joins. None means that the device does not know.
 
     Attributes:
-        device: its name in the fleet.
-        board: the firmware profile it goes by.
-        num_samples: training samples it holds.
-        ratio: the ratio it chose for this run (see `Method.choices`).
-        reason: why that ratio, in one line.
-        samples_per_s: training speed on the fleet's model at ratio 1.
-        uplink_bps, downlink_bps: its link, bits a second.
-        memory_bytes: what a training process may take.
-        round_s: what it expects a round at `ratio` to take, transfers included.
-        conditions: how its board was when it reported.
-        new_samples: training samples that came since the training that it replied with last (all of them
-            before the first); it does not travel where nothing is counted.
-        drift: how clearly its data have changed since then: 1 and more says that training would pay; it does
-            not travel where nothing is tested.
-        affords: the ratios that fit its limits, ascending; it travels where the coordinator proposes ratios.
-        values: the bytes that an update's values take in each of the run's encodings (`Enrolment.uplinks`),
-            as a share of those in the first; it travels where the coordinator proposes one.
-        idle_w: what its board draws doing nothing; it travels where the coordinator proposes ratios, and the
-            board's profile says it.
+        device: name of the device in the fleet.
+        board: firmware profile of the device.
+        num_samples: number of its training samples.
+        ratio: ratio that the device chose for this run (see `Method.choices`).
+        reason: one line on why the device chose this ratio.
+        samples_per_s: training speed on the run's model at ratio 1.
+        uplink_bps, downlink_bps: bandwidth of its link, in bits a second.
+        memory_bytes: memory that a training process may use.
+        round_s: predicted seconds of a round at `ratio`, transfers included.
+        conditions: conditions of the board at the time of the report.
+        new_samples: training samples that arrived since the last training that the device replied with.
+            Before the first training, this is all of them. The field is absent if the device does not count
+            samples.
+        drift: how clearly the data have changed since that training; from 1 on, training pays. The field is
+            absent if the device does not test for drift.
+        affords: ratios within the device's limits, ascending; sent if the coordinator proposes ratios.
+        values: bytes of an update's values in each of the run's encodings (`Enrolment.uplinks`), as a share
+            of the bytes in the first one. Sent if the coordinator proposes an encoding.
+        idle_w: power of the idle board in watts. Sent if the coordinator proposes ratios and the board's
+            profile has it.
     """
 
     device: FleetName
@@ -116,23 +119,24 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round at one ratio asks of a device.
+    """Cost of one round at one ratio for a device.
 
     Attributes:
-        bytes_down, bytes_up: payload bytes of a round, estimated from the entries sent. Where a device's
-            first round takes more, the method says which it counts.
-        work: training work in each of the run's epochs, relative to full steps on every parameter.
-        work_alone: instead, where the trainer trains the device's part as a network by itself (see
-            `FitPlan.neurons`); None: that is never so.
-        memory_bytes: extra memory beyond the model's own: further models, scores, masks.
-        extra_epochs: full epochs beside the run's: those that a method sets itself, and passes over the
-            training samples for losses or gradients. The evaluations of every method are not counted.
-        trainable_share: of the model's entries, those that change in training; the optimiser holds memory
-            for them alone. Its activations and gradients go by whole tensors (docs/costs.md).
-        bytes_vary: rounds send more or less, and `bytes_down` and `bytes_up` are the most that a usual one
-            does: past rounds may show that it is more, but light ones do not promise a light one.
-        mask_bytes_up: of `bytes_up`, those that say which entries are sent: an encoding of values does not
-            make them fewer for certain.
+        bytes_down, bytes_up: payload bytes of a round, estimated from the number of entries. If a device's
+            first round takes more, the method says which round it counts.
+        work: training work in each of the run's epochs, relative to full steps on all parameters.
+        work_alone: training work if the trainer trains the device's part as a smaller network (see
+            `FitPlan.neurons`); None if the method never allows that.
+        memory_bytes: memory beyond the model itself, for further models, scores and masks.
+        extra_epochs: full epochs in addition to the run's. They include epochs that the method sets itself
+            and passes over the training samples for losses or gradients. Evaluations that every method makes
+            are not counted.
+        trainable_share: share of the model's entries that training changes. The optimiser holds memory for
+            these alone; activations and gradients need whole tensors (docs/costs.md).
+        bytes_vary: True if rounds send different amounts. The bytes here are then the most that a usual round
+            sends. Past rounds may raise this estimate, but never lower it.
+        mask_bytes_up: the part of `bytes_up` that says which entries are sent. An encoding of values does not
+            reliably reduce it.
     """
 
     bytes_down: int
@@ -146,9 +150,11 @@ class Cost:
     work_alone: float | None = None
 
     def epochs(self, run_epochs: float, *, alone: bool = False) -> float:
-        """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs).
+        """Training work of the round in full epochs.
 
-        alone: whether the trainer trains parts as networks by themselves.
+        Args:
+            run_epochs: epochs of the run ([training] epochs).
+            alone: True if the trainer trains a part as a smaller network.
         """
         work = self.work_alone if alone and self.work_alone is not None else self.work
         return work * run_epochs + self.extra_epochs
@@ -156,8 +162,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """One ratio a method could run at, its cost, and the number of the encoding that its update's values have
-    there (see `Budget`).
+    """A ratio that the method can run at, its cost, and the number of the encoding of the update's values
+    (see `Budget`).
     """
 
     ratio: float
@@ -165,7 +171,7 @@ class Choice:
     uplink: int = 0
 
     def sending(self, values: float, uplink: int = 0) -> "Choice":
-        """With this share of the bytes of the update's values, by this encoding."""
+        """Copy the choice for another encoding, which takes the share `values` of the update's value bytes."""
         return replace(self, cost=_encoded(self.cost, values, 1.0, 0), uplink=uplink)
 
 
@@ -174,9 +180,9 @@ class Budget:
     """How much a device does in a round.
 
     Attributes:
-        ratio: the largest that fits its limits; what a method does with it is its own affair.
-        local_work: the share of the run's local training, see `protocols.method.trainer.num_local_steps`.
-        uplink: which of the run's encodings writes the values of its update, see `Enrolment.uplinks`.
+        ratio: largest ratio within the device's limits; the method decides what it means.
+        local_work: share of the run's local training (see `protocols.method.trainer.num_local_steps`).
+        uplink: number of the encoding for the values of the update (see `Enrolment.uplinks`).
     """
 
     ratio: float = 1.0
@@ -193,11 +199,11 @@ def _less(whole: float | None, of_part: float | None, share: float) -> float | N
 def with_encodings(
     choices: Sequence[Choice], uplinks: Sequence[Encoding], down: Encoding, num_entries: int
 ) -> list[Choice]:
-    """`choices` as they cost where the first of `uplinks` writes updates and `down` tasks of a model of so
-    many entries; there is memory for any of `uplinks`.
+    """`choices` with their costs after encoding: the first of `uplinks` for updates, `down` for tasks.
 
-    A mask is counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training
-    decides. A task's is taken to be no larger than the update's.
+    The memory suffices for any of `uplinks`. `num_entries` is the size of the model. Masks keep their
+    uncompressed size, because how far they compress depends on training (docs/wire.md, Masks). A task's mask
+    is assumed to be no larger than the update's.
     """
     raw = find(RAW).cost.bytes_per_value
     shares = uplinks[0].cost.bytes_per_value / raw, down.cost.bytes_per_value / raw
@@ -207,12 +213,14 @@ def with_encodings(
 
 
 def value_byte_shares(uplinks: Sequence[Encoding]) -> tuple[float, ...]:
-    """The bytes that values take in each of these, as a share of those in the first."""
+    """Bytes of the values in each encoding, as a share of the bytes in the first one."""
     return tuple(one.cost.bytes_per_value / uplinks[0].cost.bytes_per_value for one in uplinks)
 
 
 def value_byte_share(report: DeviceReport, budget: Budget) -> float:
-    """The bytes that an update's values take, as a share of those by the first of the run's encodings."""
+    """Bytes of an update's values in the budget's encoding, as a share of the bytes in the run's first
+    one.
+    """
     values = (1.0,) if report.values is UNSET else report.values
     return values[min(budget.uplink, len(values) - 1)]
 

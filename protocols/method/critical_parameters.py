@@ -1,8 +1,8 @@
-"""Critical parameters: which entries matter most to a device's loss, and who has similar ones.
+"""Critical parameters: the entries that matter most to a device's loss, and devices that agree on them.
 
-The steps that FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi) share; sections and equations
-are FedPURIN's. Masks are bool and weights float32 (float64 stays float64), all of one shape (d,);
-with a `spec`, d is spec.size.
+FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi) share these steps; sections and equations are
+FedPURIN's. Masks are bool. Weights are float32 or float64 and keep their type. All have one shape (d,); with
+a `spec`, d is spec.size.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,15 +17,15 @@ from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
 
 Floats = NDArray[Any]
 
-EARLIER_BETA = 100  # what runs go on with that began when beta knew nothing of the run
-CUTOFF = 1e-10  # of scores (section 4.5): smaller ones are noise
-_SLACK = 1e-12  # of the threshold: an overlap that equals it in exact arithmetic counts
+EARLIER_BETA = 100  # default for runs of releases in which beta did not depend on the number of rounds
+CUTOFF = 1e-10  # smaller scores count as noise (section 4.5)
+_SLACK = 1e-12  # rounding tolerance, so that an overlap equal to the threshold in exact arithmetic counts
 
 
 def perturbation(weights: Floats, gradient: Floats, *, second_order: bool = False) -> Floats:
-    """How much the loss changes if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
+    """Change of the loss if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
 
-    Products that float32 does not hold are taken in float64.
+    Products that overflow float32 are computed in float64.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         product = gradient * weights
@@ -36,11 +36,11 @@ def perturbation(weights: Floats, gradient: Floats, *, second_order: bool = Fals
 
 
 def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> MaskArray:
-    """The k = floor(tau * d) highest scores of one tensor, ties in (eq. 8).
+    """Mark the k = floor(tau * d) highest scores of one tensor, all ties included (eq. 8).
 
-    If the k-th is not above `CUTOFF`, all scores above it are taken instead (section 4.5). If none is, the
-    authors' code still takes the k highest, ties in: all of a tensor that is all zero; the text leaves
-    them out (`keep_all_zero` False).
+    If the k-th score is at most `CUTOFF`, all scores above `CUTOFF` are marked instead (section 4.5). If
+    there are none, `keep_all_zero` decides. True marks the k highest with ties, as the authors' code does, so
+    an all-zero tensor is marked whole. False marks nothing, as the paper's text says.
     """
     k = int(tau * scores.size)
     if k == 0:
@@ -56,7 +56,7 @@ def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> 
 def critical_entries(
     scores: Floats, tau: float, spec: ModelSpec, kinds: Collection[Kind], *, keep_all_zero: bool = True
 ) -> MaskArray:
-    """`critical_mask` of every tensor of these kinds, shape (spec.size,)."""
+    """`critical_mask` of every tensor of the given kinds, shape (spec.size,)."""
     critical = np.zeros(spec.size, dtype=bool)
     for tensor in spec.tensors:
         if tensor.kind in kinds:
@@ -66,10 +66,10 @@ def critical_entries(
 
 
 def overlap_ratios(masks: Sequence[MaskArray]) -> NDArray[np.float64]:
-    """O_ij = 1 - |m_i - m_j|_1 / (2 n_i), n_i device i's own count (section 3.3), shape (N, N).
+    """O_ij = 1 - |m_i - m_j|_1 / (2 n_i), where n_i is device i's number of critical entries (section 3.3).
 
-    Not symmetric where counts differ, and negative where j's mask is much the larger. A device without
-    critical entries overlaps with nobody (0). The diagonal is 1.
+    The result has shape (N, N) and a diagonal of 1. It is not symmetric if counts differ, and it is negative
+    if j's mask is much larger. A device without critical entries has overlap 0 with all others.
     """
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     overlap = np.eye(len(masks))
@@ -88,14 +88,16 @@ def mean_and_largest(overlap: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def threshold_of(mean: float, largest: float, number: int, beta: int) -> float:
-    """T = mean + t / beta * (largest - mean) (section 3.3) for `number` t, at most beta."""
+    """The overlap threshold mean + t / beta * (largest - mean) of round `number`, the paper's t <= beta
+    (section 3.3).
+    """
     return mean + number / beta * (largest - mean)
 
 
 def collaborators(
     overlap: NDArray[np.float64], mean: float, largest: float, number: int, beta: int
 ) -> list[list[int]]:
-    """C_i = {j != i : O_ij >= T} (section 3.3); `number` is t. Beyond t = beta nobody collaborates."""
+    """C_i = {j != i : O_ij >= T} of each device in round `number` (section 3.3); empty after round beta."""
     if number > beta:
         return [[] for _ in overlap]
     threshold = threshold_of(mean, largest, number, beta) - _SLACK
@@ -103,20 +105,22 @@ def collaborators(
 
 
 def beta_of_run(rounds: int) -> int:
-    """Half of all rounds, rounded up: FedPURIN's experiments have 100 of 200 (and 170 of 300)."""
+    """Default of beta: half of all rounds, rounded up. FedPURIN's experiments use 100 of 200 and 170 of
+    300.
+    """
     return (rounds + 1) // 2
 
 
 def masked_mean(
     models: Sequence[Floats], weights: Sequence[float] | None = None, masks: Sequence[MaskArray] | None = None
 ) -> Floats:
-    """The mean of masked models, 0 where nobody sent anything (eq. 9 over C_i and i; eq. 10 over all).
+    """The mean of masked models, 0 at entries that no device sent (eq. 9 over C_i and i; eq. 10 over all).
 
     Args:
-        models: 0 where a device sent nothing.
-        weights: of the devices; None, or all 0: alike.
-        masks: divide each entry by the weights of the devices that sent it; None: by all of them, as the
-            paper and its authors' code do, so that what few devices hold critical shrinks.
+        models: models with 0 at entries that the device did not send.
+        weights: weights of the devices; None or all 0 means equal weights.
+        masks: if given, each entry is divided by the weights of the devices that sent it. None divides by all
+            weights, as the paper and its authors' code do; entries critical to few devices then shrink.
     """
     shares = weights if weights is not None and any(weights) else [1.0] * len(models)
     total, divisor = np.zeros(models[0].shape), np.zeros(models[0].shape)
@@ -129,12 +133,12 @@ def masked_mean(
 
 @dataclass(frozen=True)
 class Collaboration:
-    """How alike the devices of a round were, and what followed; nobody looks beyond t = beta.
+    """Overlaps and collaboration of the devices in one round.
 
     Attributes:
         mean_overlap, largest_overlap: O_avg and O_max.
-        threshold: T, the overlap from which two collaborate.
-        collaborators: of a device, on average.
+        threshold: T, the smallest overlap of devices that collaborate.
+        collaborators: mean number of collaborators of a device.
     """
 
     mean_overlap: float
@@ -146,10 +150,15 @@ class Collaboration:
 def collaborated_models(
     masks: Sequence[MaskArray], models: Sequence[Floats], number: int, beta: int
 ) -> tuple[list[Floats | None], Collaboration | None]:
-    """delta_i for every device in round `number`, None where C_i is empty (eq. 9), and how they came about;
-    None: nobody collaborates beyond beta.
+    """Collaborative models delta_i of round `number` (eq. 9), and the overlaps that they follow from.
 
-    `masks` and `models` are m_i and the masked weights of each device.
+    delta_i is None if C_i is empty. After round beta no devices collaborate, and the second value is None.
+
+    Args:
+        masks: m_i of each device.
+        models: masked weights of each device.
+        number: the paper's t.
+        beta: last round with collaboration.
     """
     if number > beta:
         return [None] * len(masks), None

@@ -1,31 +1,33 @@
-"""What may be seen of a method's inner workings: the figures that it tells of each update and each round."""
+"""Diagnostics: the figures that a method reports about its own mechanism, for each update and each round."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_DIAGNOSTICS = 32  # of one method
-MOST_PARTS = 256  # of one figure
+MAX_DIAGNOSTICS = 32  # largest number of diagnostics that one method may declare
+MOST_PARTS = 256  # largest number of parts (layers, rates) that one figure may have
 
 Figure = float | Mapping[str, float]
-"""A number, or one for each of several parts by their names: layers, rates."""
+"""A number, or one number for each named part, such as a layer or a rate."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One figure of a method's inner workings, by which a reader sees that a mechanism acts.
+    """Description of one figure that shows whether a mechanism of the method acts.
 
-    What a method tells is never in a round's way: what is not declared, not finite or beyond `MOST_PARTS` is
-    left out of the record with one line in the log, and so is all of it when telling raises.
+    A faulty figure never stops a round. The record leaves out a figure that is undeclared, not finite, or has
+    more than `MOST_PARTS` parts, and the log gets one line. All figures are left out if the method raises an
+    error.
 
     Attributes:
-        name: stable, in snake case, unique within the method.
-        title: for people, in lower case.
-        about: what it is and what it should do, in one sentence; the paper's symbol stands here.
-        unit: `share` is a number in [0, 1] shown in percent.
-        of: an `update`, as a device sent it, or the coordinator's state after a `round`.
-        by: what its parts are, in the plural ("layers"); None: it is one number.
+        name: stable name in snake case, unique within the method.
+        title: label for people, in lower case.
+        about: one sentence on what the figure is and how it should move; it names the paper's symbol.
+        unit: unit of the figure; `share` is a number in [0, 1] that is shown in percent.
+        of: `update` for a figure of a device's update, `round` for one of the coordinator's state after a
+            round.
+        by: name of the parts in the plural ("layers"); None if the figure is one number.
     """
 
     name: str
@@ -37,7 +39,9 @@ class Diagnostic:
 
 
 def declared_diagnostics(method: object) -> tuple[Diagnostic, ...]:
-    """What a method, or its class, tells; what is wrong of it is left out: a user's own may hold anything."""
+    """The valid diagnostics that a method or its class declares. Invalid ones of a user's method are left
+    out.
+    """
     told = getattr(method, "diagnostics", ())
     found: dict[str, Diagnostic] = {}
     for one in told if isinstance(told, tuple) else ():

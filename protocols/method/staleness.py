@@ -1,4 +1,4 @@
-"""What a stale update weighs: it was planned on a model that has been replaced since."""
+"""Reduced weight for a stale update: its task was planned on an older model."""
 
 import numpy as np
 
@@ -7,16 +7,16 @@ from fleetune.protocols.update.patch import Patch
 
 
 def blend_with(patch: Patch, weights: FlatArray, factor: float, spec: ModelSpec) -> Patch:
-    """The patch at factor * value + (1 - factor) * weights, entry by entry.
+    """The patch with values factor * value + (1 - factor) * weights, entry by entry.
 
-    In an average of patches this gives 1 - factor of the patch's weight to the present model, so that a
-    stale update counts for less even when nothing else arrived with it.
+    In an average, the present model thus gets the share 1 - factor of the patch's weight. A stale update
+    counts for less even if no other update arrived.
 
     Args:
-        patch: of a stale update.
-        weights: of the present model, shape (spec.size,).
-        factor: in [0, 1].
-        spec: of both.
+        patch: values of a stale update.
+        weights: present model, shape (spec.size,).
+        factor: share of the stale update's weight that remains, in [0, 1].
+        spec: model that both belong to.
     """
     present = weights[patch.selection.mask(spec)]
     share = np.float32(factor)

@@ -1,8 +1,8 @@
-"""Calls of a method's steps, with checks: a mistake in a user's method is one line that names the step.
+"""Checked calls of a method's steps: a mistake in a user's method becomes one line that names the step.
 
 Coordinator, agent and simulator call `init_coordinator`, `admit`, `plan`, `aggregate`, `init_device`, `work`
-and `choices` through here. A state's arrays are read-only, so that NumPy stops a step that writes into it:
-another device, or the next attempt, may begin with the same arrays.
+and `choices` through this module. The arrays of a state are read-only, so NumPy stops a step that writes into
+them. Another device or the next attempt may start from the same arrays.
 """
 
 import dataclasses
@@ -42,11 +42,11 @@ def init_coordinator(method: AnyMethod, weights: FlatArray) -> Any:
 
 
 def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
-    """The coordinator's state that knows of a device. Raises MethodError."""
+    """The coordinator's state after it has admitted a device. Raises MethodError."""
     admitted = _run_step(method, "admit", lambda: method.admit(state, report))
     if admitted is state:
         return state
-    _check_type(method, "admit", admitted, method.state_type, "state")  # the arrays: `plan` and `aggregate`
+    _check_type(method, "admit", admitted, method.state_type, "state")  # only arrays need checks
     return admitted
 
 
@@ -103,7 +103,7 @@ def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Mapping[DeviceId, Any]):
-    """The tasks of a round. One is checked when it is asked for, since it may only be made then."""
+    """The tasks of a round. Each is checked on access, because it may be made only then."""
 
     method: AnyMethod
     tasks: Mapping[DeviceId, Any]
@@ -122,13 +122,13 @@ class _Tasks(Mapping[DeviceId, Any]):
 
 
 def title(method: AnyMethod, step: str) -> str:
-    """A method and its step, in front of what is wrong with it."""
+    """The method and its step, as the beginning of an error message."""
     kind = type(method)
     return f"method {kind.__module__}:{kind.__qualname__}: `{step}`"
 
 
 def frozen(value: T) -> T:
-    """`value`, its arrays read-only, however deep they lie in it."""
+    """`value` after all arrays in it, at any depth, have become read-only."""
     for _, leaf, _ in _leaves(value, ""):
         if isinstance(leaf, np.ndarray):
             leaf.flags.writeable = False
@@ -136,14 +136,14 @@ def frozen(value: T) -> T:
 
 
 def _run_step(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
-    """What a step gives. What a user's step raises becomes a MethodError that names the user's line."""
+    """The result of a step. An error in a user's step becomes a MethodError that names the user's line."""
     if type(method).__module__.startswith("fleetune."):
         return call()
     try:
         return call()
     except (FleetuneError, np.linalg.LinAlgError):
         raise
-    except (Exception, SystemExit) as problem:  # a user's method may raise anything, and call sys.exit
+    except (Exception, SystemExit) as problem:  # a user's method may raise anything, even SystemExit
         why = as_line(problem)
         hint = f"; {_READ_ONLY}" if "read-only" in why else ""
         line = f"{title(method, step)} failed{_place(method, problem)}: {why}{hint}"
@@ -151,7 +151,7 @@ def _run_step(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
 
 
 def _place(method: AnyMethod, problem: BaseException) -> str:
-    """File and line of the user's code that ran last when `problem` arose."""
+    """File and line of the user's code that ran last when `problem` was raised."""
     frames = traceback.extract_tb(problem.__traceback__)
     home = getattr(sys.modules.get(type(method).__module__), "__file__", None)
     own = [one for one in frames if one.filename == home or not is_library(one.filename)]
@@ -165,10 +165,10 @@ def _pair(method: AnyMethod, step: str, given: Any, due: str) -> tuple[Any, Any]
 
 
 def _checked(method: AnyMethod, step: str, value: T, kind: type, what: str) -> T:
-    """`value`, its arrays read-only, once all in it is of a type that can be kept and sent.
+    """`value` with read-only arrays, after a check that the codec can carry all of it.
 
     Raises:
-        MethodError: it is of another type, or something in it cannot be kept.
+        MethodError: `value` is of another type than `kind`, or the codec cannot carry a part of it.
     """
     _check_type(method, step, value, kind, what)
     for place, leaf, dtypes in _leaves(value, what):

@@ -1,16 +1,18 @@
-"""The family of sub-models: every device trains and sends its own part of the network, and lacks the rest.
+"""The family of sub-models: each device trains and sends its own part of the network, and has no other part.
 
-These methods (FjORD, FedMP, Hermes, PruneFL, LotteryFL) differ in how a device comes by its part. `SubModels`
-is both halves for those that rank neurons by `importance`; `PartAveraging` is the coordinator's half alone,
-for a method whose devices choose otherwise. What is outside a part has the value 0 and is not trained, so
-that a neuron outside gives nothing to the next layer; that is the same as a smaller network wherever channels
-are normalised one by one, as BatchNorm does. (FedSPU freezes the rest at the device's own values instead.)
-Each entry of the coordinator's model is averaged over the devices that sent it, weighted by their training
-samples; entries that nobody sent stay.
+FjORD, FedMP, Hermes, PruneFL and LotteryFL differ in how a device gets its part. `SubModels` is both halves
+for methods that rank neurons by `importance`. `PartAveraging` is the coordinator's half alone, for other
+choices.
 
-The coordinator remembers the part that each device last sent and from then on sends no more than that. A
-device it has not heard from, whose first update was lost, or whose ratio has changed, gets the whole model
-and chooses (anew). The task names the part, so a device that lost its state goes on with the part it had.
+1. The coordinator sends a device the part that the device last sent. It sends the whole model to a new
+    device, after a lost first update, and after a changed ratio; the device then chooses its part.
+2. The device sets all entries outside its part to 0, trains the part alone, and sends it. This equals a
+    smaller network if channels are normalised one by one, as BatchNorm does. (FedSPU freezes the rest at its
+    own values.)
+3. The coordinator averages each entry over the devices that sent it, weighted by their training samples.
+    Entries that no device sent stay unchanged.
+
+The task names the part, so a device that lost its state continues with the same part.
 """
 
 from abc import abstractmethod
@@ -54,12 +56,12 @@ ACTIVE_SHARE = Diagnostic(
     "update",
 )
 
-Scores = NDArray[np.float64]  # of the neurons of one group, shape (neurons,)
+Scores = NDArray[np.float64]  # scores of the neurons of one group, shape (neurons,)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """w, shape (spec.size,); each device's ratio, and its part of the model as it last sent it."""
+    """The model w, shape (spec.size,), with each device's ratio and the part that it last sent."""
 
     weights: FlatArray
     ratios: dict[DeviceId, float]
@@ -68,21 +70,23 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Task:
-    """The device's part of the model, or all of it for the device to choose `ratio` of the neurons from."""
+    """The device's part of the model, or the whole model, from which the device chooses `ratio` of the
+    neurons.
+    """
 
     patch: Patch
     ratio: Ratio
 
 
 def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:
-    """Of each neuron: the sum of |value|^order over its incoming weights and its bias, group by group.
+    """For each neuron, the sum of |value|^order over its incoming weights and its bias, group by group.
 
-    Ranked like the l1 norm (order 1) or the l2 norm (order 2). Where residual additions couple the
+    It ranks neurons like the l1 norm (order 1) or the l2 norm (order 2). If residual additions couple the
     channels of several layers, a neuron has incoming weights in each of them.
 
     Args:
         values: weights or gradient, shape (spec.size,).
-        spec: whose weights have their outputs along the first axis.
+        spec: model whose weights have their outputs along the first axis.
         order: 1 or 2.
     """
     scores = [np.zeros(neurons) for neurons in spec.groups]
@@ -98,7 +102,7 @@ def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:
 
 
 def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
-    """Of each group of n the num_active(n, ratio) neurons of the highest scores; of equals the leftmost."""
+    """The num_active(n, ratio) highest-scoring neurons of each group of n; the leftmost ones among ties."""
     chosen = []
     for group in scores:
         active = np.zeros(group.size, dtype=bool)
@@ -108,7 +112,7 @@ def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
 
 
 def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
-    """The sub-model `part` of `weights`, both shape (spec.size,): 0 outside; running statistics stay."""
+    """`weights` with 0 outside `part`, both of shape (spec.size,); running statistics stay."""
     outside = ~part
     outside[spec.num_parameters :] = False
     return np.where(outside, weights.dtype.type(0), weights)
@@ -116,8 +120,8 @@ def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
 
 @dataclass(frozen=True)
 class PartAveraging(Method[ServerState, D, Task, Update]):
-    """The coordinator's half: each device gets its own part, and every entry is averaged over the parts that
-    hold it.
+    """The coordinator's half: send each device its own part, and average each entry over the parts that hold
+    it.
     """
 
     spec: ModelSpec
@@ -127,7 +131,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (ACTIVE_SHARE,)
 
     def first_selection(self, ratio: float) -> Selection:
-        """What to send a device of which no part is known; `Everything` leaves the choice to it."""
+        """What to send a device with no known part; with `Everything`, the device chooses."""
         return Everything()
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
@@ -170,15 +174,14 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
 class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, Update]):
     """Both halves: a device's part consists of the neurons that rank highest by the method's `importance`.
 
-    Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
-    send about the same at the same ratio. A part is trained as the smaller network that it is, where the
-    model and the trainer can, and its work is that network's. The pass over the data for choosing once is
-    not counted.
+    Each group of n neurons keeps `num_active(n, ratio)`, as in FedSPU, so these methods send about the same
+    at the same ratio. If model and trainer allow it, a part trains as a smaller network, and its work is that
+    network's. The one pass over the data for choosing the part is not counted.
     """
 
     @abstractmethod
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """On the device: how much each neuron of the whole model matters, group by group."""
+        """On the device: the importance of each neuron of the whole model, group by group."""
         ...
 
     def work(
@@ -196,14 +199,14 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Down, what a device gets the first time: that round has to fit the deadline too."""
+        """The cost down is that of the first round, because the first round must meet the deadline too."""
         return [self._choice(ratio) for ratio in RATIOS]
 
     def _choice(self, ratio: float) -> Choice:
         part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
         first = whole if isinstance(self.first_selection(ratio), Everything) else part
         down, up = estimate_bytes(first), estimate_bytes(part)
-        held = 3 * BYTES_PER_ENTRY * part  # the smaller network's weights and gradients, and what it made
+        held = 3 * BYTES_PER_ENTRY * part  # weights, gradients and trained values of the smaller network
         smaller = smaller_spec(self.spec, [num_active(neurons, ratio) for neurons in self.spec.groups])
         alone = None if smaller is None else smaller_work(self.spec, smaller)
         cost = Cost(down, up, memory_bytes=held, trainable_share=part / whole, work_alone=alone)

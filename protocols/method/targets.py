@@ -1,8 +1,10 @@
-"""The family of personal targets: each device trains its own model, pulled towards one made for it alone.
+"""The family of personal targets: each device trains its own model, pulled towards a target made for it.
 
-In these methods (FedAMP, ClusterFL) no device trains on a shared model. The coordinator knows each device's
-model as it was last heard of, and makes a target for every participant of them; the device goes on from its
-own model with a term in its loss that pulls it towards the target, and sends its model back whole.
+In these methods (FedAMP, ClusterFL) no device trains on a shared model. One round:
+
+1. The coordinator makes a target for each participant from the latest model of every device.
+2. The device trains its own model. A loss term pulls the model towards the target.
+3. The device sends its whole model back.
 """
 
 from abc import abstractmethod
@@ -32,7 +34,9 @@ class Update:
 
 @dataclass(frozen=True)
 class PersonalTargets(PersonalDevice[S, Task, Update]):
-    """Both halves but for the coordinator's state: a method says what the targets are, and how they pull."""
+    """Both halves of the family, without the coordinator's state. A method defines the targets and their
+    pull.
+    """
 
     spec: ModelSpec
 
@@ -40,12 +44,12 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
 
     @abstractmethod
     def targets(self, state: S) -> Callable[[DeviceId], FlatArray]:
-        """On the coordinator: each participant's target, shape (spec.size,), made when it is asked for."""
+        """On the coordinator: a function that makes a participant's target, shape (spec.size,)."""
         ...
 
     @abstractmethod
     def pull_towards(self, target: FlatArray) -> Pull:
-        """On the device: the term of its loss, from the target as it came."""
+        """On the device: the loss term that pulls towards the received target."""
         ...
 
     def plan(self, state: S, round_: Round, key: Key) -> tuple[S, Mapping[DeviceId, Task]]:
@@ -64,6 +68,6 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole models both ways; the device holds its target beside its own model."""
+        """One choice: whole models both ways. The device also holds its target in memory."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]

@@ -148,24 +148,26 @@ class Trainer(Protocol):
         ...
 
     def score(self, weights: FlatArray, part: Part) -> float | None:
-        """By which the run's task judges models (accuracy, in classification); None: the part cannot tell.
-        As for accuracy, a method may not ask for the test part.
+        """Score of a model by the run's task (accuracy in classification); None if the part cannot show it.
+
+        A method may not ask for the test part.
         """
         ...
 
     @property
     def lower_is_better(self) -> bool:
-        """Of two scores."""
+        """True if the lower of two scores is the better one."""
         ...
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
-        or those in `rows`.
+        """Gradient of the mean loss in evaluation mode, shape (spec.size,), 0 at running statistics.
+
+        It is taken over the training samples in `rows`, or over all of them.
         """
         ...
 
     def batches(self, key: Key) -> Iterable[Rows]:
-        """The training samples as `fit` takes them, each batch's rows, epoch after epoch of the run.
+        """Rows of the training batches in the order of `fit`, for all epochs of the run.
 
         Raises:
             TrainingStopped: the agent wants to stop.
