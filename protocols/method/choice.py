@@ -171,7 +171,7 @@ class Choice:
     uplink: int = 0
 
     def sending(self, values: float, uplink: int = 0) -> "Choice":
-        """Copy the choice for another encoding, which takes the share `values` of the update's value bytes."""
+        """Copy the choice for another encoding, with the share `values` of the value bytes."""
         return replace(self, cost=_encoded(self.cost, values, 1.0, 0), uplink=uplink)
 
 

@@ -1,7 +1,7 @@
-"""The methods by name: one file each, one line here.
+"""The registry of methods by name: one file for each method, one line here.
 
-`create("fedspu", spec, {"early_stopping": True})` gives the method; a `package.module:Class` of the
-user's own works the same way.
+`create("fedspu", spec, {"early_stopping": True})` makes a method. A user's own `package.module:Class` works
+the same way.
 """
 
 import dataclasses
@@ -73,15 +73,15 @@ def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[An
 def from_section(
     section: Mapping[str, Any], spec: ModelSpec, kind: TaskKind | None = None
 ) -> Method[Any, Any, Any, Any]:
-    """The method that a [method] section says, `name` and settings.
+    """The method of a [method] section, made from its `name` and settings.
 
     Args:
-        section: of the run.
-        spec: of its model.
-        kind: of its task; None: nothing is asked of the method that the task decides.
+        section: the run's [method] section.
+        spec: the run's model.
+        kind: kind of the run's task; None skips the check of the task.
 
     Raises:
-        SettingError: as of `create`; or the method is not for this task.
+        SettingError: as in `create`, or the method does not support this task.
     """
     name = str(section.get("name"))
     method = create(name, spec, {key: value for key, value in section.items() if key != "name"})
@@ -96,15 +96,15 @@ def from_section(
 def with_defaults_of_run(
     section: Mapping[str, Any], rounds: int | None, *, time_counts: bool = False
 ) -> dict[str, Any]:
-    """A [method] section with what it leaves open and the run decides: see `Method.defaults_of_run`.
+    """A [method] section, completed by the defaults that depend on the run (see `Method.defaults_of_run`).
 
     Args:
-        section: of the run.
-        rounds: of the run; None: it is open, and decides nothing that depends on their number.
-        time_counts: see `Method.defaults_of_objective`.
+        section: the run's [method] section.
+        rounds: the run's number of rounds; None if it is open. Defaults that need a number are then missing.
+        time_counts: True adds the defaults of `Method.defaults_of_objective`.
 
     Raises:
-        SettingError: no such method, or it takes a default from a number of rounds that is not there.
+        SettingError: the method does not exist, or a default needs a number of rounds and the run has none.
     """
     kind = _find(str(section.get("name")))
     defaults = kind.defaults_of_run(rounds or 1)
@@ -121,8 +121,11 @@ def with_defaults_of_run(
 
 
 def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """A [method] section to go on with in a run that has `begun` with another: what it leaves open, and the
-    run decided when it began, stays.
+    """A changed [method] section, completed by the defaults that were written when the run started.
+
+    Args:
+        section: the new section.
+        begun: the section that the run started with.
 
     Raises:
         SettingError: no such method.
@@ -133,7 +136,7 @@ def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any])
 
 
 def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
-    """What the method of a [method] section tells of its inner workings; () too where it cannot be loaded."""
+    """The diagnostics of the method of a [method] section; () if the method cannot be loaded."""
     try:
         return declared_diagnostics(_find(str(section.get("name"))))
     except SettingError:

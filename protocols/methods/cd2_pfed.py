@@ -1,25 +1,27 @@
 """After CD2-pFed (Shen, Zhou, Yu; CVPR 2022): in every layer some channels are shared, the others private.
 
-Round: the coordinator sends the shared entries; the device puts them beside its private ones, trains, and
-sends the shared ones back, which are averaged by training samples. The private share p of each layer's
-channels grows linearly with the rounds from 0 to its largest value. A loss term holds the predictions of the
-two parts of the network, the shared and the private one, to each other: strength * 1/2 * (KL(shared ||
-private) + KL(private || shared)).
+One round:
 
-That much is the paper's, which we know by its abstract and a review, not by its text; there is no public code
-of its authors. Ours:
+1. The coordinator sends the shared entries. The private share p of each layer's channels grows linearly with
+    the rounds, from 0 to `private_share`.
+2. The device puts them next to its private entries and trains.
+   A loss term pulls the predictions of the shared and the private part of the network together:
+   strength * 1/2 * (KL(shared || private) + KL(private || shared)).
+3. The device sends the shared entries back. The coordinator averages them by training samples.
 
-- The leftmost neurons of a layer are the shared ones, floor((1 - p) * n) of n, and at least 1. An entry
-  belongs to its output neuron, so that p is also the private share of a layer's entries; in the last layer,
-  whose outputs are classes, to its input neuron, and the bias there is shared.
-- One part of the network is the network with all other entries 0.
-- In the paper both parts learn from each other in every step, with the whole network's loss beside it. A
-  loss term here is a fixed model, so they take turns: before the whole network is trained, the shared part is
-  trained with the private one as teacher, then the private one with the shared one as it then is, each on
-  the data's loss too. A round therefore trains for 2 * `distillation_epochs` more than others do, and its
-  first training starts from the shared part alone: that is what a final evaluation says of "before".
-- The paper's moving average over local epochs t is left out: w^t becomes beta_t w^t + (1 - beta_t) w^(t - 1),
-  and we know neither the ramp of beta_t nor its end.
+The authors published no code, and we know the paper only by its abstract and a review. Our choices:
+
+- The leftmost floor((1 - p) * n) of a layer's n neurons are shared, and at least 1. An entry belongs to its
+  output neuron, so p is also the private share of a layer's entries. In the last layer, an entry belongs to
+  its input neuron, because the outputs are classes; the bias there is shared.
+- One part of the network is the network with all other entries set to 0.
+- In the paper, both parts learn from each other in every step. A loss term here needs a fixed teacher, so the
+  parts take turns before the whole network trains. First the shared part trains with the private one as
+  teacher, then the private part with the new shared one. A round thus trains 2 * `distillation_epochs` more
+  than other methods do.
+- The first training starts from the shared part alone. A final evaluation reports this model as "before".
+- The paper's moving average over local epochs, beta_t w^t + (1 - beta_t) w^(t - 1), is missing, because we do
+  not know how beta_t grows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,7 @@ from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 
 
 def shared_entries(spec: ModelSpec, private: float) -> Entries:
-    """The entries of the leftmost neurons, at the share 1 - `private` of every layer's."""
+    """The entries of the leftmost neurons: the share 1 - `private` of every layer."""
     owners = replace(spec, tensors=tuple(map(_owned_by_outputs, spec.tensors)))
     active = [np.arange(neurons) < num_active(neurons, 1 - private) for neurons in spec.groups]
     return Entries(neuron_mask(owners, active)[: spec.num_parameters])
@@ -63,12 +65,12 @@ class CD2pFed(ModelAveraging):
     """Settings.
 
     Attributes:
-        private_share: p at its largest.
-        growth_rounds: the rounds in which p grows from 0 to that; 0: it is that from the start. A run that
-            leaves it open begins with its number of rounds: in the paper p grows until the last one.
-        strength: of the distillation; 0: none.
-        temperature: of both parts' class probabilities.
-        distillation_epochs: of each part.
+        private_share: p at its largest, the share of each layer's channels that stays on the device.
+        growth_rounds: number of rounds in which p grows from 0 to its largest value; 0 starts at the largest
+            value. The default is the run's number of rounds, as in the paper.
+        strength: weight of the distillation loss; 0 switches it off.
+        temperature: temperature of the class probabilities of both parts.
+        distillation_epochs: epochs in which each part learns from the other.
     """
 
     private_share: Annotated[float, Meta(ge=0, lt=1)] = 0.5
@@ -99,13 +101,13 @@ class CD2pFed(ModelAveraging):
         return 2 * (self.distillation_epochs + EVALUATION_EPOCHS) if self.strength else 0.0
 
     def private_at(self, number: int) -> float:
-        """The p of round `number`, which counts from 1."""
+        """The private share p of round `number`, counted from 1."""
         grown = number > self.growth_rounds
         return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first round's entries; where p grows these are all, later ones fewer. Their mask is priced at
-        nothing: leftmost neurons are a few runs, of which a payload's compression leaves less than 100 bytes.
+        """The cost of the first round, which sends the most if p grows. The mask costs nothing: leftmost
+        neurons form a few runs, which compress to less than 100 bytes.
         """
         size = estimate_bytes(shared_entries(self.spec, self.private_at(1)).count(self.spec))
         [whole] = super().choices(report)
@@ -137,7 +139,9 @@ class CD2pFed(ModelAveraging):
     def _distilled(
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
     ) -> FlatArray:
-        """`weights` with `part` trained alone, taught by the part `teacher`. Running statistics stay."""
+        """`weights` after training `part` alone with the part `teacher` as teacher. Running statistics
+        stay.
+        """
         loss_term = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)
         plan = FitPlan(trainable=part, loss_term=loss_term, epochs=self.distillation_epochs)
         fit = trainer.fit(cut(weights, part, self.spec), plan, key)

@@ -1,35 +1,39 @@
-"""ClusterFL (Ouyang et al., MobiSys 2021; TOSN 2022) by ADMM; after it, groups by the models' own moves.
+"""ClusterFL (Ouyang et al., MobiSys 2021; TOSN 2022): devices' models learn from related ones, by ADMM.
 
-Its objective, with w_i the devices' models, W of one row each, and F the relations, one row a device:
+Its objective has the models w_i, the matrix W with one row for each model, and the relations F, one row a
+device:
 
     sum_i f_i(w_i) + shrink * tr(W W') - attract * tr(F' W W' F).
 
-The paper's alternating direction method gives every column j of F a copy O_j of F_j' W, held to it by a
-multiplier U_j and the penalty rho. Round: from its own model each device trains on its part of the augmented
-Lagrangian, with the others' models as last heard,
+The alternating direction method (ADMM) gives every column j of F a copy O_j of F_j' W. A multiplier U_j and
+the penalty rho hold the copy to its value. One round:
 
-    f_i(w) + shrink ||w||^2 - sum_j F_ij <U_j, w> + rho / 2 sum_j ||O_j - sum_(k != i) F_kj w_k - F_ij w||^2,
+1. The coordinator sends each device one pull (`PullTask`): all terms below but f_i, from the latest models.
+   The authors' code sends all of O and U to every device instead.
+2. The device trains from its own model on its part of the augmented Lagrangian, and sends its model:
 
-and sends its model; then the coordinator sets O_j = (rho F_j' W - U_j) / (rho - 2 attract) and adds
-rho (O_j - F_j' W) to U_j. All terms but f_i are together one pull: the coordinator sends its target and
-strength (`PullTask`), where the authors' code sends all of O and U to every device.
+    f_i(w) + shrink ||w||^2 - sum_j F_ij <U_j, w> + rho / 2 sum_j ||O_j - sum_(k != i) F_kj w_k - F_ij w||^2.
 
-The authors' code (github.com/xmouyang/ClusterFL) has shrink 0.001, attract 0.0005, rho 0.002, 20 epochs a
-round, and F anew every third round: the KL divergences between what the models answer on samples that the
-coordinator owns, centred; their inner products, negative ones 0; each column divided by its sum. Its devices
-add the linear term, which the Lagrangian that its coordinator goes by subtracts, and leave F_kj w_k out; both
-are as in the Lagrangian here. Our coordinator owns no samples: inner products are those of the models' moves
-away from the initial weights (`relations = "soft"`; the code has this as a comment), and F is divided by its
-largest singular value where that is above 1, so that there is a minimum. With `"k-means"`, which is what
-DC-PFL (section V-A) says of ClusterFL, each device of a group of n has 1 / sqrt(n) in the group's column.
+3. The coordinator sets O_j = (rho F_j' W - U_j) / (rho - 2 attract) and adds rho (O_j - F_j' W) to U_j.
 
-`solver = "direct"` is the pull that the objective's own gradient makes, without copies and multipliers:
-strength `shrink`, towards attract / shrink times the mean of the device's K-means group.
+The relations F are computed after the first round, after the first update of a new device, and after every
+`regroup_rounds` rounds. A new column starts with U = 0.
 
-Relations are found after the first round, whenever a device is heard for the first time, and after every
-`regroup_rounds` rounds; a column that was not there before begins with U = 0. Who has not been heard yet is
-pulled towards the mean of all. Whoever was away comes back to its relations; the coordinator holds its model
-as last heard. All devices start from the run's initial weights.
+Differs from the authors' code (github.com/xmouyang/ClusterFL; shrink 0.001, attract 0.0005, rho 0.002, 20
+epochs a round, new F every third round):
+
+- The code computes F from KL divergences between the models' answers on the coordinator's samples. Our
+  coordinator has no samples. It uses inner products of the models' changes since the initial weights,
+  negative ones set to 0, and divides each column by its sum (`relations = "soft"`; a comment in the code does
+  the same). F is divided by its largest singular value if that is above 1, so that a minimum exists.
+- The code's devices add the linear term and omit F_kj w_k. Both follow the Lagrangian here.
+- `relations = "k-means"` is DC-PFL's description of ClusterFL (section V-A). Each device in a group of n then
+  has 1 / sqrt(n) in the group's column.
+- `solver = "direct"` uses the gradient of the objective itself, without copies and multipliers. The device is
+  pulled with strength `shrink` towards attract / shrink times the mean of its K-means group.
+
+All devices start from the run's initial weights. The coordinator keeps the last model of an absent device. A
+device that has sent no update yet is pulled towards the mean of all models.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -57,16 +61,16 @@ from fleetune.protocols.update.selection import Everything
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Columns = tuple[tuple[DeviceId, ...], ...]
-_MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before
+_MOST_STEPS = 100  # bound on the steps of Lloyd's algorithm, which converges much earlier
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """What ADMM holds.
+    """The state of ADMM.
 
     Attributes:
-        columns: of F, each by its devices: a group's, or one.
-        relations: F's rows, each shape (columns,).
+        columns: the devices of each column of F: a group, or one device.
+        relations: rows of F, each of shape (columns,).
         copies: O_j, shape (columns, parameters).
         multipliers: U_j, same shape.
     """
@@ -79,14 +83,14 @@ class Consensus:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
-        initial: the weights that all start from, shape (spec.size,).
-        models: each device's as last heard, same shape.
-        groups: of K-means; none with soft relations.
-        rounds: how many were aggregated.
-        consensus: None: nobody was heard yet, or the solver has none.
+        initial: initial weights of all devices, shape (spec.size,).
+        models: latest model of each device, same shape.
+        groups: K-means group of each device; empty with soft relations.
+        rounds: number of aggregated rounds.
+        consensus: state of ADMM; None before the first update and with the direct solver.
     """
 
     initial: FlatArray
@@ -98,15 +102,21 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PullTask(Task):
-    """A pull towards the patch's values, of this strength; None: by `pull_towards` (the direct solver)."""
+    """A pull of the given strength towards the patch's values. With None, `pull_towards` gives the
+    strength.
+    """
 
     strength: Positive | None = None
 
 
 def farthest_points(products: NDArray[np.float64], count: int) -> list[int]:
-    """At most `count` points far from each other, the first the farthest from all; none stands twice.
+    """Choose at most `count` different points that are far from each other.
 
-    `products` are the points' inner products, shape (N, N).
+    The first point is the farthest from all others.
+
+    Args:
+        products: inner products of the points, shape (N, N).
+        count: largest number of points.
     """
     norms = np.diag(products)
     squared = norms[:, None] + norms - 2 * products
@@ -178,19 +188,21 @@ class ClusterFL(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
-        num_groups: K, at most. DC-PFL's paper does not give it.
-        shrink: alpha. The authors' code has 0.001, next to nothing in tens of rounds: on the digits of
-            tools/demo.toml (direct), 89.8 % beside local-only's 89.9 %.
-        attract: beta (in the authors' code, alpha / 2), at most alpha: with more, the objective has no
-            minimum. With beta = alpha the terms are alpha times the K-means distance of the models.
-        solver: `admm` is the paper's.
-        relations: F, of K-means groups or soft; the direct solver takes groups.
-        regroup_rounds: after how many rounds relations are found anew, in the authors' code 3; 0: they stay
-            until somebody new is heard, as DC-PFL says.
-        penalty: rho, at least 4 * attract, which is the authors': with less, multipliers do not settle. None:
-            8 * attract.
+        num_groups: K, the largest number of groups. DC-PFL's paper does not give it.
+        shrink: alpha, weight of the penalty on the models' size. The authors' code has 0.001, which has
+            hardly any effect within tens of rounds: 89.8 % on the digits of tools/demo.toml (direct), against
+            89.9 % for local-only.
+        attract: beta, weight of the attraction between related models, at most alpha. The authors' code has
+            alpha / 2. With more, the objective has no minimum. With beta = alpha, the penalty is alpha times
+            the models' K-means distance.
+        solver: `admm`, the paper's solver, or `direct`, the plain gradient.
+        relations: how F is made: from K-means groups or `soft`. The direct solver needs groups.
+        regroup_rounds: number of rounds between computations of the relations; the authors' code has 3. With
+            0 they change only when a new device is heard from, as DC-PFL says.
+        penalty: rho, ADMM's penalty, at least 4 * attract as in the authors' code. With less, the multipliers
+            do not settle. The default is 8 * attract.
 
-    A run that leaves `solver` and `regroup_rounds` open begins with the paper's.
+    A new run that leaves `solver` and `regroup_rounds` open uses the paper's values.
     """
 
     num_groups: Annotated[int, Meta(ge=1)] = 3
@@ -234,7 +246,9 @@ class ClusterFL(PersonalTargets[ServerState]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
-        """The paper's; runs of releases before these settings go on without."""
+        """The paper's solver and interval; runs of releases before these settings keep the fields'
+        defaults.
+        """
         return {"solver": "admm", "regroup_rounds": 3}
 
     @property
@@ -245,7 +259,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return ServerState(weights, {}, {})
 
     def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """The means of the clusters."""
+        """Scaled means of the clusters."""
         everybody = self._mean(state, state.models)
         means = {
             group: self._mean(state, self._members(state, group)) for group in set(state.groups.values())
@@ -267,7 +281,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return state, lazily(round_.participants, task)
 
     def pulls(self, state: ServerState) -> Callable[[DeviceId], Pull]:
-        """Each device's part of the augmented Lagrangian, less f_i, as a pull."""
+        """Each device's part of the augmented Lagrangian without f_i, as a pull."""
         held, newcomers = state.consensus, self.pull_towards(self._mean(state, state.models))
         if held is None:
             return lambda _: newcomers
@@ -328,7 +342,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return seen
 
     def _with_new_relations(self, state: ServerState) -> ServerState:
-        """`state` with relations found anew; a column that stays keeps its multiplier."""
+        """`state` with newly computed relations; an unchanged column keeps its multiplier."""
         names = sorted(state.models)
         products = _products([state.models[name] for name in names], state.initial, self.spec)
         if self.solver == "admm" and self.relations == "soft":
@@ -360,7 +374,9 @@ class ClusterFL(PersonalTargets[ServerState]):
         return [device for device, its_group in state.groups.items() if its_group == group]
 
     def _mean(self, state: ServerState, devices: Iterable[DeviceId]) -> FlatArray:
-        """Of these devices' parameters, in ascending order of devices; nobody: the initial weights."""
+        """The mean parameters of these devices, summed in ascending order; the initial weights if there are
+        none.
+        """
         total, names = np.zeros(self.spec.num_parameters), sorted(devices)
         for device in names:
             total += state.models[device][: self.spec.num_parameters]

@@ -1,1 +1,1 @@
-"""DC-PFL (Liu, Huang, He, Cao): one group of devices that splits while training."""
+"""DC-PFL (Liu, Huang, He, Cao): one group of devices that splits during training."""

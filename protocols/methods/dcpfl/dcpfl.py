@@ -1,31 +1,42 @@
-"""DC-PFL (Liu, Huang, He, Cao): one group of devices that splits while training.
+"""DC-PFL (Liu, Huang, He, Cao): one group of devices that splits during training.
 
-Round: a device takes over the layers that its group has averaged since it last took part, reports its
-training loss, trains, and uploads the layers that are due; each group averages its own. Device models'
-discrepancy over the first rounds gives a tree of groups (`groups`). When the loss curve stops falling
-fast (`loss_curve`), the groups of the next lower gamma are tried: devices train their old and their new
-group's model, and the new groups stay if they leave less training loss.
+One round:
 
-**A trial in one task and one update a round.** After a round of whole uploads (round t0) the trial's task
-holds both models, its update only both losses (about 200 bytes); the device keeps both results. The next
-task names the winner (no weights) and the device trains on from it and uploads it whole, which is also the
-full sync that a new grouping asks for. Two models down and one up in two rounds, where two plain rounds
-take two down and two up; what it costs is one round without averaging. The paper uploads the winner in the
-trial's own round, for which losses and weights would have to travel in two exchanges.
+1. A device takes over the layers that its group has averaged since the device's last round.
+2. It reports its training loss, trains, and sends the layers that are due.
+3. The coordinator averages each group's layers separately.
 
-Who is not there
-- A pair of devices is compared in rounds in which both started from the same group's model and uploaded it
-  whole, at most `start_rounds` times; see `PairMeans.average` for pairs that never met.
-- Whoever has missed rounds gets all layers averaged since; an update from before is never merged.
-- The loss curve is the mean of every device's latest loss: without absentees the paper's l(t).
-- A new group of which nobody uploaded at t0 starts from the old group's model. A trial in whose round no
-  device had two models to compare is repeated.
-- A device outside the tree (a late joiner, one that was never compared) is a guest while there are
-  several groups: it starts once from the mean of the groups' models, uploads, and joins the group whose
-  model its own comes nearest to (eq. 3, over the layers it sends).
-- A group of one averages with nobody: the device goes on from its own model and uploads at full syncs only,
-  so that the coordinator's copy stays usable.
-- A device that lost its state says so by an update without weights and gets the whole model next.
+Over the first rounds, the discrepancy of the devices' models gives a tree of groups (`groups`). If the loss
+curve stops falling fast (`loss_curve`), the groups of the next lower gamma go on trial. Devices train the
+models of their old and their new group, and the new groups stay if they lead to a lower training loss.
+
+Differs from the paper: a trial needs one task and one update.
+
+1. In round t0 all devices send whole models.
+2. The trial's task holds both models. The update holds both losses only (about 200 bytes), and the device
+    keeps both results.
+3. The next task names the winner, without weights. The device trains on from the winner and sends it whole,
+    which is also the full synchronisation of a new grouping.
+
+Two rounds thus send two models down and one up; two plain rounds send two down and two up. The price is one
+round without averaging. The paper sends the winner in the trial's own round, which would need a second
+exchange.
+
+Partial participation:
+
+- A pair of devices is compared in rounds in which both started from the same group's model and sent it whole,
+  at most `start_rounds` times. `PairMeans.average` covers pairs that never met.
+- A device that missed rounds gets all layers averaged since. An update from before the change is never
+  merged.
+- The loss curve is the mean of every device's latest loss. With full participation this is the paper's l(t).
+- A new group from which no device sent a model at t0 starts from the old group's model. A trial is repeated
+  if no device in its round had two models to compare.
+- A device outside the tree (a late joiner, or one that was never compared) is a guest if there are several
+  groups. It starts once from the mean of the groups' models and sends its result. It joins the group with the
+  nearest model (eq. 3, over the layers it sends).
+- A group of one device does not average. The device continues from its own model and sends it at full
+  synchronisations only, so that the coordinator's copy stays usable.
+- A device that lost its state sends an update without weights and gets the whole model next.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,8 +67,9 @@ LayerMask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ClientState:
-    """The device's model, shape (spec.size,), the round it last worked in, and on trial its rival:
-    what training made of the new group's model.
+    """Device state: its model, shape (spec.size,), and the round in which it last worked.
+
+    On trial, it also holds the rival: the new group's model after training.
     """
 
     weights: FlatArray
@@ -67,15 +79,15 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Task:
-    """One round's work.
+    """Work of one round.
 
     Attributes:
-        round: its number.
-        since: the round in which the device last took part, as far as the coordinator knows.
-        patch: layers of the group's model that the device does not have.
+        round: number of the round.
+        since: round in which the device last took part, as far as the coordinator knows.
+        patch: layers of the group's model that the device lacks.
         upload: layers to send after training.
-        trial: layers of the model of its group on trial.
-        adopt: the last trial was won: go on from the rival.
+        trial: layers of the model of the device's group on trial.
+        adopt: True if the last trial was won, so that the device continues from the rival.
     """
 
     round: Number
@@ -95,9 +107,9 @@ def _told(loss: float, what: str) -> float:
 class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     """Settings: those of `GroupDevelopment`.
 
-    Differs from the paper: averages are weighted by samples. A device's ratio bounds what it exchanges
-    to the smallest layers that make up this share of the model, and it is compared with others over the
-    layers that both send; that is Fleetune's extension.
+    Differs from the paper: averages are weighted by samples. In Fleetune's extension, a device's ratio limits
+    its exchange to the smallest layers that make up this share of the model. Two devices are compared over
+    the layers that both send.
     """
 
     state_type, device_state_type = ServerState, ClientState
@@ -113,7 +125,9 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return ServerState(Grouping(1.0, (self.averaging.first_group(weights),), {}))
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
-        """While there is one group everybody is in it. A new ratio covers other layers: all are sent anew."""
+        """The state with the device; a first single group holds all devices. After a new ratio, all its
+        layers are resent.
+        """
         device, grouping, synced = report.device, state.grouping, dict(state.synced)
         if len(grouping.groups) == 1:
             grouping = replace(grouping, placed={**grouping.placed, device: 0})
@@ -155,7 +169,9 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     def aggregate(
         self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
     ) -> ServerState:
-        """Holds the round's updates together, because whole models are compared pair by pair."""
+        """The next state. All updates of the round are in memory at once, because whole models are compared
+        in pairs.
+        """
         received = dict(updates)
         heard = {device: update for device, update in received.items() if not update.lost}
         guests = {
@@ -168,7 +184,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return replace(state, grouping=state.grouping.with_guests(guests, self.spec))
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The mean of the groups' models; for people, and what guests start from."""
+        """The mean of the groups' models, for reports and as the start of guests."""
         return state.grouping.mean_model()
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
@@ -178,13 +194,13 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return diagnose_round(state, tuple(self.spec.layers))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole layers, the smallest first.
+        """Ratios that stand for whole layers, smallest layers first.
 
-        The cost is the most that any round but a trial takes: all of these layers both ways, as in the first
-        rounds and at full syncs; a training, and the loss before it. Rounds in which layers wait take less.
-        A trial, of which there are a few in a run, takes two models down, none up, two trainings and three
-        losses. Its time is not counted, lest it shut devices out of all other rounds: one that is late in a
-        trial misses one round. Its memory is: two models more, the new group's and what training makes of it.
+        The cost is the most of any round other than a trial: all of these layers both ways, one training, and
+        one loss. Rounds in which layers wait cost less. A trial sends two models down and none up, with two
+        trainings and three losses. Its time is not counted, because the few trials would otherwise exclude
+        devices from all rounds. A device that is too slow in a trial misses one round. The trial's memory is
+        counted: two further models.
         """
         found = []
         for count in np.cumsum(np.sort(self._layer_sizes)):
@@ -235,7 +251,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         )
 
     def _missing_layers(self, state: ServerState, device: DeviceId, group: Group) -> LayerMask:
-        """Layers of the group's model that the device has not seen; its own where it is alone."""
+        """Layers of the group's model that the device lacks; none in a group of one device."""
         if device not in state.synced:
             return group.averaged > 0
         if state.grouping.peers(device) == {device}:

@@ -30,22 +30,22 @@ Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tr
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
-        grouping: the groups and their models.
-        trial: the groups on trial, or None.
-        phase: of the round at hand: watch the loss curve; gather whole models for a trial; hold the
-            trial; settle a new grouping or a lost trial by whole uploads.
-        round: the one at hand.
-        accepted: the round of the last trial that was won; its devices go on from the new group's model.
-        held_until: no trial before this round is over.
+        grouping: groups and their models.
+        trial: groups on trial, or None.
+        phase: step of the development. `watch` observes the loss curve, `gather` collects whole models for a
+            trial, `trial` holds it, and `settle` spreads its outcome by whole uploads.
+        round: number of the present round.
+        accepted: round of the last won trial; its devices continue from the new group's model.
+        held_until: last round before which no trial may start.
         curve: l(t) since the groups last changed.
-        losses: each device's latest loss before training.
-        synced: the round in which each device last took part; absent: it has the initial model.
-        ratios: each device's.
-        pairs: discrepancies so far.
-        won, lost: trials so far.
+        losses: latest loss of each device before training.
+        synced: round in which each device last took part; a missing device has the initial model.
+        ratios: ratio of each device.
+        pairs: discrepancies measured so far.
+        won, lost: number of trials won and lost so far.
     """
 
     grouping: Grouping
@@ -84,24 +84,27 @@ class Update(averaging.Update):
 
 @dataclass(frozen=True)
 class GroupDevelopment:
-    """DC-PFL's settings; defaults are those of section V-A, with tau's 5 epochs as one round.
+    """DC-PFL's settings. Defaults are those of section V-A; the 5 epochs of tau are one round here.
 
     Attributes:
-        dynamic: split groups while training. False is the paper's NoDC: groups of `gamma` for good.
-        gamma: normalised threshold of the first groups, formed after `start_rounds` (NoDC: 0.8).
-        gamma_step: by which it falls from trial to trial.
-        start_rounds: T_start, rounds over which discrepancies are averaged; all upload whole models.
-        window: s, rounds of the smoothed loss.
-        observe: t_obv, rounds after which a minimal radius of curvature counts as the minimum.
-        hold_rounds: t_sp, rounds from a lost trial to the next.
-        tau: rounds from one upload of a layer to the next.
-        layer_intervals: low-discrepancy layers wait. False is the paper's NoLA: every layer every tau rounds.
-        alpha: how many times as long a low-discrepancy layer waits.
-        low_discrepancy: a layer is one below this share of its model's mean layer discrepancy. The paper has
-            0.1, which hardly any layer is below; `auto`: all but the most discrepant, see `frequent_share`.
-        frequent_share: with `auto`, the most discrepant layers that together hold at most this share of the
-            parameters go every tau rounds (where none is as small, the most discrepant one), all others wait.
-            0.07 is what the paper's seconds say: 0.07 + 0.93 / 3 = 0.38 of FedAvg's.
+        dynamic: True splits groups during training. False is the paper's NoDC: the groups of `gamma` stay.
+        gamma: normalised distance threshold of the first groups, formed after `start_rounds` (NoDC: 0.8).
+        gamma_step: amount by which gamma falls from trial to trial.
+        start_rounds: T_start, number of first rounds over which discrepancies are averaged. All devices send
+            whole models in them.
+        window: s, number of rounds over which the loss is smoothed.
+        observe: t_obv, number of later rounds that confirm a minimal radius of curvature.
+        hold_rounds: t_sp, number of rounds from a lost trial to the next one.
+        tau: number of rounds between uploads of a layer.
+        layer_intervals: True lets low-discrepancy layers wait longer. False is the paper's NoLA: every layer
+            is sent every tau rounds.
+        alpha: factor by which the interval of a low-discrepancy layer is longer.
+        low_discrepancy: share of its model's mean layer discrepancy below which a layer is a low-discrepancy
+            one. The paper has 0.1, but hardly any layer is below it. `auto` takes all but the most discrepant
+            (see `frequent_share`).
+        frequent_share: with `auto`, the largest share of the parameters in layers that are sent every tau
+            rounds. These are the most discrepant layers, at least one; all others wait. The default 0.07 fits
+            the seconds in the paper: 0.07 + 0.93 / 3 = 0.38 of FedAvg's.
     """
 
     spec: ModelSpec

@@ -104,7 +104,7 @@ def test_chosen_neurons_travel_as_a_bit_each_and_must_fit_the_model(weights):
 
 
 def test_fjord_cuts_the_rightmost_neurons_and_smaller_models_are_nested(weights):
-    masks = [FjORD(SPEC).known(ratio).mask(SPEC) for ratio in (0.2, 0.5, 1.0)]
+    masks = [FjORD(SPEC).first_selection(ratio).mask(SPEC) for ratio in (0.2, 0.5, 1.0)]
     neurons = [mask[SPEC.slices["a.bias"]].tolist() for mask in masks]
     assert neurons == [[True] + [False] * 5, [True] * 3 + [False] * 3, [True] * 6]
     assert masks[2].sum() == SPEC.num_parameters
@@ -124,7 +124,7 @@ def test_what_is_outside_is_absent_where_fedspu_would_freeze_it(weights):
 
 def test_a_neuron_outside_gives_nothing_to_the_next_layer():
     spec, weights = draw("mlp", (1, 8, 8), 10, Key.of(1))
-    part = FjORD(spec).known(0.3)
+    part = FjORD(spec).first_selection(0.3)
     backend = TorchBackend.from_spec(spec)
     backend.load(cut(weights, part.mask(spec), spec))
     linear = [tensor for tensor in spec.tensors if tensor.kind == "weight"]
