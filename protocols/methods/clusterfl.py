@@ -259,7 +259,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return ServerState(weights, {}, {})
 
     def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """Scaled means of the clusters."""
+        """The mean of each device's group, or of all devices for a device without a group."""
         everybody = self._mean(state, state.models)
         means = {
             group: self._mean(state, self._members(state, group)) for group in set(state.groups.values())

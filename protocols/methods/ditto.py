@@ -1,8 +1,11 @@
-"""Ditto (Li, Hu, Beirami, Smith; ICML 2021): a global model as by FedAvg, and personal ones held near it.
+"""Ditto (Li, Hu, Beirami, Smith; ICML 2021): a global model as in FedAvg, and personal models close to it.
 
-Algorithm 1: the device trains the global model w^t on its data and sends it back; the mean is over the
-participants, all counting alike. Beside that it trains its own model v_k, which never travels, on
-f(v) + lambda / 2 * ||v - w^t||^2, from where it left it; w^t is the global model as it came.
+One round (Algorithm 1):
+
+1. The device trains the global model w^t on its data and sends it back. The mean counts all participants
+    equally.
+2. It also trains its own model v_k on f(v) + lambda / 2 * ||v - w^t||^2, from its last state. v_k never
+    travels, and w^t is the global model as received.
 """
 
 from dataclasses import dataclass
@@ -19,11 +22,12 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a device keeps between its rounds: two models, each of shape (spec.size,).
+    """Device state between rounds: two models, each of shape (spec.size,).
 
     Attributes:
         weights: v_k.
-        copy: the global model as last trained here; of use are its running statistics, which do not travel.
+        copy: global model after the last training here, stored for its running statistics, which do not
+            travel.
     """
 
     weights: FlatArray
@@ -35,9 +39,9 @@ class Ditto(AveragedModel[ClientState]):
     """Settings.
 
     Attributes:
-        pull: lambda, how near the personal models are held to the global one; 0: local training. The paper
-            chooses among 0.1, 1 and 2 (0.05, 0.1 and 0.2 under attack), by device, on validation data.
-        personal_epochs: s, in epochs, of the personal models; None: the run's.
+        pull: lambda, strength that holds the personal models near the global one; 0 trains them locally. The
+            paper chooses among 0.1, 1 and 2 for each device by validation (0.05, 0.1 and 0.2 under attack).
+        personal_epochs: s, number of epochs of the personal model; the default is the run's epochs.
     """
 
     pull: Annotated[float, Meta(ge=0)] = 1.0
@@ -50,7 +54,7 @@ class Ditto(AveragedModel[ClientState]):
 
     @property
     def relative_work(self) -> float:
-        """Two trainings, or one beside the epochs below."""
+        """Two trainings, or one if `personal_epochs` counts the other separately."""
         return 2.0 if self.personal_epochs is None else 1.0
 
     @property

@@ -1,15 +1,19 @@
-"""FedAMP (Huang et al., AAAI 2021): personal models that pass messages to those they resemble.
+"""FedAMP (Huang et al., AAAI 2021): each personal model is pulled towards a mix of similar ones.
 
-Algorithm 1: for device i the coordinator mixes u_i = (1 - sum_j xi_ij) * w_i + sum_j xi_ij * w_j over the
-personal models w_j of the others, xi_ij = alpha * A'(||w_i - w_j||^2), A(x) = 1 - exp(-x / sigma) (eq. 4-5);
-the device trains from its own w_i on f_i(w) + lambda / (2 alpha) * ||w - u_i||^2 and sends w_i back (eq. 6).
-Option `cosine` is the paper's form for deep networks (HeurFedAMP, eq. 9): xi_ij in proportion to
-exp(sigma * cos(w_i, w_j)), and a fixed share for w_i itself.
+One round (Algorithm 1), with the personal models w_j:
 
-The paper has every device in every round. Here w_j is what was last heard of j, however long ago; a device
-never heard from stands at the initial weights and gives nothing to others. The paper wants alpha small enough
-for shares that do not exceed 1: where the others' sum does, it is scaled down to 1. Alpha stays as it is; the
-paper lets it fall with the rounds.
+1. The coordinator mixes u_i = (1 - sum_j xi_ij) * w_i + sum_j xi_ij * w_j for device i, where j runs over the
+    others, xi_ij = alpha * A'(||w_i - w_j||^2) and A(x) = 1 - exp(-x / sigma) (eq. 4-5).
+2. The device trains from its own w_i on f_i(w) + lambda / (2 alpha) * ||w - u_i||^2 and sends w_i back (eq.
+    6).
+
+`form = "cosine"` is the paper's variant for deep networks (HeurFedAMP, eq. 9). xi_ij is then proportional to
+exp(sigma * cos(w_i, w_j)), and w_i itself has a fixed share.
+
+Differs from the paper: not all devices take part in every round. w_j is the last model that j sent, and a
+device without one has the initial weights and gives nothing to others. The paper needs an alpha small enough
+that shares stay below 1. Here the others' shares are scaled down if their sum exceeds 1. Alpha stays
+constant; the paper lowers it over the rounds.
 """
 
 import math
@@ -33,7 +37,7 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ServerState:
-    """The weights that all start from, shape (spec.size,), and the latest personal models."""
+    """The initial weights of all devices, shape (spec.size,), and the latest personal models."""
 
     initial: FlatArray
     latest: dict[DeviceId, FlatArray] = field(default_factory=dict)
@@ -86,11 +90,12 @@ class FedAMP(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
-        form: of the attention: by `distance` (eq. 4), or by `cosine` (the paper's HeurFedAMP).
-        alpha: of eq. 4; alpha / sigma is the largest share of another device.
-        sigma: the squared distance at which a share has fallen to 1/e; with `cosine` its sharpness.
-        pull: lambda; the devices pull with strength lambda / (2 alpha).
-        self_share: xi_ii of `cosine`, a device's share in its own mixture.
+        form: similarity of models: by `distance` (eq. 4), or by `cosine` (the paper's HeurFedAMP).
+        alpha: the alpha of eq. 4; alpha / sigma is the largest share of another device.
+        sigma: squared distance at which a share has fallen to 1/e; with `cosine`, the sharpness of the
+            shares.
+        pull: lambda; devices are pulled with strength lambda / (2 alpha).
+        self_share: xi_ii of `cosine`, share of a device in its own mixture.
     """
 
     form: Literal["distance", "cosine"] = "distance"
@@ -137,7 +142,7 @@ class FedAMP(PersonalTargets[ServerState]):
         return replace(state, latest={**state.latest, **latest})
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the models heard of, for newcomers; no device trains on it."""
+        """The plain mean of the received models, for new devices; no device trains on it."""
         models = [state.latest[device] for device in sorted(state.latest)]
         if not models:
             return state.initial

@@ -13,14 +13,15 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class FedAvg(ModelAveraging):
-    """The device's personal model is the shared one after its own last local training.
+    """Settings. A device's personal model is the shared one after the device's last local training.
 
-    With d the step from the shared model w to the devices' average, a round leads to v' = momentum v + d and
-    w' = w + rate v' (FedAvgM: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 4.2, whose rate is 1).
+    With d the step from the shared model w to the devices' average, a round computes v' = momentum v + d and
+    w' = w + rate v' (FedAvgM: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 4.2, where the rate is 1).
 
     Attributes:
-        server_rate: how much of the averaged step the coordinator takes.
-        server_momentum: how much of each step goes on in the next; 0 with a rate of 1: plain FedAvg.
+        server_rate: share of the averaged step that the coordinator takes.
+        server_momentum: share of each step that continues in the next one; 0 with a rate of 1 is plain
+            FedAvg.
     """
 
     serves_shared_model: ClassVar[bool] = True
@@ -32,7 +33,8 @@ class FedAvg(ModelAveraging):
         averaged = super().apply(state, average).weights
         if self.server_rate == 1 and not self.server_momentum:
             return SharedModel(averaged)
-        weights = state.weights.astype(np.float64)  # two extreme float32 numbers are too far apart for one
+        # the difference of two extreme float32 numbers can overflow float32
+        weights = state.weights.astype(np.float64)
         step = averaged - weights
         if state.velocity is not UNSET:
             step += self.server_momentum * state.velocity

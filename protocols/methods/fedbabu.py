@@ -1,11 +1,13 @@
-"""FedBABU (Oh, Kim, Yun; ICLR 2022): the body is learned under a head that never changes.
+"""FedBABU (Oh, Kim, Yun; ICLR 2022): devices learn a shared body under a head that never changes.
 
-Algorithm 1: all start from the same weights; the device takes the shared body over, trains it with the head
-frozen at its initial value, and sends it back; bodies are averaged by training samples.
+One round (Algorithm 1):
 
-The personal model is the shared one, fine-tuned by its device. The paper does that once, after the last
-round; here it is done beside every round's training, from the body as it came and the initial head, so that
-there is a personal model at any time. It has no influence on what is shared.
+1. The device takes over the shared body and trains it, with the head frozen at its initial value.
+2. It sends the body back. The coordinator averages bodies by training samples.
+
+The personal model is the shared one after fine-tuning on the device. The paper fine-tunes once, after the
+last round. Here each round also fine-tunes, from the received body and the initial head, so that a personal
+model always exists. This does not influence the shared model.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from fleetune.protocols.update.selection import Everything, Selection
 
 @dataclass(frozen=True)
 class ClientState:
-    """The fine-tuned model, shape (spec.size,), and the head that all started with."""
+    """The fine-tuned model, shape (spec.size,), and the initial head, which all devices have in common."""
 
     weights: FlatArray
     initial_head: Patch
@@ -33,12 +35,12 @@ class ClientState:
 
 @dataclass(frozen=True)
 class FedBABU(BodyAveraging[ClientState]):
-    """Settings beside `head_layers`, which is that of `BodyAveraging`.
+    """Settings in addition to `head_layers` of `BodyAveraging`.
 
     Attributes:
-        fine_tuned: what the personal model changes of the shared one: its head, or all (the paper compares
-            both, and the body alone).
-        fine_tuning_epochs: of the personal model.
+        fine_tuned: part of the model that fine-tuning changes: the head, or all. The paper compares both, and
+            the body alone.
+        fine_tuning_epochs: number of epochs of fine-tuning.
     """
 
     fine_tuned: Literal["head", "all"] = "head"

@@ -1,8 +1,8 @@
-"""FedBN (Li et al., ICLR 2021): everything is averaged but the normalisation layers, which stay local.
+"""FedBN (Li et al., ICLR 2021): all layers are averaged except normalisation layers, which stay local.
 
-Algorithm 1: local training, then the mean over the participants of every layer that is not a norm layer;
-all count alike. The paper means batch normalisation; here every layer that normalises stays local. A model
-without such layers is trained as by FedAvg.
+One round (Algorithm 1): devices train locally, and the coordinator averages every layer that is not a
+normalisation layer. All participants count equally. The paper means batch normalisation; here every kind of
+normalisation layer stays local. A model without such layers is trained as by FedAvg.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from fleetune.protocols.update.selection import Layers
 
 @dataclass(frozen=True)
 class FedBN(ModelAveraging):
-    """The device's personal model is its own norm layers within the rest after its last local training."""
+    """FedBN has no settings. A personal model joins the device's own normalisation layers to the other
+    trained layers.
+    """
 
     by_samples: ClassVar[bool] = False
 

@@ -1,18 +1,24 @@
-"""FedCAC (Wu et al., ICCV 2023): what is sensitive is averaged with similar devices, the rest with all.
+"""FedCAC (Wu et al., ICCV 2023): critical entries are averaged with similar devices, the rest with all.
 
-Round t: a device trains its whole model, scores every entry by |g * w| and marks the top tau of each tensor
-as critical (m_i); it sends the whole model and the marks. Devices whose marks overlap enough (threshold
-mean + t / beta * (max - mean), so ever fewer, nobody beyond beta) average their models; device i starts its
-next round from that customised model where m_i, from the mean of all elsewhere. FedPURIN is this without
-sending what is not critical; `protocols.method.critical_parameters` has the steps of both.
+Round t:
+
+1. A device trains its whole model, scores every entry by |g * w|, and marks the top tau of each tensor as
+    critical (m_i). It sends the whole model and the marks.
+2. Devices whose marks overlap by at least mean + t / beta * (max - mean) average their models. Fewer and
+    fewer devices reach this threshold, and none after round beta.
+3. Device i starts its next round from that customised model at m_i, and from the mean of all devices
+    elsewhere.
+
+FedPURIN is this method without sending what is not critical; both share
+`protocols.method.critical_parameters`.
 
 g is the change of the weights in local training, as in the authors' code (Fling). All participants count
-alike in both means (their code weighs the global one by samples). Where nobody collaborates with a device,
-its own critical entries are not sent back to it: it has them.
+equally in both means; their code weighs the global one by samples. A device without collaborators does not
+get its own critical entries back, because it has them.
 
-The paper has every device in every round. Here overlaps and means are over the devices whose updates
-arrived. Who was absent gets the newest global entries, and the critical ones of its own last round; who the
-coordinator has never heard of gets the global model.
+Differs from the paper: not all devices take part in every round. Overlaps and means cover the devices whose
+updates arrived. A device that was absent gets the newest global entries and keeps the critical ones of its
+own last round. A device that has never sent an update gets the global model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,12 +56,12 @@ MARKED: tuple[Kind, ...] = ("weight", "bias", "norm")  # tensors of these kinds 
 
 @dataclass(frozen=True)
 class Held:
-    """What the coordinator remembers of a device's last update.
+    """The coordinator's record of a device's last update.
 
     Attributes:
         critical: m_i, shape (spec.size,).
-        customised: the mean over its collaborators and itself at the critical entries, shape
-            (critical.sum(),); None: it has no collaborators.
+        customised: mean over its collaborators and itself at the critical entries, shape (critical.sum(),);
+            None without collaborators.
     """
 
     critical: MaskArray
@@ -64,8 +70,8 @@ class Held:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The global model, shape (spec.size,), t of the round at hand, what is held of each device, and how
-    alike the last round's were.
+    """The global model, shape (spec.size,), the present round t, each device's record, and the last round's
+    overlaps.
     """
 
     weights: FlatArray
@@ -88,9 +94,9 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
 
     Attributes:
         tau: share of each tensor that is critical.
-        beta: the last round with collaboration on critical entries; 0: none. Left out it is half of
-            run.rounds, rounded up, as FedPURIN's paper has it for both; raising the rounds of a run later
-            does not move it.
+        beta: last round with collaboration on critical entries; 0 means none. The default is half of
+            run.rounds, rounded up, as in FedPURIN's paper. Raising the rounds of a run later does not change
+            it.
     """
 
     spec: ModelSpec

@@ -1,11 +1,11 @@
-"""FedSPU's reading of FedMP (Jiang et al., ICDE 2022): neurons of the least l1 norm are pruned.
+"""FedMP (Jiang et al., ICDE 2022) as FedSPU compares with it: prune the neurons of the least l1 norm.
 
-FedSPU's section 5.1: a device gets the whole model, trains it once over its data to find out which neurons
-matter to it, and from then on has the sub-model of the others. See `protocols.method.submodels`.
+FedSPU's section 5.1: a device gets the whole model and trains it for one epoch to find the neurons that
+matter to it. From then on it has the sub-model of these. See `protocols.method.submodels`.
 
-"One iteration" of that training is an epoch here; the authors' code takes one batch on a newly initialised
-network, which knows nothing of the fleet's. FedMP's own paper prunes at the coordinator, every round, at a
-ratio that a bandit chooses by the devices' speeds.
+Differs from the authors' code of FedSPU: "one iteration" of that training is an epoch here. The code takes
+one batch on a newly initialised network, which has learned nothing from the fleet. FedMP's own paper prunes
+at the coordinator in every round; a bandit chooses the ratio by the devices' speeds.
 """
 
 from collections.abc import Sequence

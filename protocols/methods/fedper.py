@@ -1,7 +1,11 @@
 """FedPer (Arivazhagan et al., arXiv 1912.00818, 2019): shared base layers, personal last layers.
 
-Algorithms 1 and 2: the device takes the base layers over, trains base and personal layers jointly, and
-sends the base layers back; these are averaged by training samples. Personal layers never travel.
+One round (Algorithms 1 and 2):
+
+1. The device takes over the base layers and trains base and personal layers jointly.
+2. It sends the base layers back. The coordinator averages them by training samples.
+
+Personal layers never travel.
 """
 
 from dataclasses import dataclass
@@ -20,8 +24,8 @@ class FedPer(ModelAveraging):
     """Settings.
 
     Attributes:
-        personal_layers: K_P, counted from the end. The paper counts a residual block as one; here each of
-            its convolutions counts.
+        personal_layers: K_P, number of personal layers, counted from the end. The paper counts a residual
+            block as one; here each of its convolutions counts.
     """
 
     personal_layers: Annotated[int, Meta(ge=1)] = 1

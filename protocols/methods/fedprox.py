@@ -1,4 +1,6 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg whose local loss is held near the shared model."""
+"""FedProx (Li et al., MLSys 2020): FedAvg with a loss term that keeps local training near the shared
+model.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -15,10 +17,10 @@ from fleetune.protocols.update.selection import Everything
 
 @dataclass(frozen=True)
 class FedProx(ModelAveraging):
-    """Local loss f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2).
+    """Settings. The local loss is f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2).
 
     Attributes:
-        proximal: mu, how near local training is held to the shared model; 0: FedAvg.
+        proximal: mu, strength of the pull towards the shared model; 0 is FedAvg.
     """
 
     serves_shared_model: ClassVar[bool] = True

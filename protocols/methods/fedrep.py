@@ -1,8 +1,12 @@
-"""FedRep (Collins et al., ICML 2021): a shared representation, learned under heads that fit it.
+"""FedRep (Collins et al., ICML 2021): a shared body (the representation) under personal heads.
 
-Algorithm 1: the device takes the representation (the body) over, trains its own head on it, then the body
-under the new head, and sends the body back; bodies are averaged, all participants counting alike (the
-authors' code weighs them by samples). Heads never travel.
+One round (Algorithm 1):
+
+1. The device takes over the body and trains its own head on it, then the body under the new head.
+2. It sends the body back. The coordinator averages bodies, all participants counting equally. The authors'
+    code weighs them by samples.
+
+Heads never travel.
 """
 
 from dataclasses import dataclass
@@ -26,11 +30,11 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class FedRep(BodyAveraging[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
-    """Settings beside `head_layers`, which is that of `BodyAveraging`.
+    """Settings in addition to `head_layers` of `BodyAveraging`.
 
     Attributes:
-        head_epochs: of the head, before the body.
-        body_epochs: of the body; None: the run's. The paper: 1 or 5.
+        head_epochs: number of epochs of the head, before the body.
+        body_epochs: number of epochs of the body; the default is the run's epochs. The paper has 1 or 5.
     """
 
     head_epochs: Annotated[int, Meta(ge=1, le=1000)] = 10

@@ -1,14 +1,17 @@
-"""FedSPU (Niu, Dong, Qin 2024): personal full models, a random part of the neurons trained and sent.
+"""FedSPU (Niu, Dong, Qin 2024): personal full models; a random part of the neurons is trained and sent.
 
-Round: for each participant the coordinator draws a share p of every layer's neurons and sends the entries
-between them; the device puts them into its own full model, trains only these, sends only these back; each
-entry is averaged over the devices that sent it. The draw is shared by its key, so positions never travel.
+One round:
 
-Follows the paper where the authors' code departs from it (docs/methods.md). In the first and last layer the
+1. For each participant the coordinator draws a share p of every layer's neurons and sends the entries between
+    them. Both sides draw from the same key, so positions never travel.
+2. The device puts these entries into its own full model, trains only these, and sends only these back.
+3. The coordinator averages each entry over the devices that sent it.
+
+The code follows the paper where the authors' code differs (docs/methods.md). In the first and last layer the
 active share is p, not the p^2 of Lemma 1, because network inputs and outputs are always active.
 
-`local_model = "sub-model"` takes away what the paper is about (Figs. 4 and 6, its case against dropout): the
-same neurons are drawn and sent, but a device has only what it received, and 0 everywhere else.
+`local_model = "sub-model"` removes the paper's idea for comparison (Figs. 4 and 6, against dropout). The same
+neurons are drawn and sent, but a device has 0 everywhere else.
 """
 
 from collections import Counter
@@ -34,12 +37,12 @@ from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count
 
-LEAST_DEEP = 0.25  # of the steps: what fewer ones learn of the lower layers, they learn too far apart
+LEAST_DEEP = 0.25  # smallest share of steps: with fewer, a device's lower layers learn too rarely
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """w, shape (spec.size,), and each device's p."""
+    """The model w, shape (spec.size,), and each device's p."""
 
     weights: FlatArray
     ratios: dict[DeviceId, float]
@@ -47,7 +50,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """The device's full model, its last L_t, and whether it rose (eq. 6)."""
+    """The device's full model, its last L_t, and True if that rose (eq. 6)."""
 
     weights: FlatArray
     loss: float | None = None
@@ -60,7 +63,9 @@ def stopping_loss(train_loss: float, validation_loss: float, weight: float) -> f
 
 
 def rose(loss: float, previous: float | None) -> bool:
-    """Whether a device stops: L_t > L_{t-1}, strictly, at its previous participation (Alg. 2 line 12)."""
+    """True if L_t > L_{t-1}, strictly, since the device's previous participation (Alg. 2 line 12); it then
+    stops.
+    """
     return previous is not None and loss > previous
 
 
@@ -69,17 +74,17 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
-        early_stopping: a device leaves once its L_t rises (needs data.validation_fraction > 0).
-        loss_weight: lambda of eq. 6. The paper sets it to its train share, 0.7.
-        shallow_steps: the layers below the largest one train in a share p of a device's steps, a quarter at
-            least, by a gradient that many times as large; the other steps leave them alone and take less
-            time, the less the lower p is. Not every task gains by it (docs/ratios.md), and not with adamw
-            and rmsprop, which take a step of the same length by it.
-        local_model: what a device trains: its "full" model, frozen outside the drawn neurons; or, for
-            comparison, the drawn "sub-model" alone, as with dropout.
+        early_stopping: True lets a device leave once its L_t rises (needs data.validation_fraction > 0).
+        loss_weight: lambda of eq. 6, weight of the training loss. The paper sets it to its train share, 0.7.
+        shallow_steps: True trains the layers below the largest one in a share p of a device's steps, at least
+            a quarter. Their gradient is multiplied by the inverse of that share; the other steps skip them
+            and take less time. Not every task gains (docs/ratios.md). It does not work with adamw and
+            rmsprop, which normalise the length of a step.
+        local_model: model that a device trains: its "full" model, frozen outside the drawn neurons, or the
+            drawn "sub-model" alone, as with dropout, for comparison.
 
-    Each device's p is the one that it reported, chosen to fit its limits: Fleetune's extension. The budget
-    that it has while it works lowers nothing any more, since the task came with its neurons.
+    In Fleetune's extension, each device's p is the ratio that it reported to fit its limits. A smaller budget
+    during work changes nothing, because the task already names the neurons.
     """
 
     spec: ModelSpec

@@ -1,1 +1,1 @@
-"""FedPURIN (Xie, He, Shi): devices send the weights that matter most to their loss, nothing else."""
+"""FedPURIN (Xie, He, Shi): devices send only the weights that matter most to their loss."""

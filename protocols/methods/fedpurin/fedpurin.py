@@ -1,22 +1,27 @@
-"""FedPURIN (Xie, He, Shi): devices send the weights that matter most to their loss, nothing else.
+"""FedPURIN (Xie, He, Shi): devices send only the weights that matter most to their loss.
 
-Round t: a device trains its whole model, scores every entry by |gradient * weight|, marks the top tau of
-each tensor as critical (m_i) and sends these. Devices with similar masks average their critical entries
-(delta_i); the others come from the mean of all that was sent (bar). Normalisation layers stay on the device.
+Round t:
 
-Out of the paper's order, a device's next model travels when it next takes part, not at once. Only what it
-cannot know travels: nothing where bar is 0, and not its own critical entries where nobody collaborates with
-it (always beyond t = beta). In their place the coordinator remembers m_i of every device (1 bit an entry on
-disk), and of the last round's delta_i where there are collaborators.
+1. A device trains its whole model and scores every entry by |gradient * weight|. It marks the top tau of each
+    tensor as critical (m_i) and sends these. Normalisation layers stay on the device.
+2. Devices with similar masks average their critical entries (delta_i).
+3. The mean of all sent entries (bar) gives the other entries of each device's next model.
 
-The paper has every device in every round. For the others:
-- bar and the overlaps are over the devices whose updates arrived in a round.
-- Who was absent from the last round keeps its critical entries, like everybody beyond beta, and takes the
-  newest bar elsewhere. (Keeping delta_i for it until it returns was 2 to 3 points worse on digits with 4 of
-  16 devices a round, and costs the coordinator a model a device.)
-- Whose latest update the coordinator does not have (a late joiner, a lost update, an abandoned round) does
-  the same, but keeps its own weights where bar is 0, since it need not know what of bar was left out.
-- What an update says of normalisation layers is left out.
+Differs from the paper: a device's next model travels when the device next takes part, not at once. Only
+entries that the device does not know travel. Entries where bar is 0 do not travel. Its own critical entries
+do not travel if it has no collaborators, as is always so after t = beta. The coordinator therefore stores m_i
+of every device (1 bit an entry on disk), and delta_i of the last round for devices with collaborators.
+
+The paper has every device in every round. With partial participation:
+
+- bar and the overlaps cover the devices whose updates arrived in a round.
+- A device that was absent from the last round keeps its critical entries, like every device after beta, and
+  takes the newest bar elsewhere. (Storing delta_i until it returns was 2 to 3 points worse on digits with 4
+  of 16 devices a round, and costs the coordinator one model for each device.)
+- The coordinator may lack a device's latest update (late joiner, lost update, abandoned round). Such a device
+  does the same, but keeps its own weights where bar is 0, because it cannot tell a zero of bar from an
+  omitted entry.
+- An update's values for normalisation layers are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,29 +81,33 @@ class _Received:
 
 @dataclass(frozen=True)
 class FedPURIN(Method[ServerState, ClientState, Task, Update]):
-    """Settings; the defaults are the paper's recommended ones.
+    """Settings; the defaults are those that the paper recommends.
 
     Attributes:
         tau: share of each tensor that is critical.
-        beta: the last round with collaboration on critical entries; 0: none. Left out it is half of
-            run.rounds, rounded up, as in the paper; raising the rounds of a run later does not move it.
-        gradient: g of the score: of the last batch, or the change of the weights in local training.
-        second_order: add the term (g * w)^2 / 2 to the score.
-        all_zero: a tensor without a score above 1e-10 is kept as by the authors' code, or omitted as by
-            the paper's text.
-        average: what bar divides by: all devices (eq. 10: what few hold critical shrinks) or those that
-            sent the entry. Not in the paper. On digits with an MLP it was 2 points better, and 6 with 4 of
-            16 devices a round; on Fashion-MNIST with a normalised CNN no better.
-        weighted: bar weighs devices by their training samples (the authors' code; eq. 10 does not. The
-            same in the paper's experiments, where all have 500).
-        personal: the model the device uses. `trained`: whole. `sparse`: with 0 at what is not critical;
-            its accuracy is the paper's "before aggregation". This changes no training: a second run with
-            the same seed and the other value reports both, beside that of the combined model (`before`).
-        downlink: a device whose tau is lower than `tau` is sent its share of bar only, other entries in
-            every round, and keeps its own elsewhere (`share`); or all of bar (`whole`).
+        beta: last round with collaboration on critical entries; 0 means none. The default is half of
+            run.rounds, rounded up, as in the paper. Raising the rounds of a run later does not change it.
+        gradient: g of the score: the gradient of the last batch, or the change of the weights in local
+            training.
+        second_order: True adds the term (g * w)^2 / 2 to the score.
+        all_zero: what happens to a tensor without a score above 1e-10: kept as in the authors' code, or
+            omitted as in the paper's text.
+        average: divisor of bar: all devices (eq. 10, where entries critical to few devices shrink), or the
+            devices that sent the entry. The latter is not in the paper. On digits with an MLP it was 2 points
+            better, and 6 points with 4 of 16 devices a round. On Fashion-MNIST with a normalised CNN it was
+            no better.
+        weighted: True weighs devices in bar by their training samples, as in the authors' code but not in eq.
+            10. The paper's experiments do not differ, because all devices have 500 samples.
+        personal: model that the device uses. `trained` is the whole model. `sparse` has 0 at entries that are
+            not critical; its accuracy is the paper's "before aggregation". This does not change training. A
+            second run with the same seed and the other value reports both, next to that of the combined model
+            (`before`).
+        downlink: what a device with a tau below `tau` is sent. `share` sends its share of bar only, with
+            other entries in every round, and the device keeps its own values elsewhere. `whole` sends all of
+            bar.
 
-    A device's budget may lower its tau: Fleetune's extension. Unlike the authors' code, gradients are not
-    rounded to float16 before scoring, and ties at a threshold are compared with a slack of 1e-12.
+    In Fleetune's extension, a device's budget may lower its tau. Unlike the authors' code, gradients are not
+    rounded to float16 before scoring. A threshold has a tolerance of 1e-12 for ties.
     """
 
     spec: ModelSpec
@@ -146,8 +155,8 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return replace(state, number=round_.number), lazily(round_.participants, task)
 
     def _share_of_bar(self, ratio: float) -> float:
-        """How much of bar a device of this ratio is sent: with its critical entries it is sent that share of
-        a model that its tau is of `tau`.
+        """The share of bar that a device of this ratio is sent, chosen so that its critical entries and this
+        share together make up its tau / `tau` of a model.
         """
         if ratio >= self.tau or self.downlink == "whole":
             return 1.0

@@ -1,4 +1,4 @@
-"""What FedPURIN's two sides know between rounds, and what travels between them."""
+"""FedPURIN's states of coordinator and device, and the types of task and update."""
 
 from dataclasses import dataclass, field
 
@@ -11,13 +11,13 @@ from fleetune.protocols.update.patch import Patch
 
 @dataclass(frozen=True)
 class Held:
-    """What the coordinator remembers of a device.
+    """The coordinator's record of a device.
 
     Attributes:
-        number: of the round of its latest update.
+        number: round of its latest update.
         critical: m_i, shape (spec.size,).
-        collaborated: delta_i at the critical entries, shape (critical.sum(),); None: the device keeps what
-            it has there.
+        collaborated: delta_i at the critical entries, shape (critical.sum(),); None if the device keeps its
+            own values there.
     """
 
     number: int
@@ -27,15 +27,15 @@ class Held:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
-        weights: bar, shape (spec.size,); normalisation layers as they were at the start.
-        number: t of the round at hand.
-        merged: whether `weights` is a bar yet, not the initial model.
-        ratios: what each device's budget allows, an upper bound of its tau.
-        held: of every device that has sent an update.
-        collaboration: how alike the last round's devices were; None: nobody looked.
+        weights: bar, shape (spec.size,); normalisation layers keep their initial values.
+        number: t of the present round.
+        merged: True if `weights` is a bar, False if it is the initial model.
+        ratios: ratio that each device's budget allows, an upper bound of its tau.
+        held: record of every device that has sent an update.
+        collaboration: overlaps of the last round's devices; None if they were not computed.
     """
 
     weights: FlatArray

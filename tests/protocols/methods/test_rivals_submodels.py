@@ -191,7 +191,7 @@ def test_each_entry_is_averaged_over_the_devices_that_have_it(weights):
     method = FjORD(SPEC)
     updates = []
     for name, ratio, value, samples in (("d0", 0.2, 1, 10), ("d1", 0.5, 4, 20)):
-        part = method.known(ratio)
+        part = method.first_selection(ratio)
         values = np.full(part.count(SPEC), value, np.float32)
         updates.append((name, Update(Patch(part, values), samples)))
     merged = method.aggregate(start(method, weights, d0=0.2, d1=0.5), updates).weights
