@@ -1,11 +1,10 @@
-"""FedSPU's reading of FjORD (Horvath et al., NeurIPS 2021): the rightmost neurons are cut.
+"""FjORD (Horvath et al., NeurIPS 2021) as FedSPU compares with it: cut the rightmost neurons of each layer.
 
-Ordered dropout (section 3.1): a device of ratio p has of every layer the first neurons, so that smaller
-sub-models are nested in larger ones and the neurons on the left are everybody's. See
-`protocols.method.submodels`.
+Ordered dropout (section 3.1): a device of ratio p has the first neurons of every layer. Smaller sub-models
+are thus nested in larger ones, and all devices share the leftmost neurons. See `protocols.method.submodels`.
 
-FjORD's own paper besides draws, for each batch, a width up to p, and may distil the full width into it
-(algorithm 1); FedSPU's section 5.1 and its authors' code train at p. It keeps ceil(p * n) neurons.
+FjORD's own paper also draws a width up to p for each batch, may distil the full width into it (algorithm 1),
+and keeps ceil(p * n) neurons. FedSPU's section 5.1 and its authors' code train at width p only.
 """
 
 from collections.abc import Sequence
@@ -25,11 +24,11 @@ class FjORD(SubModels):
     """FjORD has no settings."""
 
     def first_selection(self, ratio: float) -> ChosenNeurons:
-        """The leftmost neurons: both sides know them from the start."""
+        """The leftmost neurons, which both sides can compute from the start."""
         return strongest(self._leftmost, ratio)
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """The further left a neuron stands, the more it matters."""
+        """Importance that falls from the leftmost neuron to the rightmost."""
         return self._leftmost
 
     @property

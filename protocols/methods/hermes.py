@@ -1,8 +1,9 @@
-"""FedSPU's reading of Hermes (Li et al., MobiCom 2021): neurons of the least l2 norm are pruned.
+"""Hermes (Li et al., MobiCom 2021) as FedSPU compares with it: prune the neurons of the least l2 norm.
 
-FedSPU's section 5.1, with an epoch as the "one iteration" of training that shows what matters (see
-`fedmp.py`). See `protocols.method.submodels`. Hermes's own paper prunes step by step, a share of the
-channels whenever the device's validation accuracy is good enough, until its sub-model is as small as wanted.
+FedSPU's section 5.1. One epoch of training stands for the "one iteration" that shows which neurons matter
+(see `fedmp.py` and `protocols.method.submodels`). Hermes's own paper prunes step by step. It removes a share
+of the channels whenever the device's validation accuracy is high enough, until the sub-model has its target
+size.
 """
 
 from collections.abc import Sequence

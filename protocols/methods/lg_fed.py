@@ -1,11 +1,14 @@
-"""LG-FedAvg (Liang et al., arXiv 2001.01523, 2020): local representations under a global head.
+"""LG-FedAvg (Liang et al., arXiv 2001.01523, 2020): local lower layers under a global head.
 
-Algorithm 1: the device takes the global last layers over, trains them jointly with its own layers below,
-and sends the global ones back; these are averaged by training samples. FedPer the other way round.
+One round (Algorithm 1):
 
-The authors' code starts from a model that FedAvg has trained, and averages all alike; the algorithm, and this
-file, start from the initial one. The code (github.com/pliang279/LG-FedAvg) shares the last 3 of 4 layers on
-MNIST and the last 2 of 5 on CIFAR-10; SRP-pFed's table (section V-A) shares the last 3 of LeNet-5's 5.
+1. The device takes over the global last layers and trains them jointly with its own lower layers.
+2. It sends the global layers back. The coordinator averages them by training samples.
+
+This is FedPer the other way round. The authors' code (github.com/pliang279/LG-FedAvg) starts from a model
+that FedAvg has trained and averages all devices equally; the algorithm and this file start from the initial
+model. The code shares the last 3 of 4 layers on MNIST and the last 2 of 5 on CIFAR-10. SRP-pFed's table
+(section V-A) shares the last 3 of LeNet-5's 5.
 """
 
 from collections.abc import Mapping
@@ -25,15 +28,15 @@ class LGFed(ModelAveraging):
     """Settings.
 
     Attributes:
-        global_layers: counted from the end. `auto`: 3, or all but the first where there are no more than 3; a
-            run that leaves it open begins so.
+        global_layers: number of global layers, counted from the end. `auto` is 3, or all but the first in a
+            model of at most 3 layers. New runs that leave it open use `auto`.
     """
 
     global_layers: Annotated[int, Meta(ge=1)] | Literal["auto"] = 1
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
-        """SRP-pFed's; runs of releases that shared the last layer go on doing so."""
+        """SRP-pFed's number of layers; runs of releases that shared the last layer keep that."""
         return {"global_layers": "auto"}
 
     @cached_property

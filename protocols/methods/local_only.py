@@ -1,4 +1,4 @@
-"""Local-only: every device trains alone; the rival that each collaboration has to beat."""
+"""Local-only: every device trains alone; the baseline that each collaboration has to beat."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fleetune.protocols.update.patch import NOTHING
 
 @dataclass(frozen=True)
 class LocalOnly(ModelAveraging):
-    """Rounds only pace the training; empty patches go both ways."""
+    """Local-only has no settings. Empty patches travel both ways, and rounds only pace the training."""
 
     by_samples = False
 
@@ -37,7 +37,7 @@ class LocalOnly(ModelAveraging):
     def aggregate(
         self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
     ) -> SharedModel:
-        for _ in updates:  # read, so that a damaged update is found here as with every other method
+        for _ in updates:  # reading the updates finds a corrupt one here, as with every other method
             pass
         return state
 

@@ -1,14 +1,21 @@
 """LotteryFL (Li et al., SEC 2021; arXiv 2008.03371): each device finds and trains its own lottery ticket.
 
-Round (algorithm 1): a device gets its ticket's entries of the shared model. While more than `target` of
-its weights are left and the model it got is right on more than `threshold` of its own samples, it prunes
-the `rate` smallest weights of each layer and sets those left back to the initial weights. It trains the
-ticket and sends it; each entry is averaged over the tickets that hold it. Biases and norm layers are
-always in the ticket. For what is absent, and for who is remembered, see `protocols.method.submodels`.
+One round (algorithm 1):
 
-The accuracy is that of the validation part, of the training part where there is none; the authors' code
-takes the test split. Their code averages without sample counts, as their devices hold equally many.
-A ticket only shrinks: it is what the device kept, less what the coordinator did not send.
+1. A device gets its ticket's entries of the shared model.
+2. It prunes if more than `target` of its weights are left and the received model is right on more than
+    `threshold` of its own samples. Pruning removes the `rate` smallest weights of each layer and resets the
+    others to the initial weights.
+3. It trains the ticket and sends it.
+4. The coordinator averages each entry over the tickets that hold it.
+
+Biases and normalisation layers are always in the ticket. `protocols.method.submodels` describes absent
+devices.
+
+Differs from the authors' code: the accuracy is that of the validation part, or of the training part without
+one; the code uses the test split. The code averages without sample counts, as its devices hold equally many
+samples. A ticket only shrinks: it is the device's stored ticket without the entries that the coordinator did
+not send.
 """
 
 from collections.abc import Sequence
@@ -31,7 +38,9 @@ from fleetune.protocols.update.selection import Entries, Everything
 
 @dataclass(frozen=True)
 class ClientState:
-    """theta_k, theta_0 and m_k: the own model, the initial one, and the ticket; each shape (spec.size,)."""
+    """theta_k, theta_0 and m_k: the device's model, the initial model, and the ticket; each of shape
+    (spec.size,).
+    """
 
     weights: FlatArray
     initial: FlatArray
@@ -39,7 +48,9 @@ class ClientState:
 
 
 def prune(ticket: MaskArray, weights: FlatArray, spec: ModelSpec, rate: float) -> MaskArray:
-    """`ticket` less the `rate` smallest |weights| left in each layer, rounded down; of equals, the first."""
+    """`ticket` without the share `rate` of smallest |weights| in each layer, rounded down; the first ones
+    among ties.
+    """
     kept = ticket.copy()
     for tensor in spec.tensors:
         if tensor.kind == "weight":
@@ -65,10 +76,11 @@ class LotteryFL(PartAveraging[ClientState]):
     """Settings.
 
     Attributes:
-        threshold: acc_threshold. The authors' repository has 0.5 for MNIST and EMNIST, 0.1 for CIFAR-10.
-        rate: r_p, pruned at a time.
-        target: r_target: with no more than this share of weights left, nothing is pruned any more. The
-            authors' repository has 0.5 for CIFAR-10, 0.1 for MNIST and EMNIST.
+        threshold: acc_threshold, accuracy above which a device prunes. The authors' repository has 0.5 for
+            MNIST and EMNIST, 0.1 for CIFAR-10.
+        rate: r_p, share of the remaining weights that one pruning removes.
+        target: r_target, share of weights at or below which pruning stops. The authors' repository has 0.5
+            for CIFAR-10, 0.1 for MNIST and EMNIST.
     """
 
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5

@@ -32,7 +32,8 @@ class MOON(ModelAveraging):
     """Settings.
 
     Attributes:
-        strength: mu. The paper chooses among 0.1, 1, 5 and 10; the authors' code has 1.
+        strength: mu, weight of the contrastive loss. The paper chooses among 0.1, 1, 5 and 10; the authors'
+            code has 1.
         temperature: T, which divides the cosines.
     """
 

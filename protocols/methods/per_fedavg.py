@@ -74,15 +74,16 @@ class PerFedAvg(ModelAveraging):
     """Settings.
 
     Attributes:
-        steps: tau, of exact gradients; None: batch after batch of the run's epochs.
-        adaptation_rate: alpha, of the step that a device adapts the shared model by.
-        meta_rate: beta, of the step that the shared model takes on a device.
-        approximation: of the Hessian's product. The Hessian-free one works twice as much, follows larger
-            alphas better, and wants a smaller beta where the loss is sharp.
-        difference: delta, the step of the Hessian-free one's difference quotient.
-        adaptation_steps: of the personal model; the paper takes one.
+        steps: tau, number of steps with exact gradients; by default a device steps through the batches of the
+            run's epochs.
+        adaptation_rate: alpha, length of the step by which a device adapts the shared model.
+        meta_rate: beta, length of the step that the shared model takes on a device.
+        approximation: how the Hessian's product is approximated. The Hessian-free one does twice the work,
+            tolerates larger alphas, and needs a smaller beta for a sharp loss.
+        difference: delta, step of the difference quotient in the Hessian-free approximation.
+        adaptation_steps: number of adaptation steps of the personal model; the paper takes one.
 
-    The paper's alpha is 0.01 and its beta 0.001, over 1000 rounds of 10 steps; the default beta suits tens of
+    The paper has alpha 0.01 and beta 0.001, over 1000 rounds of 10 steps. The default beta suits tens of
     rounds.
     """
 

@@ -58,7 +58,7 @@ Sizes = NDArray[np.int64]  # P_l, shape (layers,)
 
 @dataclass(frozen=True)
 class ServerState:
-    """The model, shape (spec.size,), each device's c_n, and its M_n, shape (layers,), once it is chosen."""
+    """The model, shape (spec.size,), each device's c_n, and its mask M_n, shape (layers,), once chosen."""
 
     weights: FlatArray
     ratios: dict[DeviceId, float]
@@ -155,8 +155,8 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
-        head_layers: how many of the last layers are the head; the paper's is the last one.
-        fine_tuning_epochs: of the personal model.
+        head_layers: number of last layers that form the head; the paper uses one.
+        fine_tuning_epochs: number of epochs of fine-tuning the personal model.
     """
 
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (

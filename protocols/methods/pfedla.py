@@ -148,12 +148,12 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
     """Settings.
 
     Attributes:
-        rate: learning rate of the hypernetworks. At the reproduction's 0.005 the weights stayed equal in
-            30 rounds of 6 devices; 0.5 moved them there, with 20 devices it took 5. Too high a rate leaves
-            each device with a single one, mostly itself.
-        kept_layers: k of HeurpFedLA; 0: pFedLA.
-        embedding: numbers in v_i.
-        hidden: neurons in each hidden layer of psi_i.
+        rate: learning rate of the hypernetworks. At the reproduction's 0.005, the weights stayed equal in 30
+            rounds of 6 devices; at 0.5 they moved. 20 devices needed 5. With too high a rate, each device is
+            left with one model, mostly its own.
+        kept_layers: k of HeurpFedLA, number of layers that stay on the device; 0 is pFedLA.
+        embedding: size of v_i.
+        hidden: number of neurons in each hidden layer of psi_i.
     """
 
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (

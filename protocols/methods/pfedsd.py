@@ -1,12 +1,15 @@
-"""pFedSD (Jin et al., TPDS 2022): FedAvg whose devices distil their own last model into the shared one.
+"""pFedSD (Jin et al., TPDS 2022): FedAvg in which devices distil their last own model into the shared one.
 
-From its second participation on, a device trains the shared model as it came on its data's loss plus
-strength * KL(its own model after its last training || the model in training). What it ends with is its
-personal model, the next teacher, and what it sends back.
+One round:
 
-Follows the authors' code where it is plain: the term counts times temperature^2, and participants count
-all alike. The teacher answers in evaluation mode, with its own running statistics. A device that was
-away is taught by the model it left with; one that is new has no teacher in its first round.
+1. The device starts from the shared model. From its second participation on, its loss has the further term
+   strength * KL(its own model after its last training || the model in training).
+2. The result is its personal model, its next teacher, and its update.
+3. The coordinator averages the updates, all participants counting equally.
+
+As in the authors' code, the term is multiplied by temperature^2. The teacher answers in evaluation mode, with
+its own running statistics. A device that was away learns from its last model; a new one has no teacher in its
+first round.
 """
 
 from dataclasses import dataclass
@@ -35,8 +38,8 @@ class PFedSD(AveragedModel[ClientState]):
     """Settings, with the defaults of the authors' code.
 
     Attributes:
-        strength: lambda of the distillation.
-        temperature: of both models' class probabilities.
+        strength: lambda, weight of the distillation loss.
+        temperature: temperature of both models' class probabilities.
     """
 
     strength: Annotated[float, Meta(ge=0)] = 1.0

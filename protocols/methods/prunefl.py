@@ -1,9 +1,9 @@
-"""FedSPU's reading of PruneFL (Jiang et al., TNNLS 2022): neurons of the least gradients are pruned.
+"""PruneFL (Jiang et al., TNNLS 2022) as FedSPU compares with it: prune the neurons of the least gradients.
 
 FedSPU's section 5.1: the importance of a neuron is the l2 norm of its gradient, here of the mean training
-loss at the model it first gets. See `protocols.method.submodels`. The authors' code takes one batch's
-gradient on a newly initialised network. PruneFL's own paper prunes single weights, one mask for all devices,
-by the devices' summed squared gradients over the time a weight takes.
+loss at the first received model. See `protocols.method.submodels`. The authors' code takes one batch's
+gradient on a newly initialised network. PruneFL's own paper prunes single weights with one mask for all
+devices, by the devices' summed squared gradients divided by the time that a weight takes.
 """
 
 from collections.abc import Sequence

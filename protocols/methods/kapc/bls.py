@@ -1,7 +1,7 @@
-"""BLS (Zhi et al., section 5): which of KAPC's layers are worth sending, down and up.
+"""BLS (Zhi et al., section 5): which of KAPC's layers are worth sending down and up.
 
-Layers count from 0 in arrays; `uploaded`, the paper's Omega, is a number of layers, 1..L: layers
-1..Omega are sent up.
+Arrays count layers from 0. `uploaded`, the paper's Omega, is a number of layers in 1..L: layers 1..Omega are
+sent up.
 """
 
 import math
@@ -18,7 +18,7 @@ PerLayer = NDArray[np.float64]  # shape (L,)
 
 @dataclass(frozen=True)
 class Visit:
-    """What a device remembers of its last visit.
+    """A device's record of its last visit (its last round).
 
     Attributes:
         norms, distances: B^l and tau^l of the full target, float64, shape (L,).
@@ -31,9 +31,9 @@ class Visit:
 
 
 def self_taught(rows: NDArray[np.float64], place: int, threshold: float) -> list[int]:
-    """The layers not worth sending down: the device's share in its own target is above `threshold`.
+    """The layers that are not sent down: the device's share in its own target is strictly above `threshold`.
 
-    Algorithm 3 (strictly above).
+    Algorithm 3.
 
     Args:
         rows: the device's rows of the cube among the participants, shape (L, N).
@@ -100,10 +100,11 @@ def search(
 ) -> int:
     """How many layers to send up, 1..num_layers (Algorithm 4).
 
-    `previous` is what it was at the last visit. At the first visit, and after all layers were sent, it is
-    all but one. Otherwise it moves from `previous`: up while satisfied, else down until satisfied, which
-    is the largest satisfying number where these are a prefix, as measured they are. `literal` moves as
-    printed: down to the first that is not satisfied, or up to the first that is.
+    At the first visit, and after all layers were sent, the result is all layers but one. Otherwise the search
+    moves from `previous`, the last visit's number. `largest` moves up while the inequality is satisfied, else
+    down until it is. This finds the largest satisfying number if these numbers form a prefix, as measured.
+    `literal` moves as printed: down to the first number that does not satisfy the inequality, or up to the
+    first that does.
     """
     if first or previous == num_layers:
         return max(1, num_layers - 1)
@@ -126,14 +127,15 @@ def select(
     num_classes: int,
     mode: Search,
 ) -> Visit:
-    """Algorithm 4, with bounds that persist: as printed it would set them to 0 at every call.
+    """Choose Omega by Algorithm 4, with bounds that persist. As printed, the algorithm would reset them at
+    every call.
 
     Args:
-        last: None at the first visit.
-        weights: of each layer after training.
-        targets: of each layer; the weights before the round where none came.
-        shapes: d and n of each layer, see `criterion`.
-        num_classes: among the device's training samples.
+        last: record of the last visit; None at the first.
+        weights: weights of each layer after training.
+        targets: target of each layer; the weights before the round if the layer got none.
+        shapes: d and n of each layer (see `criterion`).
+        num_classes: number of classes among the device's training samples.
         mode: see `search`.
     """
     partial = bounds(weights, targets)

@@ -1,4 +1,7 @@
-"""Who exchanges which of KAPC's layers: at a device's ratio the first ones, so that circles grow smaller."""
+"""Circles: runs of KAPC's layers with the participants that exchange them.
+
+A device's ratio limits it to the first layers, so later layers have smaller circles.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +16,10 @@ class Circle:
     """Consecutive layers that the same participants exchange.
 
     Attributes:
-        layers: counted from 0.
-        devices: the participants, ascending.
-        shares: their part of the cube for these layers, shape (devices, layers, devices).
-        copies: of each of the layers, of each of the devices, as last heard.
+        layers: numbers of the layers, from 0.
+        devices: participants, ascending.
+        shares: part of the cube for these layers, shape (devices, layers, devices).
+        copies: latest received copy of each layer (outer) of each device (inner).
     """
 
     layers: range
@@ -25,7 +28,7 @@ class Circle:
     copies: Sequence[Sequence[Vector]]
 
     def targets(self, device: DeviceId, layers: Sequence[int]) -> list[Vector]:
-        """A device's targets of those of `layers` that are in here, float64; none if it is not."""
+        """A device's float64 targets of those of `layers` in this circle; none if the device is not in it."""
         if device not in self.devices:
             return []
         chosen = [layer - self.layers.start for layer in layers if layer in self.layers]
@@ -34,8 +37,9 @@ class Circle:
 
 
 def circles(reach: Mapping[DeviceId, int]) -> Iterator[tuple[range, tuple[DeviceId, ...]]]:
-    """The circles of participants of which each exchanges that many layers, from the first: in the order of
-    layers. Layers beyond the largest reach are in none.
+    """The circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
+
+    Layers beyond the largest reach are in no circle.
     """
     for start, stop in pairwise([0, *sorted(set(reach.values()))]):
         yield range(start, stop), tuple(device for device, own in reach.items() if own >= stop)

@@ -1,4 +1,4 @@
-"""What is told of KAPC's and BLS's inner workings: own shares r_ii, and how many layers travel each way."""
+"""Diagnostics of KAPC and BLS: shares r_ii in the own target, and numbers of layers that travel each way."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

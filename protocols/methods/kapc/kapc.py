@@ -1,22 +1,25 @@
-"""KAPC and BLS (Zhi et al., IEEE TMC 2024): each layer coached by a mix of the others'.
+"""KAPC and BLS (Zhi et al., IEEE TMC 2024): each layer is coached by a mix of other devices' layers.
 
-Round: from the latest layers it knows of the participants, the coordinator takes a step on the relationship
-cube R and sends each participant i its own target s_i^l = sum_j r_ij^l w_j^l; the device trains from its own
-w_i on f_i + lambda * ||w - s_i||^2 and sends its layers back. Layers are those with weights (convolutional
-and linear modules with their bias); norm layers are neither related, pulled nor sent. BLS leaves out layers
-in both directions (`KAPCwithBLS`). The cube's steps stand in `relationship_cube.py`, BLS's in `bls.py`,
-the coordinator's state in `state.py`.
+One round:
 
-Who is absent: R is sliced to a round's participants, stepped and normalised among them (centre 1/|C|), and
-written back; targets mix participants only. A device's layers stay as last heard, however long ago; one
-never heard from stands at the initial weights, which all devices start from. A late joiner gets 1/N of
-every row of R, the others keep their proportions; its own rows start uniform. An update overwrites the
-sender's own latest layers and nothing else; entries of norm layers in it have no effect.
+1. The coordinator takes a step on the relationship cube R, from the latest layers of the participants. It
+    sends each participant i its own target s_i^l = sum_j r_ij^l w_j^l.
+2. The device trains from its own w_i on f_i + lambda * ||w - s_i||^2 and sends its layers back.
 
-Who can afford less (`downlink = "share"`, as in new runs): at the ratio k / L a device exchanges the first k
-layers, both ways, from its first round on; each layer is related, and mixed, among the participants that
-exchange it, and the layers above are the device's own business, without a pull. Fleetune's extension: in the
-paper devices exchange all layers.
+Layers are convolutional and linear modules with their bias. Normalisation layers are neither related, pulled
+nor sent. BLS leaves out layers in both directions (`KAPCwithBLS`). `relationship_cube.py` has the cube's
+steps, `bls.py` those of BLS, and `state.py` the coordinator's state.
+
+Partial participation: R is restricted to a round's participants, stepped and normalised among them (centre
+1/|C|), and written back. Targets mix participants only. The coordinator keeps the last layers of an absent
+device; a device that has sent none has the initial weights, from which all devices start. A late joiner gets
+1/N of every row of R, and its own rows start uniform. The others keep their proportions. An update overwrites
+only the sender's latest layers; its entries of normalisation layers are ignored.
+
+Small ratios (`downlink = "share"`, the default of new runs) are Fleetune's extension; in the paper, devices
+exchange all layers. At the ratio k / L a device exchanges its first k layers both ways, from its first round
+on. Each layer is related and mixed among the participants that exchange it. A device trains its later layers
+without a pull.
 """
 
 import math
@@ -55,12 +58,14 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 
 PLAIN_RATE, THEOREM_RATE = 0.01, 1.0
-_BEYOND = 0.4  # more local training than once is worth as much, to this power
+_BEYOND = 0.4  # exponent of the utility of local training beyond the run's epochs
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """The device's own model, shape (spec.size,), and what BLS keeps of its last visit (None: none yet)."""
+    """The device's own model, shape (spec.size,), and BLS's record of its last visit (None before the
+    first).
+    """
 
     weights: FlatArray
     visit: Visit | None = None
@@ -72,22 +77,23 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     Attributes:
         coaching: lambda, strength of the pull towards the target.
-        equal_sharing: beta, strength with which R is held near equal shares. The paper: 0.005 * lambda for
-            very uneven classes (alpha 0.1), 0.5 * lambda for less uneven ones (alpha 0.3).
-        step: how long a step on R is. `per-layer`: of each layer relation_rate / L_r, L_r being its own
-            curvature as in Theorem 1, so that it depends on nothing but how the devices' weights differ from
-            one another. `plain`: relation_rate times the gradient, as in section 7.1; R then moves by how
-            large layers and their weights are, and stood nearly still in what we measured. Runs that began
-            before there was a choice go on with it.
-        relation_rate: eta, learning rate of R; left out it is 1 per layer, Theorem 1's, and 0.01 for plain
-            steps, the paper's. 0: R stays at equal shares.
-        relation_steps: E_r, gradient steps on R a round.
-        safe_step: keep each of them within the inverse of its curvature; for many steps, which else may run
-            away. A row that did becomes uniform.
+        equal_sharing: beta, strength that holds R near equal shares. The paper has 0.005 * lambda for very
+            uneven classes (alpha 0.1) and 0.5 * lambda for less uneven ones (alpha 0.3).
+        step: length of a step on R. `per-layer` takes relation_rate / L_r for each layer, where L_r is the
+            layer's own curvature as in Theorem 1. The step then depends only on how the devices' weights
+            differ. `plain` takes relation_rate times the gradient, as in section 7.1. Its step depends on the
+            size of layers and weights, and R hardly moved in our measurements. Runs that started before this
+            setting existed continue with `plain`.
+        relation_rate: eta, learning rate of R; 0 keeps equal shares. The default is 1 with per-layer steps
+            (Theorem 1) and 0.01 with plain steps (the paper).
+        relation_steps: E_r, number of gradient steps on R a round.
+        safe_step: True limits each step to the inverse of its curvature, because many longer steps may
+            diverge. A row that diverged becomes uniform.
         rows: how a row of R becomes shares again: clipped at 0 and divided by its sum, or projected to the
-            nearest shares (`simplex`); left out it is projected with steps per layer, else clipped.
-        downlink: a device of ratio k / L is sent targets of that `share` of the layers, the first ones, and
-            exchanges no others; or of the `whole` model: its ratio then bounds nothing but BLS's uploads.
+            nearest shares (`simplex`). The default is projection with per-layer steps, else clipping.
+        downlink: what a device of ratio k / L is sent. `share` sends targets of the first k layers, and the
+            device exchanges no others. `whole` sends targets of all layers; the ratio then limits only BLS's
+            uploads.
     """
 
     spec: ModelSpec
@@ -163,8 +169,10 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def work(
         self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
-        """Algorithm 2: from the device's own weights; a layer that did not come pulls towards these, too, and
-        one that the device does not exchange is not pulled.
+        """Algorithm 2: train from the device's own weights, pulled towards the targets.
+
+        A layer that was not sent is pulled towards the device's own weights. A layer that the device does not
+        exchange is not pulled.
         """
         reach = self._reach(budget.ratio)
         target = task.patch.apply(state.weights, self.spec)
@@ -177,7 +185,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def aggregate(
         self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
     ) -> ServerState:
-        """Eq. (33): layers that did not come keep their latest value."""
+        """Store the received layers (eq. 33); layers that did not arrive keep their latest value."""
         latest, uploaded = dict(state.latest), dict(state.uploaded)
         for device, update in updates:
             latest[device] = update.patch.apply(latest.get(device, state.initial), self.spec)
@@ -185,8 +193,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return replace(state, latest=latest, uploaded=uploaded)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the devices heard from, of each layer those that exchange it, for whoever comes
-        without a model of their own.
+        """The plain mean of the received layers, each over the devices that exchange it, for devices without
+        a model.
         """
         shared = state.initial.copy()
         reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in sorted(state.latest)}
@@ -222,11 +230,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return Choice(ratio, cost)
 
     def _reach(self, ratio: float) -> int:
-        """How many layers, from the first, a device exchanges at most."""
+        """The largest number of layers, from the first, that a device exchanges."""
         return len(self.layers) if self.downlink == "whole" else self._affordable(ratio)
 
     def _affordable(self, ratio: float) -> int:
-        """How many layers, from the first, are in a ratio; at least one."""
+        """The number of layers, from the first, that a ratio allows; at least one."""
         return max(1, int(ratio * len(self.layers) + 1e-9))
 
     @cached_property
@@ -296,18 +304,19 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
 @dataclass(frozen=True)
 class KAPCwithBLS(KAPC):
-    """KAPC that sends only the layers worth sending. Settings beyond KAPC's:
+    """KAPC that sends only the layers worth sending. Settings in addition to KAPC's:
 
     Attributes:
-        self_threshold: mu. A layer is not sent down when the device's share in its own target is above it;
-            at 1 none is left out for that, which is BLS without its downlink part.
-        search: for Omega, the number of layers that go up: `largest`, the largest that satisfies
-            inequality (29); or `literal`, as Algorithm 4 is printed.
-        targets: which layers get a target: those that the device sent up at its last visit (eq. 20; at the
-            first visit all), or `all` (Algorithm 5 as printed): the mix then holds layers that hardly
-            anybody ever sent, and pulls them back to the initial weights (measured in docs/decisions.md).
+        self_threshold: mu. A layer is not sent down if the device's share in its own target is above mu. At 1
+            every layer is sent, which is BLS without its downlink part.
+        search: how Omega, the number of uploaded layers, is found. `largest` takes the largest that satisfies
+            inequality (29); `literal` follows Algorithm 4 as printed.
+        targets: layers that get a target. `sent` takes those that the device sent up at its last visit (eq.
+            20; all at the first visit). `all` follows Algorithm 5 as printed. The mix then holds layers that
+            hardly any device ever sent, and pulls them back to the initial weights (measured in
+            docs/decisions.md).
 
-    A device's ratio bounds Omega, too. It is the share of layers, not of bytes.
+    A device's ratio also limits Omega. It is a share of layers, not of bytes.
     """
 
     self_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.7
@@ -318,10 +327,12 @@ class KAPCwithBLS(KAPC):
 
     @classmethod
     def utility(cls, budget: Budget) -> float:
-        """Who exchanges more layers is pulled in more, and learns no sooner; training more than once is worth
-        little. Rounds to an accuracy with one, two and all four layers: 12, 18 and more than 24; with twice
-        and four times the local training 20 and 11 instead of 28, to a higher one 23 and 21 instead of 30
-        (har-cnn, UCI HAR; one seed).
+        """Utility as measured: exchanging more layers does not speed up learning, and further training adds
+        little.
+
+        Rounds to an accuracy with one, two and all four layers: 12, 18 and more than 24. Twice and four times
+        the local training took 20 and 11 rounds instead of 28, and to a higher accuracy 23 and 21 instead of
+        30 (har-cnn, UCI HAR, one seed).
         """
         return (1 - budget.ratio / 2) * training_utility(budget.local_work, _BEYOND)
 

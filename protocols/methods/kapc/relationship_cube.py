@@ -1,8 +1,8 @@
-"""KAPC's relationship cube (Zhi et al., section 4): who learns which layer from whom.
+"""KAPC's relationship cube (Zhi et al., section 4): each device's share in every other device's layers.
 
-Shapes, for N devices and L layers: `cube` is (N, L, N); cube[i, l, j] is the share that device j has in
-the target of device i's layer l, so that a row cube[i, l] is not negative and sums to 1. `copies[l][j]`
-is device j's layer l as a vector; `grams[l]` holds the inner products of these, (N, N).
+With N devices and L layers, `cube` has shape (N, L, N). cube[i, l, j] is the share of device j in the target
+of device i's layer l. A row cube[i, l] is not negative and sums to 1. `copies[l][j]` is device j's layer l as
+a vector. `grams[l]` holds the inner products of these vectors, shape (N, N).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ Cube = NDArray[np.float64]
 Vector = NDArray[Any]  # float32 in the product
 Copies = Sequence[Sequence[Vector]]
 
-_CHUNK = 8192  # entries of a layer at a time: memory stays flat, however many devices and however large
+# entries of a layer at a time, so that memory stays constant for any number of devices and layer size
+_CHUNK = 8192
 
 
 def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float64]:
@@ -79,13 +80,14 @@ def descend(
 
 
 def curvature(gram: NDArray[np.float64], coaching: float, equal_sharing: float) -> float:
-    """The Lipschitz constant of a layer's `coaching_gradient`: L_r of Theorem 1, for one layer."""
+    """The Lipschitz constant of one layer's `coaching_gradient`: L_r of Theorem 1."""
     return float(2 * coaching * np.linalg.eigvalsh(gram)[-1] + equal_sharing)
 
 
 def normalise(cube: Cube) -> Cube:
-    """Clip at 0 and divide each row by its sum; what is not finite counts as 0, and a row without anything
-    left, or whose sum leaves the range of numbers, becomes uniform.
+    """Clip at 0 and divide each row by its sum.
+
+    Values that are not finite count as 0. A row with sum 0, or with a sum that overflows, becomes uniform.
     """
     clipped = np.maximum(cube, 0)
     with np.errstate(over="ignore"):
@@ -99,10 +101,11 @@ def normalise(cube: Cube) -> Cube:
 
 
 def project_simplex(cube: Cube) -> Cube:
-    """The nearest rows that are not negative and sum to 1: each row loses one number, then is clipped.
+    """The nearest rows that are not negative and sum to 1: subtract one number from each row, then clip at
+    0.
 
-    Rows are taken relative to their largest share, because 1 vanishes beside large numbers; whoever is 1 or
-    more below it gets nothing. What is not finite counts as 0.
+    Rows are first shifted by their largest share, because 1 would vanish next to large numbers. A share that
+    is 1 or more below the largest becomes 0. Values that are not finite count as 0.
     """
     with np.errstate(over="ignore"):
         known = _without_infinities(cube)
@@ -131,10 +134,10 @@ def write_back(cube: Cube, places: Sequence[int], part: Cube) -> Cube:
 
 
 def grow(cube: Cube, places: Sequence[int], size: int) -> Cube:
-    """A cube of `size` devices in which those of `cube` stand at `places`.
+    """A cube of `size` devices, in which the devices of `cube` have the given places.
 
-    A newcomer gets 1/size of every row, the devices already there keep their proportions in what is left;
-    a newcomer's own rows are uniform. From nothing, this is the paper's start at 1/N.
+    A new device gets 1/size of every row; the other devices keep their proportions in the rest. A new
+    device's own rows are uniform. From an empty cube, this is the paper's start at 1/N.
     """
     grown = np.full((size, cube.shape[1], size), 1 / size)
     grown[_among(grown, places)] = cube * (len(places) / size)

@@ -1,4 +1,4 @@
-"""What KAPC's coordinator knows between rounds: the relationship cube, and each device's latest layers."""
+"""KAPC's coordinator state: the relationship cube and each device's latest layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,12 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class Coached:
-    """What the participants of the last round were sent; rows in the order of participants.
+    """What the last round's participants were sent; rows in the order of participants.
 
     Attributes:
-        own: each one's share in its own target (r_ii), float64, shape (participants, L).
-        reach: how many layers, from the first, each one exchanges, int64, shape (participants,).
-        sent: which layers' targets were sent down, bool, shape (participants, L).
+        own: share of each participant in its own target (r_ii), float64, shape (participants, L).
+        reach: number of layers, from the first, that each one exchanges, int64, shape (participants,).
+        sent: True at layers whose target was sent down, bool, shape (participants, L).
     """
 
     own: NDArray[np.float64]
@@ -29,17 +29,17 @@ class Coached:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
-        initial: the weights that all devices start from, shape (spec.size,).
-        devices: all admitted, ascending.
-        related: those the cube covers, ascending; the rest of `devices` join it at the next plan.
+        initial: initial weights of all devices, shape (spec.size,).
+        devices: all admitted devices, ascending.
+        related: devices that the cube covers, ascending; the other devices join it at the next plan.
         cube: R, float64, shape (len(related), layers, len(related)).
-        latest: of each device heard from, its latest known layers, shape (spec.size,); `initial` elsewhere.
-        uploaded: of each device heard from, how many layers, from the first, its last update held.
-        ratios: as reported; who is missing runs at 1.
-        coached: of the last round planned; None: of none that was noted.
+        latest: latest layers of each device that sent some, shape (spec.size,); `initial` elsewhere.
+        uploaded: number of layers, from the first, in each device's last update.
+        ratios: reported ratios; a missing device runs at 1.
+        coached: record of the last planned round; None before the first.
     """
 
     initial: FlatArray
@@ -57,7 +57,9 @@ class ServerState:
         return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
 
     def with_devices(self, newcomers: Iterable[DeviceId]) -> Self:
-        """The state with these devices admitted; the cube waits: a thousand admissions shall not copy it."""
+        """The state with these devices admitted. The cube grows only at the next plan, so that admitting a
+        thousand devices does not copy it a thousand times.
+        """
         return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
 
     def related_to_all(self) -> Self:

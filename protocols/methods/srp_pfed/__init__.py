@@ -1,1 +1,1 @@
-"""SRP-pFed (Hu et al.): small weights are shared, at a rate that a reinforced random walk draws."""
+"""SRP-pFed (Hu et al.): small weights are shared, at a rate drawn by a reinforced random walk."""

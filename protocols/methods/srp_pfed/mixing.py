@@ -1,4 +1,6 @@
-"""SRP-pFed's mixtures (section III-A): which weights are shared, which mixture wins, what all make of it."""
+"""SRP-pFed's mixtures (section III-A): which weights are shared, which mixture is best, how updates are
+merged.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,17 +1,20 @@
-"""SRP-pFed (Hu et al.): small weights are shared, at a rate that a reinforced random walk draws.
+"""SRP-pFed (Hu et al.): small weights are shared, at a rate drawn by a reinforced random walk.
 
-Round: the coordinator draws K rates and sends its whole model; a device shares, for each rate p, the p of its
-weights that are smallest in magnitude, takes the coordinator's values there, keeps the mixture of least
-training loss, trains all of it and sends back the entries that it shared. Each entry is averaged over the
-devices that sent it; rates used in rounds of low loss become likelier.
+One round:
 
-Round 1 gives everybody the same model and so the same loss at every rate: the first one drawn is used.
-Neither a device that joins late nor one that was away needs anything from the coordinator: the one starts as
-`first` says, the other goes on from its own model.
+1. The coordinator draws K rates and sends its whole model.
+2. For each rate p, the device takes the coordinator's values at the share p of its own smallest weights (by
+    magnitude). It keeps the mixture with the least training loss, trains all of it, and sends the shared
+    entries back.
+3. The coordinator averages each entry over the devices that sent it. Rates used in rounds of low loss become
+    likelier.
 
-The paper's rates know nothing of resources. That a device's ratio bounds a round is Fleetune's extension: at
-a ratio r below 1 it is sent r of the coordinator's entries, others in every round (`DrawnEntries`), and
-shares among these. At r = 1 that is the paper's round to the bit.
+In round 1 all devices have the same model and thus the same loss at every rate, so the first drawn rate is
+used. A late joiner starts as `first` says. A device that was away continues from its own model.
+
+Differs from the paper: a device's ratio r limits its round (Fleetune's extension). Below 1 the device is sent
+the share r of the coordinator's entries, other ones in every round (`DrawnEntries`), and shares among these.
+At r = 1 the round is the paper's to the bit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,25 +102,27 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
-        num_rates: c; the candidates are 1/c, 2/c, ..., 1.
-        draws: K, with replacement; 1: without client clustering (Table VII's CL).
-        decay: lambda of eq. 6. The paper gives none.
-        memory: whether rates are credited (Table VII's RM); false: all are always as likely (its RD).
-        fixed_rates: these are the candidates, and all of them are tried in every round, nothing is drawn
-            (Table VII without RD and RM; its rates are "rules of CD2-pFed", not given).
-        credit: whom a round's loss credits: the rates that were `used`, each once; or all that were `drawn`
-            (eq. 6 as printed), whether a device used them, could afford them, or is of an earlier round.
-        aggregation: `covered`, each entry's mean over the devices that sent it; `delta`, the form of the
-            proof (eq. 16); or `literal`, eq. 4 as printed, which drives w_g to zero (docs/methods.md).
-        loss: by which a round's rates are credited, the "mean" or the "sum" of the devices' losses.
-        loss_share: share of the training samples, drawn anew each round, on which mixtures are compared.
-            The paper's cost analysis has the test set, a fifth as many.
-        ranking: magnitudes are compared over the whole "model" or within each "layer".
-        first: a device that takes part for the first time mixes what it is sent with the coordinator's
-            present model (`shared`: all of it), or with the initial weights that all have in common
-            (`own`: w_i^1 of Algorithm 1).
-        downlink: a device of ratio r is sent that `share` of the entries, and any rate; or the `whole`
-            model, and no rate above r.
+        num_rates: c, number of candidate rates 1/c, 2/c, ..., 1.
+        draws: K, number of rates drawn, with replacement; 1 is Table VII's variant without client clustering
+            (CL).
+        decay: lambda of eq. 6, share of its memory that a rate keeps each round. The paper gives no value.
+        memory: True credits the rates of rounds with low loss (Table VII's RM). False keeps all rates equally
+            likely (RD).
+        fixed_rates: candidates that are all tried in every round; then no rate is drawn (Table VII without RD
+            and RM). The table's rates are "rules of CD2-pFed", without values.
+        credit: rates that a round's loss credits. `used` credits each used rate once. `drawn` credits all
+            drawn rates, as printed in eq. 6, even rates that no device used or could afford.
+        aggregation: how updates are merged. `covered` takes each entry's mean over the devices that sent it.
+            `delta` is the form of the proof (eq. 16). `literal` is eq. 4 as printed, which drives w_g to zero
+            (docs/methods.md).
+        loss: figure that credits a round's rates, the "mean" or the "sum" of the devices' losses.
+        loss_share: share of the training samples on which mixtures are compared, drawn anew each round. The
+            paper's cost analysis uses the test set, a fifth as many.
+        ranking: entries among which magnitudes are compared: the whole "model", or each "layer".
+        first: start of a device's first round. `shared` mixes with the coordinator's present model. `own`
+            mixes with the common initial weights (w_i^1 of Algorithm 1).
+        downlink: what a device of ratio r is sent. `share` sends that share of the entries and allows any
+            rate. `whole` sends the whole model and allows no rate above r.
     """
 
     spec: ModelSpec

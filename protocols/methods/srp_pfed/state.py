@@ -1,4 +1,4 @@
-"""What SRP-pFed's two sides know between rounds, and what travels between them."""
+"""SRP-pFed's states of coordinator and device, and the types of task and update."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,14 +17,14 @@ MAX_RATES = 1000
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
         weights: w_g, shape (spec.size,).
-        memory: h, float64, a number for each candidate rate.
-        ratios: what each device's budget allows.
-        drawn: the indices of the rates of the round under way, without repetition.
-        used: the indices of the rates that the last round credited, ascending.
+        memory: h, one float64 number for each candidate rate.
+        ratios: ratio that each device's budget allows.
+        drawn: indices of the present round's rates, without repetition.
+        used: indices of the rates that the last round credited, ascending.
     """
 
     weights: FlatArray
@@ -67,6 +67,8 @@ class Update:
 
 @dataclass(frozen=True)
 class RatedUpdate(Update):
-    """An update that says at which rate it shared; None: it is one of those that do not (`credit`)."""
+    """An update with the rate at which the device shared; None in updates that do not report it
+    (`credit`).
+    """
 
     rate: Ratio | None = None
