@@ -311,7 +311,7 @@ class KAPCwithBLS(KAPC):
             every layer is sent, which is BLS without its downlink part.
         search: how Omega, the number of uploaded layers, is found. `largest` takes the largest that satisfies
             inequality (29); `literal` follows Algorithm 4 as printed.
-        targets: layers that get a target. `uploaded` takes those that the device sent up at its last visit (eq.
+        targets: layers that get a target. `uploaded` takes those that the device sent at its last visit (eq.
             20; all at the first visit). `all` follows Algorithm 5 as printed. The mix then holds layers that
             hardly any device ever sent, and pulls them back to the initial weights (measured in
             docs/decisions.md).
