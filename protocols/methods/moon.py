@@ -1,18 +1,21 @@
 """MOON (Li, He, Song; CVPR 2021): FedAvg with a contrast between the shared and the device's last model.
 
-Eq. (3): let z be what the model in training makes of a sample just before its last layer, z_glob what the
-shared model makes of it, and z_prev what the device's own model does as it was after its last training.
-Beside the cross entropy the loss has strength * -log(e^near / (e^near + e^prev)), near and prev being the
-cosines of z with z_glob and z_prev over a temperature: like the shared model, unlike the device's last one.
+One round is FedAvg's with a further loss term (eq. 3). For each sample, compare the input of the last layer:
 
-The paper's networks have a projection before the last layer, one layer as wide as its input with ReLU and
-one of 256, so that z is a projection's output: model `cnn-moon` is the authors' network for CIFAR-10, and
-with it, or with any model of such an end, this is the published method. With others z is the representation
+1. z comes from the model in training, z_glob from the shared model, and z_prev from the device's own model
+    after its last training.
+2. near and prev are the cosines of z with z_glob and z_prev, divided by the temperature.
+3. The loss is the cross entropy plus strength * -log(e^near / (e^near + e^prev)). The model is thus trained
+    to be like the shared model and unlike the device's last one.
+
+The paper's networks end in a projection before the last layer: one layer as wide as its input with ReLU, and
+one of 256, so that z is a projection's output. Model `cnn-moon` is the authors' network for CIFAR-10. With
+it, or with any model that ends so, this is the published method. In other models z is the representation
 itself, as in PFLlib.
 
-As in the authors' code (github.com/QinbinLi/MOON), a device that has not trained yet contrasts with the
-initial model, the others answer in evaluation mode, and participants count by samples. A device that was away
-contrasts with the model it left with.
+As in the authors' code (github.com/QinbinLi/MOON), a device without training so far contrasts with the
+initial model. The other models answer in evaluation mode, and participants count by samples. A device that
+was away contrasts with the model of its last training.
 """
 
 from dataclasses import dataclass

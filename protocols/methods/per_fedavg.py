@@ -1,17 +1,21 @@
 """Per-FedAvg (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020): a shared start from which one step personalises.
 
-Algorithm 1 on F_i(w) = f_i(w - alpha * grad f_i(w)), eq. (3): from the shared model the device takes tau
-steps w <- w - beta * (I - alpha * Hessian) grad f_i(w - alpha * grad f_i(w)) and sends the result; the mean
-is over the participants, all counting alike. Both of the paper's approximations are here: first-order,
-without the Hessian, and Hessian-free, with its product as a difference of gradients.
+One round (Algorithm 1) minimises F_i(w) = f_i(w - alpha * grad f_i(w)), eq. (3):
 
-The personal model is the shared one as it came after a step w - alpha * grad f_i(w), or a few.
+1. From the shared model, the device takes tau steps w <- w - beta * (I - alpha * Hessian) grad f_i(w - alpha
+    * grad f_i(w)).
+2. It sends the result. The coordinator's mean counts all participants equally.
 
-Gradients are of batches, as many and as large as the run's [training] says, in evaluation mode: as in the
-paper each step draws one for the inner gradient, another for the outer one, and with the Hessian a third
-(PFLlib cuts a batch of twice the size in two). Where the batches run out, the first ones are taken
-once more. With `steps` set gradients are exact instead, over all of the device's samples, and nothing is
-drawn. Learning rates are the method's own; the run's, its optimiser, clipping and augmentation play no part.
+Both of the paper's approximations are available: first-order, without the Hessian, and Hessian-free, which
+takes its product from a difference of gradients. The personal model is the received shared one after one step
+w - alpha * grad f_i(w), or a few.
+
+Gradients are taken in evaluation mode, over batches of the number and size that the run's [training] section
+gives. As in the paper, each step draws one batch for the inner gradient and one for the outer one, and a
+third for the Hessian. (PFLlib cuts a batch of twice the size in two.) If batches run out, the first ones are
+used again. With `steps`, gradients are exact over all of the device's samples, and no batch is drawn. The
+method has its own learning rates; the run's learning rate, optimiser, clipping and augmentation have no
+effect.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,10 +45,10 @@ def meta_gradient(
 
     Args:
         weights: w.
-        gradients: grad f on the inner step's batch, on the outer one's, and on the Hessian's where it counts.
+        gradients: grad f on the batch of the inner step, of the outer step, and, if used, of the Hessian.
         adaptation: alpha.
-        difference: delta: the Hessian's product with g is (grad f(w + delta g) - grad f(w - delta g)) /
-            (2 delta); None: it is left out.
+        difference: delta; the Hessian's product with g is (grad f(w + delta g) - grad f(w - delta g)) / (2
+            delta). None omits the Hessian.
     """
     inner, outer, *more = gradients
     adapted = outer(weights - adaptation * inner(weights))
@@ -56,7 +60,7 @@ def meta_gradient(
 
 
 def groups_of_batches(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
-    """The batches, `count` by `count`; the last ones made up by the first, over and over."""
+    """The batches in groups of `count`; the first batches are repeated to fill the last group."""
     first: list[Rows] = []
     group: list[Rows] = []
     for batch in batches:
@@ -98,7 +102,7 @@ class PerFedAvg(ModelAveraging):
 
     @property
     def relative_work(self) -> float:
-        """Each batch has one gradient, a third one two: of w on both sides."""
+        """Gradients in each step, relative to one: the Hessian-free product takes two, at w on both sides."""
         if self.steps is not None:
             return 0.0
         return 4 / 3 if self._needs_hessian else 1.0

@@ -1,29 +1,35 @@
-"""After PerFedMask (Setayesh, Li, Wong; ICLR 2023): FedBABU, each device training the layers it can afford.
+"""After PerFedMask (Setayesh, Li, Wong; ICLR 2023): FedBABU in which each device trains the layers it can
+afford.
 
-As in FedBABU the body is learned under a head that never changes: a device takes the body over, trains some
-of its layers with the rest frozen, and sends those back; each entry is averaged over the devices that sent
-it, weighted by their training samples. The coordinator chooses the layers before training, for all devices
-together: a device of capability c_n trains at most the share c_n of the body's parameters, and the masks
-M in {0, 1} are chosen to be small in
+One round:
 
-    sum_n [ P * max_l K_nl - sum_l K_nl * P_l + c_n * P - sum_l M_nl * P_l ],  K_nl = M_nl / sum_n' M_n'l,
+1. The coordinator chooses each device's layers (its mask) before training, for all devices together.
+2. A device takes over the body, trains its layers under a head that never changes, and sends them back. The
+    rest of the body is frozen.
+3. The coordinator averages each entry over the devices that sent it, weighted by their training samples.
 
-P_l being a layer's parameters and P the body's. A device's share K in a layer is one over its trainers; the
-sum wants it even over all layers of the body, those that the device does not train included, and the
-capability used. So devices that can afford few layers train the same ones, and in a body of few layers the
-others may stay as they were drawn. The paper derives the first terms from a bias that arbitrary masks leave
-in the solution; of the paper we had the abstract and its authors' code (github.com/MehdiSet/PerFedMask):
-the sum is the code's. The ratio that a device reports is its c_n.
+A device of capability c_n, the ratio that it reported, trains at most the share c_n of the body's parameters.
+The masks M in {0, 1} should make this sum small:
 
-The code starts from the best of 1000 random fillings, relaxes M, takes up to 100 convex steps with a
-commercial solver and rounds at 0.5; here `choose` starts alike, from 100, and then searches the masks of 0
-and 1 themselves for the least sum (in 19 of 20 small cases and more it is the least there is). The code knows
-all devices from the start; here those that are new, or have a new ratio, are fitted to the others' masks. A
-device that can afford no layer trains the smallest.
+    sum_n [ P * max_l K_nl - sum_l K_nl * P_l + c_n * P - sum_l M_nl * P_l ],  K_nl = M_nl / sum_n' M_n'l.
 
-The personal model is the shared one with all of it fine-tuned by its device, in the code for 5 epochs after
-the last round; here beside every round's training, without influence on what is shared. The combinations
-with HeteroFL and Split-Mix are left out.
+P_l are a layer's parameters and P the body's. K_nl, a device's share in a layer, is one over the number of
+its trainers. The sum is small if K is even over all layers of the body, untrained ones included, and if the
+capability is used. So devices that can afford few layers train the same ones, and in a body of few layers
+other layers may stay untrained. The paper derives the first terms from a bias that arbitrary masks leave in
+the solution.
+
+We had the paper's abstract and its authors' code (github.com/MehdiSet/PerFedMask); the sum is the code's.
+Differences:
+
+- The code starts from the best of 1000 random fillings, relaxes M, takes up to 100 convex steps with a
+  commercial solver and rounds at 0.5. `choose` starts from the best of 100 and then searches masks of 0 and 1
+  directly. In at least 19 of 20 small cases it finds the minimum.
+- The code knows all devices from the start. Here devices that are new, or have a new ratio, are fitted to the
+  masks of the others. A device that can afford no layer trains the smallest.
+- The personal model is the shared one, fine-tuned as a whole by its device. The code fine-tunes for 5 epochs
+  after the last round. Here each round does so, without influence on the shared model.
+- The combinations with HeteroFL and Split-Mix are missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

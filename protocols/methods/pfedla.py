@@ -1,22 +1,26 @@
 """After pFedLA (Ma, Zhang, Guo, Xu; CVPR 2022): each layer is mixed by weights that networks learn.
 
-For each device i the coordinator has a hypernetwork: an embedding v_i and a small network psi_i, from which
-come weights alpha_i, one for each layer l and device j. Round: device i gets w_i^l = sum_j alpha_i^lj *
-theta_j^l, trains it, and sends the result theta_i back. With the update d_i = theta_i - w_i the coordinator
-then improves the hypernetwork: d_i stands for the negative gradient of the device's loss, so that v_i and
-psi_i take a step along (dw_i / d(v_i, psi_i))^T d_i.
+For each device i the coordinator has a hypernetwork: an embedding v_i and a small network psi_i. Their output
+is a weight alpha_i^lj for each layer l and device j. One round:
 
-Option `kept_layers` is the paper's HeurpFedLA: the k layers of which a device's own weight alpha_i^li is
-largest are left to the device; they are not sent down. Of equals, the later layers.
+1. Device i gets w_i^l = sum_j alpha_i^lj * theta_j^l.
+2. It trains this model and sends the result theta_i back.
+3. The update d_i = theta_i - w_i stands for the negative gradient of the device's loss. The coordinator moves
+    v_i and psi_i a step along (dw_i / d(v_i, psi_i))^T d_i.
 
-The paper names fully connected layers; their sizes and start are not known to us, and there is no public code
-of its authors. An unofficial reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with ReLU
-and an embedding of 100, which are ours too; its scores go through ReLU and are divided by their sum, its last
-layers are drawn within 0 and 1, and its steps of 0.005 go the other way. Ours: a softmax over the devices;
-last layers that start at 0, which is weights all equal; plain gradient steps, of which one that leaves the
-range of numbers is not taken. The paper has all devices from the start. Here j runs over the devices heard
-from so far, each as last heard; who is new is mixed from them, and a device newly heard from enters with
-score 0. Running statistics and what the coordinator has never heard of stay the device's.
+`kept_layers` is the paper's HeurpFedLA: the k layers with the largest own weight alpha_i^li stay on the
+device and are not sent down. Ties go to the later layers.
+
+The authors published no code, and we do not know the sizes and initial values of the paper's fully connected
+layers. An unofficial reproduction (github.com/KarhouTam/pFedLA) has 3 hidden layers of 100 with ReLU and an
+embedding of 100; these are our defaults. It passes scores through ReLU and divides them by their sum, draws
+the last layers within 0 and 1, and takes steps of 0.005 in the opposite direction. Ours has a softmax over
+the devices, last layers that start at 0 (equal weights), and plain gradient steps. A step that would overflow
+is skipped.
+
+Partial participation: the paper has all devices from the start. Here j runs over the devices that have sent
+an update, with their latest models. A new device gets a mix of these and enters with score 0. Running
+statistics, and entries that the coordinator never received, stay the device's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,7 +86,7 @@ class Hypernetwork:
         return _softmax(self.heads @ _with_one(self._activations()[-1]))
 
     def stepped(self, gradient: Floats, rate: float) -> "Hypernetwork":
-        """Every number moved by -rate times its share in a loss's `gradient` by alpha_i, same shape."""
+        """The network after one gradient step; `gradient` is the loss's gradient by alpha_i, same shape."""
         *inputs, last = self._activations()
         shares = _softmax(self.heads @ _with_one(last))
         scores = shares * (gradient - (shares * gradient).sum(axis=1, keepdims=True))
@@ -96,7 +100,7 @@ class Hypernetwork:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the numbers in it are finite, and the shares that come of them."""
+        """True if all numbers in the network and the resulting weights are finite."""
         held = [*self.hidden, self.heads, self.embedding]
         return all(np.isfinite(one).all() for one in held) and bool(np.isfinite(self.shares()).all())
 
@@ -121,13 +125,14 @@ def _softmax(scores: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows between rounds.
+    """Coordinator state.
 
     Attributes:
-        initial: the weights that all start from, shape (spec.size,).
-        devices: those heard from, in the order of the hypernetworks' columns.
-        latest: theta_j, what each of them last sent, shape (spec.size,).
-        networks: of the devices that had a task. One may lack columns for the last of `devices`.
+        initial: initial weights of all devices, shape (spec.size,).
+        devices: devices that have sent an update, in the order of the hypernetworks' columns.
+        latest: theta_j, last model of each of them, shape (spec.size,).
+        networks: hypernetworks of the devices that had a task; one may lack columns for the last of
+            `devices`.
     """
 
     initial: FlatArray
@@ -266,7 +271,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             return stepped if stepped.is_finite else network
 
     def _gradient(self, state: ServerState, shares: Floats, weights: FlatArray) -> Floats:
-        """Of the loss by `shares`, same shape; what training did to the mixture stands for its negative."""
+        """Gradient of the loss by `shares`, same shape, with the change by training as the negative gradient
+        of the mixture.
+        """
         moved = (weights - self._mixture(state, shares)).astype(np.float64)
         products = [
             [state.latest[other][where] @ moved[where] for other in state.devices]

@@ -1,4 +1,4 @@
-"""What is told of DC-PFL's inner workings: its groups and trials, which layers wait and why, what is sent."""
+"""Diagnostics of DC-PFL: groups and trials, layers that wait and why, and shares that are sent."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,7 @@ DIAGNOSTICS = (
 
 
 def diagnose_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
-    """Of a device's update."""
+    """Diagnostics of a device's update."""
     found: dict[str, Figure] = {"sent": update.patch.values.size / num_parameters}
     if update.trial is not None:
         old, new = update.trial
@@ -62,7 +62,7 @@ def diagnose_update(update: Update, num_parameters: int) -> Mapping[str, Figure]
 
 
 def diagnose_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, Figure]:
-    """Of the state after a round, for layers of these names."""
+    """Diagnostics of the state after a round, for layers of these names."""
     grouping = state.grouping
     sizes = np.array([len(grouping.members(place)) for place in range(len(grouping.groups))])
     return {
@@ -93,7 +93,7 @@ def _of_layers(
 
 
 def _pairs_apart(pairs: PairMeans, grouping: Grouping) -> Mapping[str, float]:
-    """Only of pairs that were compared; a kind of which there is no pair is left out."""
+    """Mean discrepancies of compared pairs; a kind without pairs is left out."""
     met = np.triu(pairs.counts > 0, 1)
     means = pairs.sums / np.maximum(pairs.counts, 1)
     usual = means[met].mean() if met.any() else 0.0

@@ -1,6 +1,6 @@
-"""DC-PFL's measures: how far devices' models lie apart, which groups follow, how often layers are shared.
+"""DC-PFL's measures: discrepancy of devices' models, the groups that follow, and upload intervals of layers.
 
-Pure functions on arrays; models are flat vectors of parameters without running statistics.
+Pure functions on arrays. Models are flat vectors of parameters without running statistics.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def intervals(
 
 
 def waits(calm: NDArray[np.bool_], alpha: int, tau: int) -> Labels:
-    """Rounds from one upload of a layer to the next: alpha * tau for the calm ones, else tau."""
+    """Upload interval of each layer in rounds: alpha * tau for calm layers, tau for the others."""
     return np.where(calm, alpha * tau, tau).astype(np.int64)
 
 
@@ -153,7 +153,7 @@ def next_gamma(
 
 
 def better(new_losses: Sequence[float], old_losses: Sequence[float]) -> bool:
-    """Whether the new groups win a trial: strictly less mean loss (NaN never wins)."""
+    """True if the new groups win a trial: their mean loss is strictly lower (NaN never wins)."""
     return bool(np.mean(new_losses) < np.mean(old_losses))
 
 
@@ -172,7 +172,7 @@ class PairMeans:
     counts: Labels = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     def lacks(self, devices: Sequence[str], rounds: int) -> bool:
-        """Whether some pair of these has been compared in fewer than `rounds` rounds."""
+        """True if some pair of these devices has been compared in fewer than `rounds` rounds."""
         known = {device: row for row, device in enumerate(self.devices)}
         if not known.keys() >= set(devices):
             return True

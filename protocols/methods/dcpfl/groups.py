@@ -43,12 +43,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Who is in which group.
+    """Groups and their members.
 
     Attributes:
-        gamma: the normalised threshold that the groups come from; 1: one group.
-        groups: at least one.
-        placed: each device's place in `groups`. Others are guests, unless there is one group only.
+        gamma: normalised threshold that gave the groups; 1 gives one group.
+        groups: groups, at least one.
+        placed: index of each device's group in `groups`. Other devices are guests if there are several
+            groups.
     """
 
     gamma: float
@@ -68,13 +69,13 @@ class Grouping:
         return frozenset() if place is None else self.members(place)
 
     def unchanged_group(self, old: "Grouping", place: int) -> Group | None:
-        """The group of `old` with just the members of ours at `place`; None: it is new."""
+        """The group of `old` with exactly the members of our group at `place`; None if there is none."""
         members = self.members(place)
         origin = old.place_of(min(members))
         return old.groups[origin] if origin is not None and old.members(origin) == members else None
 
     def with_unchanged_groups_of(self, old: "Grouping") -> Self:
-        """With groups that also stand in `old` as they are there."""
+        """Take over the groups of `old` where the members are the same."""
         groups = (self.unchanged_group(old, place) or group for place, group in enumerate(self.groups))
         return replace(self, groups=tuple(groups))
 
@@ -88,7 +89,9 @@ class Grouping:
         return mean
 
     def with_guests(self, guests: Mapping[DeviceId, Update], spec: ModelSpec) -> Self:
-        """Each guest in the group whose model is nearest to what it uploaded (eq. 3 over these entries)."""
+        """The grouping with each guest in the group whose model is nearest to its update (eq. 3 over these
+        entries).
+        """
         placed = {device: self._nearest(update, spec) for device, update in guests.items()}
         return replace(self, placed={**self.placed, **placed})
 
@@ -131,15 +134,15 @@ class Averaging:
         alone: bool,
         whole: bool = True,
     ) -> Group:
-        """The group after its members' updates of a round: layers averaged where sent, by samples.
+        """The group after a round: each layer averaged over the members that sent it, weighted by samples.
 
-        Layers that nobody sent stay. After a full sync of at least two members the intervals are set
-        anew; a group of one has nothing to agree on and uploads at full syncs only.
+        Layers that no member sent stay. A full synchronisation of at least two members sets new intervals. A
+        group of one device sends at full synchronisations only.
 
-        With `low` "auto" they are set only in rounds in which all layers were due (`whole`) and had been
-        averaged equally long ago: a layer that members have trained for alpha * tau rounds lies further apart
-        than one that they have trained for tau, and the two would change places at each full sync.
-        Layers that nobody sends, because all members' ratios are small, then count as the calmest.
+        With `low` "auto", new intervals need a round in which all layers were due (`whole`) and had been
+        averaged equally long ago. A layer trained for alpha * tau rounds differs more than one trained for
+        tau, so the two would otherwise swap intervals at each full synchronisation. Layers that no member
+        sends, because all ratios are small, count as the calmest.
         """
         weights = covered_average(group.weights, updates.items(), self.spec)
         sent = np.zeros(len(self.spec.layers), dtype=bool)
@@ -163,10 +166,11 @@ class Averaging:
         updates: Mapping[DeviceId, Update],
         round_: int,
     ) -> Grouping:
-        """The groups that `labels` say, each with the average of its members' updates of a full sync.
+        """The groups given by `labels`, each with the average of its members' updates of a full
+        synchronisation.
 
-        A group that stays as it was keeps its model; one of which nobody uploaded starts from the model
-        of the old group that its first member was in.
+        An unchanged group keeps its model. A group without updates starts from the model of its first
+        member's old group.
         """
         placed = {device: int(label) for device, label in zip(devices, labels, strict=True)}
         new = Grouping(gamma, (), placed)

@@ -1,4 +1,4 @@
-"""How DC-PFL's groups develop: the coordinator's state, and what it becomes after a round's updates."""
+"""How DC-PFL's groups develop: the coordinator's state and its change after a round's updates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -133,7 +133,7 @@ class GroupDevelopment:
         return due(state.round, group.every)
 
     def after(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """The state after the round at hand, guests and who was there left aside."""
+        """The state after the present round, without the changes for guests and for participation."""
         losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
         if losses and state.phase != "settle":  # devices of a trial then start from what they had trained
             state = replace(state, curve=(*state.curve, float(np.mean(list(losses.values())))))
@@ -156,7 +156,9 @@ class GroupDevelopment:
         )
 
     def _with_averages(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """Every group averaged, but for those on trial; members that started alike compared."""
+        """The state with every group averaged, except those on trial, and with comparisons of members that
+        started alike.
+        """
         groups, pairs, grouping = [], state.pairs, state.grouping
         staying = [device for device in heard if not state.on_trial(device)]
         for place, group in enumerate(grouping.groups):
@@ -176,7 +178,11 @@ class GroupDevelopment:
     def _after_trial(
         self, state: ServerState, trial: Grouping, heard: Mapping[DeviceId, Update]
     ) -> ServerState:
-        """The new groups if they leave less loss, else the old ones for a while; no votes: once more."""
+        """The state after a trial: the new groups if their loss is lower, else the old ones for
+        `hold_rounds`.
+
+        The trial is repeated if no device had two models to compare.
+        """
         votes = [update.trial for device, update in heard.items() if update.trial and state.on_trial(device)]
         if not votes:
             return state
@@ -188,7 +194,7 @@ class GroupDevelopment:
         return replace(state, grouping=grouping, curve=(), accepted=state.round, won=won)
 
     def _next_split(self, state: ServerState) -> Split | None:
-        """The groups to come; None: it is too early, or there are none."""
+        """The next groups; None if it is too early or no lower gamma changes the groups."""
         gamma = state.grouping.gamma
         tree = [device for device in state.pairs.compared() if device in state.grouping.placed]
         if not tree or state.round < self.start_rounds:
@@ -208,7 +214,7 @@ class GroupDevelopment:
         return state.phase == "gather" or rapid_decrease_end(radii, self.observe) is not None
 
     def _split(self, state: ServerState, split: Split, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """Put the new groups on trial; the first ones of a `gamma` that was set stand without."""
+        """Put the new groups on trial. The first groups of a given `gamma` apply without a trial."""
         new = self.averaging.split(state.grouping, *split, heard, state.round)
         if state.grouping.gamma > self.gamma:
             return replace(state, grouping=new, curve=(), phase="settle")
