@@ -165,12 +165,12 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return Choice(ratio, Cost(size, size, work=work, extra_epochs=extra, trainable_share=share))
 
     def lower(self, ratio: float) -> LowerLayers | None:
-        """What trains in a share of the steps only; None: nothing."""
+        """The layers that train in a share of the steps only; None if there are none."""
         stop = below_largest(self.spec) if self.shallow_steps else 0
         return LowerLayers(stop, max(ratio, LEAST_DEEP)) if stop and ratio < 1 else None
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
-        """What early stopping goes by never leaves the device."""
+        """Diagnostics of the update; the loss of early stopping never leaves the device."""
         return {"active_share": update.patch.values.size / self.spec.num_parameters}
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:

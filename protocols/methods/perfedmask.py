@@ -118,9 +118,9 @@ def fill(order: NDArray[np.intp], budget: float, sizes: Sizes) -> MaskArray:
 
 
 def improve(masks: MaskArray, budgets: Mapping[int, float], sizes: Sizes) -> MaskArray:
-    """Masks, shape (devices, layers), of which nobody in `budgets` (by row) gains by another.
+    """Improve masks, shape (devices, layers), until no device in `budgets` (by row) gains by another mask.
 
-    In turn each takes the best of those it can afford that differ from its own in one or two layers.
+    In turn, each device takes the best affordable mask that differs from its own in one or two layers.
     """
     masks, single = masks.copy(), np.eye(sizes.size, dtype=bool)
     pairs = [single[one] | single[other] for one in range(sizes.size) for other in range(one + 1)]
@@ -140,7 +140,9 @@ def improve(masks: MaskArray, budgets: Mapping[int, float], sizes: Sizes) -> Mas
 def choose(
     known: Mapping[DeviceId, MaskArray], ratios: Mapping[DeviceId, float], sizes: Sizes, key: Key
 ) -> dict[DeviceId, MaskArray]:
-    """The `known` masks and, for the other devices in `ratios`, what the best random filling improves to."""
+    """The `known` masks, and masks for the other devices in `ratios`, improved from the best random
+    filling.
+    """
     new = [device for device in sorted(ratios) if device not in known]
     if not new:
         return dict(known)
@@ -209,7 +211,9 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return ServerState(weights, {}, {})
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
-        """Masks wait for the next plan, so that all who are there from the start are chosen for together."""
+        """The state with the device. Masks wait for the next plan, which chooses for all initial devices
+        together.
+        """
         if state.ratios.get(report.device) == report.ratio:
             return state
         masks = {device: mask for device, mask in state.masks.items() if device != report.device}
@@ -260,8 +264,8 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return {"trainers": dict(zip(names, shares, strict=True))} if shares else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Down the body, up at most the ratio's share. Which layers a device gets to train is not known here:
-        the work is that of all which it could, one by one, and so at most that.
+        """Choices with the body down and at most the ratio's share up. The work is an upper bound: the most
+        over all layers that the device could be given.
         """
         return [self._choice(ratio) for ratio in RATIOS]
 

@@ -239,11 +239,11 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 
     def _mixing_weights(self, state: ServerState, device: DeviceId) -> Floats:
-        """alpha_i over `state.devices`, shape (layers, devices)."""
+        """Mixing weights alpha_i over `state.devices`, shape (layers, devices)."""
         return state.networks[device].with_devices(len(state.devices)).shares()
 
     def _mixture(self, state: ServerState, shares: Floats) -> FlatArray:
-        """w_i, shape (spec.size,); the initial weights as long as nobody was heard from."""
+        """The mixture w_i, shape (spec.size,); the initial weights before the first update."""
         if not state.devices:
             return state.initial
         mixed = np.zeros(self.spec.size)
@@ -253,7 +253,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return mixed.astype(state.initial.dtype)
 
     def _layers_to_keep(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
-        """Which layers the device keeps as it has them, shape (layers,)."""
+        """True at layers that stay on the device, shape (layers,)."""
         kept = np.zeros(len(shares), dtype=bool)
         if device in state.devices:
             order = np.argsort(shares[:, state.devices.index(device)], kind="stable")
@@ -261,7 +261,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return kept
 
     def _updated_network(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
-        """The device's hypernetwork after its step; `state` is that of the plan, `weights` what came back."""
+        """The device's hypernetwork after its step; `state` is that of the plan, `weights` is the device's
+        update.
+        """
         shares = self._mixing_weights(state, device)
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = self._gradient(state, shares, weights)

@@ -65,7 +65,7 @@ def shared_entries(spec: ModelSpec) -> MaskArray:
 
 
 def combined(critical: MaskArray, collaborated: Floats, average: Floats) -> Floats:
-    """delta_i where m_i, bar elsewhere (eq. 11)."""
+    """delta_i at m_i, bar elsewhere (eq. 11)."""
     return np.where(critical, collaborated, average)
 
 
@@ -164,7 +164,9 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return share if self.tau == 1 else (share - ratio) / (1 - ratio)
 
     def _sent_of_bar(self, ratio: float, number: int) -> MaskArray:
-        """Which entries of bar a device of this ratio is sent, shape (spec.size,): both sides know."""
+        """The entries of bar that a device of this ratio is sent, shape (spec.size,); both sides can compute
+        them.
+        """
         share = self._share_of_bar(ratio)
         drawn = DrawnEntries.of_round(share, number, Key.of("downlink")) if share < 1 else Everything()
         return drawn.mask(self.spec)

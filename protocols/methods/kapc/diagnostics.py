@@ -44,12 +44,14 @@ BLS_DIAGNOSTICS = (
 
 
 def diagnose_update(uploaded: int, sizes: Sequence[int]) -> Mapping[str, Figure]:
-    """Of an update with the first `uploaded` layers, of these sizes in entries."""
+    """Diagnostics of an update with the first `uploaded` layers, of these sizes in entries."""
     return {"layers_up": uploaded, "entries_up": sum(sizes[:uploaded]) / max(1, sum(sizes))}
 
 
 def diagnose_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, Figure]:
-    """Of a round, for layers of these names and sizes; a layer that nobody exchanges is left out."""
+    """Diagnostics of a round, for layers of these names and sizes; a layer that no device exchanges is left
+    out.
+    """
     exchanged = _exchanged(coached)
     own = {name: coached.own[exchanged[:, layer], layer] for layer, name in enumerate(names)}
     return {

@@ -282,11 +282,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return (relationship_cube.project_simplex if projected else relationship_cube.normalise)(shares)
 
     def _sent(self, device: DeviceId, exchanged: Sequence[Circle], uploaded: int | None) -> Sequence[int]:
-        """The layers to send down to a device, of the circles that it is in."""
+        """The layers to send down to a device, from its circles."""
         return [layer for circle in exchanged for layer in circle.layers]
 
     def _prefix(self, patch: Patch) -> int:
-        """How many layers, from the first, are in a patch."""
+        """The number of layers, from the first, in a patch."""
         held = patch.selection.mask(self.spec)
         missing = (i for i, where in enumerate(self.layers.values()) if not held[where].all())
         return next(missing, len(self.layers))
@@ -294,7 +294,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _select(
         self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int
     ) -> Visit | None:
-        """How many layers to send up, and what to remember for the next time; None: all, nothing."""
+        """How many layers to send up, as the record for the next visit; None to send all layers."""
         return None
 
     def _named(self, layers: Iterable[int]) -> Layers:

@@ -152,7 +152,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_objective(cls) -> Mapping[str, Any]:
-        """What the paper's comparisons cost."""
+        """Defaults that reduce the cost of comparing mixtures."""
         return {"loss_share": 0.2}
 
     @property
@@ -227,7 +227,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return replace(state, weights=weights, memory=memory, drawn=(), used=credited)
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
-        """Section III-D. The loss counts whole."""
+        """Discount a stale update (section III-D); its loss keeps its full weight."""
         return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
@@ -271,7 +271,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return fitting or (max((rate for rate in self.rates if rate <= limit), default=self.rates[0]),)
 
     def _credited(self, update: Update, drawn: Sequence[int]) -> Iterable[int]:
-        """Indices of the candidates that an update speaks for; of a rate that is none, nothing."""
+        """Indices of the candidates that an update credits; none for a rate that is no candidate."""
         used = _rate_of(update)
         if self.credit == "drawn" or used is None:
             return drawn
@@ -296,7 +296,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return rate, mask, fuse(mask, shared, own), losses[best]
 
     def _rows(self, trainer: Trainer, key: Key) -> Rows | None:
-        """The samples on which mixtures are compared; None: all."""
+        """The samples on which mixtures are compared; None means all."""
         if self.loss_share == 1 or not trainer.num_samples:
             return None
         return key.sample(num_shared(self.loss_share, trainer.num_samples), trainer.num_samples)
@@ -308,7 +308,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return [part.start + np.flatnonzero(here[part]) for part in parts]
 
     def _mask(self, own: FlatArray, rate: float, candidates: Sequence[NDArray[np.intp]]) -> MaskArray:
-        """Which entries are shared, shape (spec.size,); running statistics never are, nothing sends them."""
+        """True at shared entries, shape (spec.size,); running statistics are never shared."""
         mask = np.zeros(self.spec.size, dtype=bool)
         for entries in candidates:
             if entries.size:
