@@ -56,7 +56,7 @@ class ClientState:
                 name,
                 self.store,
                 joined=lambda: self.run,
-                rejection=lambda: None,
+                reason_not_to_train=lambda: None,
                 clock=lambda: 0.0,
             )
             self.lock = self.store.claim()

@@ -61,6 +61,8 @@ def read_state(data: bytes, method: Method[Any, Any, Any, Any]) -> State:
     generic: Any = SessionState
     kind = generic[method.device_state_type, _stored_slots()]
     found: SessionState[Any, Any] = codec.decode(data, kind, method.spec, finite=False)
+    if isinstance(found.slots, dict):  # the default: the field is missing
+        return found
     slots = {name: one for name, one in structs.asdict(found.slots).items() if one is not UNSET}
     return replace(found, slots=slots)
 

@@ -100,7 +100,7 @@ def test_the_coordinator_proposes_what_agents_afford_also_after_it_was_killed(mi
     if minimise == "bytes":
         told = [device["actual"].get("left_out") for one in rounds[:8] for device in one.values()]
         assert any(share is not None and 0 < share < 1 for share in told), "thin updates leave something"
-        assert "of a change they leave for a later update" in said
+        assert "compression error" in said
     if minimise == "time":
         assert len(set.union(*used.values())) > 1
-        assert "the pace is" in said
+        assert "the target round duration is" in said

@@ -17,7 +17,7 @@ from fleetune.coordinator.serving.event_queue import Stop
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent import agent as agent_side
 from fleetune.edge_agent.agent import Agent
-from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run import first_ratio, memory_room, run_backend
 from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire import messages as wire
@@ -69,7 +69,8 @@ class Forger:
 @pytest.fixture(autouse=True)
 def small_process(monkeypatch):
     """A process that has run a thousand tests holds more than a board has."""
-    monkeypatch.setattr(joining, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
+    for module in (first_ratio, memory_room, run_backend):
+        monkeypatch.setattr(module, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def offer_of(transfer_key):
 def device(tmp_path, monkeypatch):
     store, now = AgentStore(tmp_path / "state"), [0.0]
     store.enrolment("r").write(b"enrolment")
-    intake = Intake("d", store, joined=lambda: "r", objection=lambda: None, clock=lambda: now[0])
+    intake = Intake("d", store, joined=lambda: "r", reason_not_to_train=lambda: None, clock=lambda: now[0])
     small = SmallDisk()
     monkeypatch.setattr(disk, "DISK", small)
     return intake, small, store

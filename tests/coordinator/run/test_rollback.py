@@ -64,7 +64,7 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
     """Everybody is told to have done it in turn: here no device can be told at all."""
     world = World(tmp_path, "fedavg", {}, weights, norm_bound=0.0)
     session = world.sessions["a"]
-    honest = type(session._trainer).fit
+    honest = type(session._local.trainer).fit
 
     def breaks_after_round_2(self, weights, plan, key):
         if np.array_equal(weights[:3], poisoned.get("weights", ())):
@@ -73,7 +73,8 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
 
     poisoned = {}
     for one in world.sessions.values():
-        one._trainer.fit = breaks_after_round_2.__get__(one._trainer)
+        trainer = one._local.trainer
+        trainer.fit = breaks_after_round_2.__get__(trainer)
     world.join()
     while len(world.closed) < 1:
         world.step()

@@ -580,7 +580,7 @@ def test_shared_tensors_are_refused(make):
     ("module", "message"),
     [
         (nn.Linear(5, 2), r"cannot take input \(4,\)"),
-        (nn.Linear(4, 3), r"gives \(2, 3\) for two samples; make it \(2, 2\)"),
+        (nn.Linear(4, 3), r"gives \(2, 3\) for two samples; it must give \(2, 2\)"),
         (nn.Flatten(), "no trainable parameters"),
         (nn.Linear(4, 2).half(), r"weight is torch\.float16"),
     ],

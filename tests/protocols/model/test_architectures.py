@@ -131,7 +131,7 @@ def test_trying_out_changes_nothing():
             "cannot be built for input (1, 28, 28) and 4 classes: KeyError: 'width'",
         ),
         (f"{__name__}:own", (5, 3, 3), "cannot take input (5, 3, 3): RuntimeError"),
-        (f"{__name__}:too_wide", (1, 2, 2), "gives (2, 5) for two samples; make it (2, 4)"),
+        (f"{__name__}:too_wide", (1, 2, 2), "gives (2, 5) for two samples; it must give (2, 4)"),
         (f"{__name__}:two_outputs", (3, 4), "gives tuple for two samples"),
         ("lenet5", (1, 2, 2), "(1, 2, 2)"),
         ("lenet5", (64,), "(64,)"),

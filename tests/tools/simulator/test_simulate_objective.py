@@ -37,7 +37,7 @@ def retold(member, **of_report):
     return {
         "report": dataclasses.replace(member.report, **of_report),
         "ready": member.ready,
-        "dealt": member.assigned,
+        "assigned": member.assigned,
     }
 
 

@@ -10,9 +10,8 @@ from tests.tools.simulator.test_simulate import BASE, settings
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
-from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.runner import simulate
-from fleetune.tools.simulator.workers import trainer_choice
+from fleetune.tools.simulator.workers import torch_questions, trainer_choice
 
 TWO = {"run": {"name": "sim", "rounds": 2}}
 
@@ -120,7 +119,7 @@ def test_where_there_is_no_onnx_runtime_it_is_one_line_or_torch(tmp_path, monkey
 
 
 def test_where_there_is_no_torch_it_is_one_line_or_onnx_runtime(tmp_path, monkeypatch):
-    for module in (trainer_choice, runner):
+    for module in (trainer_choice, torch_questions):
         monkeypatch.setattr(module, "installed", lambda: ("onnx",))
     with pytest.raises(SettingError, match=r'torch is not installed here: pip install .*trainer = "onnx"'):
         play(tmp_path / "a", asked("torch"))
