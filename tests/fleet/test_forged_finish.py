@@ -18,7 +18,7 @@ from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent import agent as agent_side
 from fleetune.edge_agent.agent import Agent
 from fleetune.edge_agent.run import first_ratio, memory_room, run_backend
-from fleetune.edge_agent.run.device import DeviceSettings
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
@@ -95,7 +95,7 @@ def world(tmp_path):
         settings = DeviceSettings(
             fleet=FLEET, device=DEVICE, state=tmp_path / "state", data="digits", trainer="torch"
         )
-        made.agent = Agent(settings, transport_of, **options)
+        made.agent = Agent(Device.opened(settings), transport_of, **options)
         threads.append(threading.Thread(target=lambda: made.reasons.append(made.agent.run())))
         threads[0].start()
 
