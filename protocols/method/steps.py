@@ -55,7 +55,9 @@ def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, M
     given = _run_step(method, "plan", lambda: method.plan(state, round_, key))
     planned, tasks = _pair(method, "plan", given, "the next state and the tasks by device")
     if not isinstance(tasks, Mapping):
-        raise MethodError(f"{title(method, 'plan')} gives {_kind(tasks)} where tasks by device are due")
+        raise MethodError(
+            f"{title(method, 'plan')} returns {_kind(tasks)} as tasks; expected a mapping of devices to tasks"
+        )
     if planned is not state:
         _checked(method, "plan", planned, method.state_type, "state")
     return planned, _Tasks(method, tasks)
@@ -91,12 +93,12 @@ def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
     """The ratios at which a device could work, at least one, ascending. Raises MethodError."""
     given = _run_step(method, "choices", lambda: method.choices(report))
     if not isinstance(given, list | tuple) or not all(isinstance(one, Choice) for one in given):
-        raise MethodError(f"{title(method, 'choices')} returns {_kind(given)}; a list of Choice is due")
+        raise MethodError(f"{title(method, 'choices')} returns {_kind(given)}; expected a list of Choice")
     ratios = [one.ratio for one in given]
     if not ratios or ratios != sorted(set(ratios)):
         raise MethodError(
             f"{title(method, 'choices')} returns the ratios {ratios}; "
-            "at least one is due, each once, ascending"
+            "expected at least one, ascending, without repetition"
         )
     return given
 
@@ -176,19 +178,19 @@ def _checked(method: AnyMethod, step: str, value: T, kind: type, what: str) -> T
             if dtypes and leaf.dtype.type not in dtypes:
                 due = " or ".join(sorted(one.__name__ for one in dtypes))
                 raise MethodError(
-                    f"{title(method, step)} returns {place} of {leaf.dtype}; {due} is due: "
+                    f"{title(method, step)} returns {place} of {leaf.dtype}; expected {due}: "
                     f".astype(np.{due.split()[0]})"
                 )
             if not can_travel(leaf):
                 raise MethodError(
                     f"{title(method, step)} returns {place} of {leaf.dtype}; "
-                    "an array that is kept or sent is of float32, float64, int64 or bool"
+                    "expected an array of float32, float64, int64 or bool"
                 )
             leaf.flags.writeable = False
         elif not isinstance(leaf, _PLAIN):
             raise MethodError(
                 f"{title(method, step)} returns {place}, which is {_kind(leaf)}; "
-                "NumPy arrays, numbers, text, and dicts or tuples of these are due"
+                "expected NumPy arrays, numbers, text, or dicts and tuples of these"
             )
     return value
 
@@ -198,7 +200,7 @@ def _check_type(method: AnyMethod, step: str, value: Any, kind: type, what: str)
     if isinstance(value, kind):
         return
     if not (_has_fields(value) and _has_fields(kind) and _fields_of(value) <= _fields_of(kind)):
-        raise MethodError(f"{title(method, step)} returns {_kind(value)}; {what} is due as {kind.__name__}")
+        raise MethodError(f"{title(method, step)} returns {_kind(value)}; expected {what} as {kind.__name__}")
 
 
 def _has_fields(value: Any) -> bool:

@@ -32,18 +32,18 @@ MISTAKES = {
     "WorkRaises": ("work", f"failed at {FILE}:{{line}}: KeyError: 'own'"),
     "WorkReturnsNothing": ("work", "returns nothing (None); it must return two things: the device's next"),
     "WorkReturnsStateOnly": ("work", "returns a PersonalModel; it must return two things"),
-    "WorkFloat64": ("work", "returns state.weights of float64; float32 is due: .astype(np.float32)"),
-    "WorkTensor": ("work", "returns state.weights, which is a Tensor; NumPy arrays,"),
-    "UpdateFloat64": ("work", "returns update.patch.values of float64; float32 is due"),
+    "WorkFloat64": ("work", "returns state.weights of float64; expected float32: .astype(np.float32)"),
+    "WorkTensor": ("work", "returns state.weights, which is a Tensor; expected NumPy arrays,"),
+    "UpdateFloat64": ("work", "returns update.patch.values of float64; expected float32"),
     "PlanReturnsNothing": ("plan", "returns nothing (None); it must return two things"),
     "PlanRaisesLate": ("plan", f"failed at {FILE}:{{late}}: IndexError: "),
-    "InitReturnsNothing": ("init_device", "returns nothing (None); state is due as PersonalModel"),
+    "InitReturnsNothing": ("init_device", "returns nothing (None); expected state as PersonalModel"),
     "AggregateWrites": ("aggregate", f"failed at {FILE}:{{line}}: {READ_ONLY}"),
     "AggregateNaN": ("aggregate", "returns NaN or infinite numbers in state.weights, though all 4 updates"),
-    "AggregateReturnsNothing": ("aggregate", "returns nothing (None); state is due as SharedModel"),
-    "AggregateFloat64": ("aggregate", "returns state.weights of float64; float32 is due"),
+    "AggregateReturnsNothing": ("aggregate", "returns nothing (None); expected state as SharedModel"),
+    "AggregateFloat64": ("aggregate", "returns state.weights of float64; expected float32"),
     "AggregateTensor": ("aggregate", "returns state.weights, which is a Tensor"),
-    "StateInt16": ("init_coordinator", "returns state.rounds of int16; an array that is kept or sent"),
+    "StateInt16": ("init_coordinator", "returns state.rounds of int16; expected an array of float32"),
 }
 
 
@@ -120,9 +120,9 @@ def _raises(problem):
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        (lambda self, report: None, "returns nothing (None); a list of Choice is due"),
-        (lambda self, report: [0.5], "returns a list; a list of Choice is due"),
-        (lambda self, report: [], "returns the ratios []; at least one is due"),
+        (lambda self, report: None, "returns nothing (None); expected a list of Choice"),
+        (lambda self, report: [0.5], "returns a list; expected a list of Choice"),
+        (lambda self, report: [], "returns the ratios []; expected at least one"),
         (
             lambda self, report: [Choice(1.0, Cost(1, 1)), Choice(0.5, Cost(1, 1))],
             "returns the ratios [1.0, 0.5]",
