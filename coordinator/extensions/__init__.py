@@ -1,1 +1,1 @@
-"""The coordinator half of features that a run may have: hooks in one order, each with its own state."""
+"""The coordinator half of a run's optional features: hooks in one order, each with its own state."""

@@ -1,10 +1,10 @@
-"""What an open run lets go of: its store, and all that is made from it, stay as large as they are.
+"""Downsampling of an open run's history, so that its store does not grow with the number of rounds.
 
-The newest rounds are kept whole, of earlier ones every second, fourth, eighth ..., so that at most as many
-again are left. What is let go of is added up in the ledger (`records.Past`), so that sums go on being of all
-rounds. Before that it is written to `rounds-past.jsonl`, in order, each once: how far is noted in the store,
-in the step that lets go, and what a crash left beyond that in the file is cut off. When the file is
-`MOST_BYTES` long it becomes `rounds-past.jsonl.1`, in place of the one before.
+The newest rounds are kept completely. Of earlier rounds every second, fourth, eighth ... is kept, so that at
+most the same number remains. Dropped rounds are first added to the sums in the ledger (`records.Past`) and
+written to `rounds-past.jsonl`, in order, each once. The store notes how much of that file is written, in the
+same step; anything beyond it, left by a crash, is cut off. When the file has `MOST_BYTES`, it is renamed to
+`rounds-past.jsonl.1` and replaces the file of that name.
 """
 
 import logging
@@ -27,17 +27,18 @@ log = logging.getLogger(__name__)
 
 MOST_WHOLE = 1000  # rounds
 LEAST_WHOLE = 20
-MOST_REPLIES = 100_000  # in the rounds that are whole; a large fleet keeps fewer of them
+# device records in the rounds that are kept completely; a large fleet keeps fewer rounds
+MOST_REPLIES = 100_000
 MOST_BYTES = 64 * 2**20
 _WRITTEN = "past"  # its name in the store
 
 
 class Written(Struct, frozen=True):
-    """How much is in the file.
+    """What `rounds-past.jsonl` holds.
 
     Attributes:
-        number: of the last round.
-        num_bytes: of the file.
+        number: number of the last round in it.
+        num_bytes: length of the file.
     """
 
     number: int = 0
@@ -70,13 +71,13 @@ class Downsampling(Extension):
         return ()
 
     def closed(self, newest: RoundRecord, ledger: Ledger) -> None:
-        """Let go of what is too much after this round, inside `store.step()`; `ledger` is changed.
+        """Drop old rounds after this one has closed, inside `store.step()`; changes `ledger`.
 
-        Where the file cannot be written, nothing is let go of, and it is tried again later.
+        If the file cannot be written, nothing is dropped, and a later round tries again.
         """
         whole = max(LEAST_WHOLE, min(self._most_whole, MOST_REPLIES // max(1, len(newest.devices))))
         last = newest.number - whole
-        if last < 1 or newest.number % max(1, whole // 10):  # not each time
+        if last < 1 or newest.number % max(1, whole // 10):  # log it once, not each time
             return
         try:
             self._write_past(last)
@@ -90,7 +91,8 @@ class Downsampling(Extension):
     def _write_past(self, last: int) -> None:
         written = self._slot.read()
         size = self._path.stat().st_size if self._path.exists() else 0
-        at = written.num_bytes if written.num_bytes <= size else 0  # shorter: it is new, see below
+        # shorter than noted: a new file was begun, see below
+        at = written.num_bytes if written.num_bytes <= size else 0
         if size > at:
             disk.DISK.truncate(self._path, at)
         records = self._store.records_up_to(last, after=written.number)
@@ -104,7 +106,7 @@ class Downsampling(Extension):
 
 
 def stride(last: int, most: int) -> int:
-    """Of the rounds up to `last` those are kept whose number this power of two divides: `most` at most."""
+    """The power of two whose multiples are the rounds to keep up to `last`: at most `most` rounds."""
     step = 1
     while last // step > most:
         step *= 2
@@ -112,13 +114,13 @@ def stride(last: int, most: int) -> int:
 
 
 def added(past: Past | msgspec.UnsetType, record: RoundRecord) -> Past:
-    """What was let go of, with one more round."""
+    """The sums over dropped rounds, with one more round."""
     before = past if isinstance(past, Past) else Past()
     taken = [reply.actual for reply in record.devices.values()]
 
     def total(known: float | None, *figures: float | None) -> float | None:
-        told = [figure for figure in (known, *figures) if figure is not None]
-        return sum(told) if told else None
+        reported = [figure for figure in (known, *figures) if figure is not None]
+        return sum(reported) if reported else None
 
     return Past(
         before.rounds + 1,

@@ -52,10 +52,10 @@ class Arrival:
     """A reply that has arrived and is not accepted yet.
 
     Attributes:
-        reply: as it was read.
+        reply: the decoded reply.
         report: the latest report of its device; None: it gave none.
-        counts: the reply is to count in the open round. Else only its claims are checked.
-        others: makes the updates that the open round has from other devices, weighed.
+        counts: True if the reply is to count in the open round; otherwise only its claims are checked.
+        others: returns the updates that the open round has from other devices, weighed.
     """
 
     reply: Reply[Any]
@@ -66,11 +66,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Contribution:
-    """One device's update on its way into the aggregate.
+    """One device's update before it is aggregated.
 
     Attributes:
-        reply: that brought it; the extension's own to change.
-        update: as it stands now.
+        reply: the reply with the update; the extension may change it.
+        update: the update, as changed so far.
     """
 
     reply: Reply[Any]
@@ -82,10 +82,10 @@ class RoundUpdates:
     """The round whose updates are weighed.
 
     Attributes:
-        number: of the round.
-        devices: whose updates it takes, ascending.
+        number: number of the round.
+        devices: devices whose updates it takes, ascending.
         planned: the method's state after the plan of the round.
-        tasks: that were planned, by device.
+        tasks: planned tasks, by device.
         reply_of: reads a device's reply.
     """
 
@@ -123,13 +123,13 @@ class ClosedRound:
 
 
 class StateSlot(Generic[S]):
-    """What one extension keeps in the run's store, under a name of its own.
+    """Stored state of one extension, under a name of its own.
 
     Args:
-        store: of the run.
-        name: of the value; no two extensions share one.
+        store: the run's store.
+        name: name of the value; no two extensions share one.
         kind: a msgspec type.
-        new: what an extension begins with.
+        new: initial state.
     """
 
     def __init__(self, store: RunStore, name: str, kind: type[S], new: S) -> None:
@@ -149,7 +149,7 @@ class Extension:
     """One feature of a run. Every hook here does nothing."""
 
     slots: ClassVar[tuple[str, ...]] = ()
-    """Names of the values that it keeps in the run's store."""
+    """Names of its values in the run's store."""
 
     @classmethod
     def of_run(cls, run: RunContext) -> Self | None:
@@ -157,28 +157,28 @@ class Extension:
         raise NotImplementedError
 
     def recall(self) -> None:
-        """Take over what the store holds, when a run goes on."""
+        """Load the stored state when a run is resumed."""
 
     def admit(self, report: DeviceReport) -> None:
-        """Check what a device reports when it joins. Raises PacketError: the device may not take part so."""
+        """Check a device's report when it joins. Raises PacketError if the device may not take part."""
 
     def check(self, arrival: Arrival) -> None:
-        """Check a reply. Raises PacketError: it is refused."""
+        """Check a reply. Raises PacketError to refuse it."""
 
     def before_send(self, assignment: Assignment[Any]) -> Assignment[Any]:
-        """Return the task as it is to be sent."""
+        """Return the task as it should be sent."""
         return assignment
 
     def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:  # noqa: ARG002 - for those that use it
-        """Return what is recorded of a reply that was accepted."""
+        """Return the record of an accepted reply."""
         return row
 
     def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:  # noqa: ARG002
-        """Pass a round's updates on, one by one, as they are to count."""
+        """Yield a round's updates one by one, as they should count."""
         yield from updates
 
     def after_round(self, closed: ClosedRound) -> Iterable[str]:  # noqa: ARG002
-        """Note a closed round, training or final evaluation. Returns lines for people."""
+        """Process a closed round, training or final evaluation. Returns messages for the log."""
         return ()
 
     def after_rollback(self, number: int) -> None:

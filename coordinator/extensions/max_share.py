@@ -21,7 +21,7 @@ from fleetune.protocols.wire.payloads import Reply
 log = logging.getLogger(__name__)
 
 MAX_SHARE = 0.3
-"""What `round.max_share` is where run.toml leaves it out."""
+"""Default of `round.max_share`."""
 
 
 class MaxShare(Extension):

@@ -24,10 +24,10 @@ _LONGEST_PART = 64
 
 
 class MethodDiagnostics(Extension):
-    """Asks one method, for the records of one run; each thing that is wrong is logged once.
+    """Collects one method's diagnostics for the records of one run; each fault is logged once.
 
     Args:
-        method: of the run; may be a user's own.
+        method: the run's method; it may be a user's own.
     """
 
     def __init__(self, method: Method[Any, Any, Any, Any]) -> None:
@@ -49,11 +49,11 @@ class MethodDiagnostics(Extension):
         return ()
 
     def of_update(self, update: object) -> Diagnostics:
-        """Of an update that was decoded and checked; None, of the final evaluation, has none."""
+        """Diagnostics of a decoded and checked update; none for None, in the final evaluation."""
         return {} if update is None else self._told("update", lambda: self._method.diagnose_update(update))
 
     def of_round(self, state: object) -> Diagnostics:
-        """Of the state after a round."""
+        """Diagnostics of the state after a round."""
         return self._told("round", lambda: self._method.diagnose_round(state))
 
     def _told(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Diagnostics:
@@ -63,36 +63,36 @@ class MethodDiagnostics(Extension):
         found: Diagnostics = {}
         try:
             with np.errstate(all="ignore"):
-                told = dict(tell())
+                reported = dict(tell())
             for name, diagnostic in declared.items():
-                if (figure := self._checked(diagnostic, told.pop(name, None))) is not None:
+                if (figure := self._checked(diagnostic, reported.pop(name, None))) is not None:
                     found[name] = figure
         except Exception as fault:  # noqa: BLE001 - a user's own method may do anything
             self._say(f"of the {of}: {unexpected(fault)}")
             return {}
-        for name in told:
+        for name in reported:
             self._say(f"{name!r:.60} of the {of} is not declared")
         return found
 
-    def _checked(self, diagnostic: Diagnostic, told: object) -> float | dict[str, float] | None:
-        if told is None:
+    def _checked(self, diagnostic: Diagnostic, reported: object) -> float | dict[str, float] | None:
+        if reported is None:
             return None
         if diagnostic.by is None:
-            return self._number(diagnostic.name, told)
-        if not isinstance(told, Mapping):
+            return self._number(diagnostic.name, reported)
+        if not isinstance(reported, Mapping):
             self._say(f"{diagnostic.name} has no parts")
             return None
-        if len(told) > MOST_PARTS:
-            self._say(f"{diagnostic.name} has {len(told)} parts; the first {MOST_PARTS} are kept")
-        parts = {str(part)[:_LONGEST_PART]: value for part, value in list(told.items())[:MOST_PARTS]}
+        if len(reported) > MOST_PARTS:
+            self._say(f"{diagnostic.name} has {len(reported)} parts; the first {MOST_PARTS} are kept")
+        parts = {str(part)[:_LONGEST_PART]: value for part, value in list(reported.items())[:MOST_PARTS]}
         known = {part: self._number(diagnostic.name, value) for part, value in parts.items()}
         return {part: value for part, value in known.items() if value is not None} or None
 
-    def _number(self, name: str, told: object) -> float | None:
-        if not isinstance(told, numbers.Real | np.bool_):
-            self._say(f"{name} is {type(told).__name__}, not a number")
+    def _number(self, name: str, reported: object) -> float | None:
+        if not isinstance(reported, numbers.Real | np.bool_):
+            self._say(f"{name} is {type(reported).__name__}, not a number")
             return None
-        value = float(told)
+        value = float(reported)
         if not math.isfinite(value) or abs(value) > _GREATEST:
             self._say(f"{name} is not finite, or beyond {_GREATEST:g}")
             return None
@@ -101,4 +101,4 @@ class MethodDiagnostics(Extension):
     def _say(self, problem: str) -> None:
         if problem not in self._said and len(self._said) < MOST_PARTS:
             self._said.add(problem)
-            log.warning("what the method tells of its inner workings is left out: %s", problem)
+            log.warning("a diagnostic of the method is left out of the records: %s", problem)

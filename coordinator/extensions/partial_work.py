@@ -70,8 +70,8 @@ def share_asked(member: Member) -> float:
 def share_done(member: Member, measures: Measures) -> float:
     """The share of the local training that a device did, within what it was asked for."""
     asked = share_asked(member)
-    told = 1.0 if measures.local_work is UNSET else measures.local_work
-    return min(asked, max(told, LOCAL_WORKS[0]))
+    reported = 1.0 if measures.local_work is UNSET else measures.local_work
+    return min(asked, max(reported, LOCAL_WORKS[0]))
 
 
 def move(update: Any, task: Any, factor: float, spec: ModelSpec) -> None:

@@ -1,7 +1,6 @@
-"""Proposed work: a task says at which ratio, with how much local training and with which encoding it is to be
-done.
+"""Proposed work: a task states its ratio, its share of local training and the encoding of its update.
 
-What is proposed to each device is decided in `coordinator.rounds.proposals` when a round opens.
+`coordinator.rounds.proposals` decides them for each device when a round opens.
 """
 
 from dataclasses import replace
@@ -15,10 +14,10 @@ from fleetune.protocols.wire.payloads import Assignment
 
 
 class ProposedWork(Extension):
-    """Writes what was proposed to a device into its task.
+    """Writes the proposed budget of a device into its task.
 
     Args:
-        state: of the round engine.
+        state: state of the round engine.
     """
 
     def __init__(self, state: EngineState) -> None:

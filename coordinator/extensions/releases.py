@@ -67,7 +67,9 @@ class Releases(Extension):
         return (line,) if line else ()
 
     def release(self, device: DeviceId) -> Release:
-        """What a device may serve, with the weights that it has not said that it holds."""
+        """The version that a device may deploy, with weights unless the device has reported that it holds
+        them.
+        """
         rollout, holds = self.rollout, self._holds.get(device, ())
         is_canary = rollout.trial and device in rollout.canaries
         return Release(
@@ -83,14 +85,14 @@ class Releases(Extension):
         devices: Iterable[DeviceId],
         shared: FlatArray,
     ) -> str:
-        """Note a closed round. Returns a line for people, or "".
+        """Process a closed round. Returns a message for the log, or "".
 
         Args:
-            number: of the round.
+            number: number of the round.
             now: on the run's clock.
-            replies: that it closed with.
-            devices: that may be canaries.
-            shared: the shared model after it, its first entries those that train.
+            replies: the accepted replies.
+            devices: possible canaries.
+            shared: the shared model after the round; its first entries are the trained ones.
         """
         rollout = self.rollout
         for device, reply in sorted(replies.items()):
@@ -128,13 +130,13 @@ class Releases(Extension):
 
 
 def read_rollout(store: RunStore) -> Rollout | None:
-    """How a run's roll-out stands; None: it has none."""
+    """State of a run's roll-out; None: it has none."""
     data = store.get(_ROLLOUT)
     return None if data is None else msgspec.json.decode(data, type=Rollout)
 
 
 def rollout_in(store: RunStore, rule: AdoptionSection) -> Rollout | None:
-    """How a run's roll-out stands, from its beginning; None: the run has none."""
+    """State of a run's roll-out, or its initial state; None: the run has none."""
     return (read_rollout(store) or Rollout()) if rule.canary else None
 
 

@@ -1,4 +1,4 @@
-"""Claims of devices: what a report or a reply says of samples, ratios and scores must be possible."""
+"""Plausibility of claims: samples, ratios and scores in a device's report or reply must be possible."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -70,10 +70,10 @@ def check_claims(reply: Reply[Any], report: DeviceReport | None) -> None:
 
 
 def check_scores(measures: Measures, task: Task) -> None:
-    """What a device says of how well its models do must be possible in the run's task.
+    """Check that a device's scores are possible in the run's task.
 
     Raises:
-        PacketOverclaimed: a figure is beyond what its score can be, or the task has no such score.
+        PacketOverclaimed: a figure is outside the range of its score, or the task has no such score.
     """
     bounds = {one.name: one.bounds for one in task.scores}
     places = ("before", "after", "personal", "validation", "kept", "alone")

@@ -1,18 +1,18 @@
-"""How a new version of the shared model goes out: to canaries first, then to all, or to nobody.
+"""Roll-out of new versions of the shared model: to canaries first, then to all devices or to none.
 
-A version is the shared model after a round. One at a time is on trial: its canaries, drawn by the run's key,
-serve it, the others go on with the version that was approved before. Each canary holds the two against each
-other on its own held-out samples (the paired difference that the gate of [adoption] asks for as well), and
-when the version has stood for `watch` it is judged. It goes out to all, or its roll-out is stopped; either
-way the shared model of that moment is the next on trial.
+A version is the shared model after a round. One version at a time is on trial. Its canaries, drawn with the
+run's key, deploy it; the other devices keep the version approved before. Each canary compares the two on its
+own held-out samples, by the same paired difference as the gate of [adoption]. After `watch` the version is
+judged: it is rolled out to all devices, or its roll-out is stopped. Then the current shared model goes on
+trial.
 
-**The judge** counts canaries, not amounts. A version is worse when more than half of those that tell are each
-shown to lose by it, with a confidence that is chosen so that a version that is in truth no worse is stopped
-in 1 - `regression` of roll-outs at most: of one canary its own test decides, of many a bare majority of
-means. So a canary that lies has one vote, however large its number, and fewer than half of them stop or pass
-nothing by themselves. A device without held-out samples says nothing and counts for nobody.
+**The judgement** counts canaries, not amounts. A version is worse if more than half of the reporting canaries
+each show a significant loss. The confidence of these tests is chosen so that a version that is no worse is
+stopped in at most 1 - `regression` of roll-outs. With one canary its own test decides; with many, a bare
+majority of means. So a canary that reports false numbers has one vote, and fewer than half of the canaries
+decide nothing. A device without held-out samples has no vote.
 
-All of this is a function of what was told: the same in a simulation, and after a restart at any point.
+All of this is a function of the reports: the result is the same in a simulation and after any restart.
 """
 
 import math
@@ -28,17 +28,18 @@ from fleetune.protocols.settings.schedule import seconds_of_span
 from fleetune.protocols.student_t import student_t_quantile
 from fleetune.protocols.wire.release import Comparison
 
-MOST_STOPPED = 20  # of which is told
-_STEPS = 60  # of a bisection: to the last bit of a double
+MOST_STOPPED = 20  # number of stopped versions that are remembered
+_STEPS = 60  # bisection steps: down to the last bit of a double
 
 
 class Stopped(Struct, frozen=True):
-    """A version whose roll-out was stopped: nobody serves it.
+    """A version whose roll-out was stopped; no device deploys it.
 
     Attributes:
         version: its number.
-        round: after which that was decided.
-        worse, told: canaries that were shown to lose by it, of how many.
+        round: the round after which it was stopped.
+        worse: number of canaries with a significant loss.
+        told: number of canaries that reported.
     """
 
     version: int
@@ -48,7 +49,7 @@ class Stopped(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The stopped version in one line."""
         return (
             f"version {self.version} stopped after round {self.round}: worse on {self.worse} of"
             f" {self.told} canaries"
@@ -59,14 +60,14 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     """The versions of a run's shared model.
 
     Attributes:
-        approved: the newest that is out for all; 0: what the run began with.
-        trial: the one on trial; 0: none.
-        canaries: who serve it, ascending.
-        draw: how often they were drawn for it.
-        since_round, since_s: when they were drawn last, the round and the run's clock.
-        told: what they said last.
+        approved: the newest version that is rolled out to all; 0: the initial model.
+        trial: the version on trial; 0: none.
+        canaries: devices that deploy it, ascending.
+        draw: how often canaries were drawn for it.
+        since_round, since_s: round and run time at which they were drawn last.
+        told: the latest comparison that each canary reported.
         stopped: the latest versions that were found to be worse.
-        num_stopped, num_approved: over the whole run.
+        num_stopped, num_approved: counts over the whole run.
     """
 
     approved: int = 0
@@ -82,10 +83,10 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def words(self) -> str:
-        """How the roll-out stands, in one line."""
+        """The state of the roll-out in one line."""
         said = [f"version {self.approved} is out" if self.approved else "none is out yet"]
         if self.trial:
-            told = f"{len(self.told)} of {len(self.canaries)} canaries tell"
+            told = f"{len(self.told)} of {len(self.canaries)} canaries reported"
             said.append(f"{self.trial} on trial since round {self.since_round}, {told}")
         if self.stopped:
             said.append(self.stopped[-1].words)
@@ -99,7 +100,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
 
 def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
-    """With what a device found; what is not of the version on trial, or not of a canary of it, is nothing."""
+    """Add a device's comparison; ignored unless it is a canary's and about the version on trial."""
     if device not in rollout.canaries or (found.new, found.old) != (rollout.trial, rollout.approved):
         return rollout
     return replace(rollout, told={**rollout.told, device: found})
@@ -108,15 +109,15 @@ def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
 def after_round(
     rollout: Rollout, number: int, now: float, devices: Sequence[DeviceId], rule: AdoptionSection, key: Key
 ) -> tuple[Rollout, str]:
-    """The roll-out when a round has closed, and a line for people where anything was decided.
+    """The roll-out after a round has closed, and a message for the log if anything was decided.
 
     Args:
-        rollout: with all that was `heard` in this round.
-        number: of the round; the shared model after it is a version, if one is due.
+        rollout: with all comparisons of this round (`heard`).
+        number: number of the round; the shared model after it becomes a version, if one is due.
         now: on the run's clock, seconds.
-        devices: that may be canaries, ascending.
-        rule: of the run.
-        key: of the run's draws of canaries.
+        devices: possible canaries, ascending.
+        rule: the run's section [adoption].
+        key: key of the run's draws of canaries.
     """
     line = ""
     if rollout.trial:
@@ -126,7 +127,7 @@ def after_round(
             return rollout, ""
         if not told:
             return _drawn(rollout, number, now, devices, rule, key), (
-                f"version {rollout.trial}: none of its canaries told anything; others are drawn"
+                f"version {rollout.trial}: none of its canaries reported; others are drawn"
             )
         rollout, line = _judged(rollout, number, rule.regression)
     fresh = replace(rollout, trial=number, draw=0, told={})
@@ -134,14 +135,14 @@ def after_round(
 
 
 def rolled_back(rollout: Rollout, number: int) -> Rollout:
-    """A round that had closed never was: the shared model after it is no version."""
+    """The roll-out after a closed round was rolled back: the shared model after it is no version."""
     if rollout.trial != number:
         return rollout
     return replace(rollout, trial=0, canaries=(), told={}, draw=0)
 
 
 def worse_canaries(told: Mapping[DeviceId, Comparison], regression: float) -> tuple[int, bool]:
-    """How many canaries are shown to lose, and whether that stops the roll-out: the judge."""
+    """Number of canaries with a significant loss, and True if that stops the roll-out."""
     least = len(told) // 2 + 1
     confidence = 1.0 - chance_of_each(len(told), least, 1.0 - regression)
     worse = sum(_loses(found, confidence) for found in told.values())
@@ -149,7 +150,9 @@ def worse_canaries(told: Mapping[DeviceId, Comparison], regression: float) -> tu
 
 
 def chance_of_each(count: int, least: int, chance: float) -> float:
-    """The chance at which at least `least` of `count` independent things happen with probability `chance`."""
+    """The probability of one event at which at least `least` of `count` independent ones occur with
+    `chance`.
+    """
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         each = (low + high) / 2
@@ -184,7 +187,7 @@ def _judged(rollout: Rollout, number: int, regression: float) -> tuple[Rollout, 
 
 
 def _stood(rollout: Rollout, number: int, now: float, rule: AdoptionSection) -> int:
-    """How often `watch` has gone by since the canaries were drawn."""
+    """Number of `watch` periods since the canaries were drawn."""
     if isinstance(rule.watch, str):
         return int((now - rollout.since_s) // seconds_of_span(rule.watch, "watch"))
     return (number - rollout.since_round) // rule.watch
@@ -193,7 +196,7 @@ def _stood(rollout: Rollout, number: int, now: float, rule: AdoptionSection) -> 
 def _drawn(
     rollout: Rollout, number: int, now: float, devices: Sequence[DeviceId], rule: AdoptionSection, key: Key
 ) -> Rollout:
-    """With canaries for the version on trial; the same devices always give the same ones."""
+    """The roll-out with canaries drawn for the version on trial; the same devices give the same canaries."""
     draws = key.child(rollout.trial, rollout.draw)
     order = sorted(devices, key=lambda device: int(draws.child(device).bits(1)[0]))
     canaries = tuple(sorted(order[: max(1, math.ceil(rule.canary * len(order)))]))

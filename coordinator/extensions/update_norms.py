@@ -30,14 +30,14 @@ from fleetune.protocols.method.method import DeviceId, Method
 
 PEAK_FLOOR = 1.0
 RMS_FLOOR = 0.1
-FEW = 16  # updates: the median of so few is another one without one of them
+FEW = 16  # number of updates; a smaller sample's median depends too much on each of them
 SUSPECT_RATIO = 5.0  # from this ratio on, an update is the likely reason that a round broke training
 
 Sizes = Mapping[str, float]
 
 
 def numbers(value: object, name: str) -> Iterator[tuple[str, Any]]:
-    """Every array of floats and every float in a state, task or update, each with its place in it."""
+    """Yield every array of floats and every float in a state, task or update, each with its place in it."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":
             yield name, value
@@ -59,8 +59,8 @@ def not_finite(value: object, name: str, known: object = None) -> str | None:
 
     Args:
         value: a state, task or update.
-        name: of it.
-        known: one whose arrays were looked at before; those that both hold are not looked at again.
+        name: its name in the returned place.
+        known: a value that was checked before; arrays that both share are not checked again.
     """
     seen = {id(array) for _, array in numbers(known, "") if isinstance(array, np.ndarray)}
     for place, found in numbers(value, name):
@@ -96,7 +96,7 @@ def sizes_of(update: object) -> Sizes:
 
 
 def _mean_square(values: NDArray[Any], top: float) -> float:
-    """Of entries of at most `top`, which float32 may not be able to square."""
+    """Mean square of entries of at most `top`, scaled because float32 may not hold their squares."""
     flat = values.ravel()
     if top > 1e15:
         flat = flat.astype(np.float64)
@@ -105,7 +105,7 @@ def _mean_square(values: NDArray[Any], top: float) -> float:
 
 @dataclass(frozen=True)
 class NormRatio:
-    """How many times as large as its reference an update is, in the size where that is largest."""
+    """The size in which an update is largest relative to its reference, and that ratio."""
 
     times: float
     what: str

@@ -172,17 +172,17 @@ def ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2g}"
 
 
-def conditions(told: Conditions) -> str:
+def conditions(now: Conditions) -> str:
     """Conditions of a board: battery 43 %, 41 °C, throttled, metered; unknown ones are left out."""
-    charge = "" if told.battery is None else f" {100 * told.battery:.0f} %"
-    power = f"{told.power or 'battery'}{charge}" if told.power or charge else ""
+    charge = "" if now.battery is None else f" {100 * now.battery:.0f} %"
+    power = f"{now.power or 'battery'}{charge}" if now.power or charge else ""
     parts = (
         power,
-        "" if told.watts is None else f"{told.watts:.1f} W",
-        "" if told.celsius is None else f"{told.celsius:.0f} °C",
-        "throttled" if told.throttled else "",
-        "metered" if told.metered else "",
-        "" if told.memory_bytes is None else f"{size(told.memory_bytes)} to use",
+        "" if now.watts is None else f"{now.watts:.1f} W",
+        "" if now.celsius is None else f"{now.celsius:.0f} °C",
+        "throttled" if now.throttled else "",
+        "metered" if now.metered else "",
+        "" if now.memory_bytes is None else f"{size(now.memory_bytes)} to use",
     )
     return ", ".join(filter(None, parts)) or UNKNOWN
 

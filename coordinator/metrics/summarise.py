@@ -112,9 +112,9 @@ def summarise(
 
 def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
     """Mean of each score, over the devices that took part and reported it."""
-    told = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
-    names = dict.fromkeys(name for scores in told for name in scores)
-    return {name: mean(scores.get(name) for scores in told) for name in names} or UNSET
+    reported = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
+    names = dict.fromkeys(name for scores in reported for name in scores)
+    return {name: mean(scores.get(name) for scores in reported) for name in names} or UNSET
 
 
 def _accuracies(

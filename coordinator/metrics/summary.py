@@ -186,9 +186,11 @@ class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
 
     @property
     def last_parts(self) -> dict[str, float]:
-        """As the parts were told of last."""
-        told = {part: [value for value in values if value is not None] for part, values in self.parts.items()}
-        return {part: values[-1] for part, values in told.items() if values}
+        """As the parts were reported of last."""
+        reported = {
+            part: [value for value in values if value is not None] for part, values in self.parts.items()
+        }
+        return {part: values[-1] for part, values in reported.items() if values}
 
 
 class DeviceAdoption(Struct, frozen=True, omit_defaults=True):

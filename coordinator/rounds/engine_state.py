@@ -123,9 +123,9 @@ class Member:
         report, assigned = self.report, self.assigned
         if report is None or assigned is None or report.affords is UNSET or not report.affords:
             return report
-        told = next((one for one in report.affords if one.ratio == assigned.ratio), None)
+        candidate = next((one for one in report.affords if one.ratio == assigned.ratio), None)
         values = value_byte_share(report, assigned)
-        round_s = report.round_s if told is None else told.seconds(assigned.local_work, values)
+        round_s = report.round_s if candidate is None else candidate.seconds(assigned.local_work, values)
         part = "" if assigned.local_work == 1 else f", {assigned.local_work:.0%} of local training"
         why = f"p = {assigned.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"
         return replace(report, ratio=assigned.ratio, round_s=round_s, reason=why)

@@ -106,8 +106,8 @@ def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]
     if member.observed.asked_at is None or state.timing.seen_at < member.observed.asked_at:
         return seen
     seen["took_s"] = state.timing.seen_at - member.observed.asked_at
-    told = {"loss": event.loss, "change": event.change}
-    return seen | {name: figure for name, figure in told.items() if figure is not None}
+    reported = {"loss": event.loss, "change": event.change}
+    return seen | {name: figure for name, figure in reported.items() if figure is not None}
 
 
 def _take_decline(state: EngineState, event: Declined) -> None:

@@ -37,8 +37,8 @@ def print_service_status(folder: Path, console: Console | None = None) -> None:
         if any(words) or name not in _OF_ADOPTION:
             table.add_column(name, overflow="fold")
     for row in rows:
-        told = dict(zip(_COLUMNS, row, strict=True))
-        table.add_row(*(Text(readable.printable(told[str(column.header)])) for column in table.columns))
+        cells = dict(zip(_COLUMNS, row, strict=True))
+        table.add_row(*(Text(readable.printable(cells[str(column.header)])) for column in table.columns))
     console.print(table if notes else "no run.toml files")
     if not at_work:
         console.print("no service is at work here: edge-coordinator service FOLDER begins it")

@@ -146,10 +146,14 @@ def able(report: DeviceReport | None, settings: RoundSection) -> bool:
     """True if no reported condition speaks against selecting the device; unknown conditions do not."""
     if report is None:
         return True
-    told = report.conditions
+    conditions = report.conditions
     slow = report.round_s is not None and report.round_s > settings.deadline_s
-    drained = told.power == "battery" and told.battery is not None and told.battery < settings.min_battery
-    return not (slow or drained or told.metered)
+    drained = (
+        conditions.power == "battery"
+        and conditions.battery is not None
+        and conditions.battery < settings.min_battery
+    )
+    return not (slow or drained or conditions.metered)
 
 
 def _quorum(state: EngineState, settings: RoundSection) -> int:

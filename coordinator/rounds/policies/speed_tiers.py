@@ -67,10 +67,10 @@ def draw_by_speed_tier(
 
 def _seconds(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
     """Round duration of each device: observed, or else as predicted, but at least the median."""
-    told = seconds_of(members)
-    usual_s = median(told.values())
+    durations_s = seconds_of(members)
+    usual_s = median(durations_s.values())
     return {
-        name: max(told[name], usual_s) if member.observed.took_s is None else told[name]
+        name: max(durations_s[name], usual_s) if member.observed.took_s is None else durations_s[name]
         for name, member in members.items()
     }
 

@@ -83,11 +83,11 @@ def learning_utilities(
 
     `by_change`: see `utilities`.
     """
-    told = {
+    utility_of = {
         name: member.observed.change if by_change else member.observed.loss
         for name, member in members.items()
     }
-    lessons = {name: one for name, one in told.items() if one is not None}
+    lessons = {name: one for name, one in utility_of.items() if one is not None}
     samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
     usual_lesson, usual_samples = _usual(lessons), _usual(samples)
     learns = {

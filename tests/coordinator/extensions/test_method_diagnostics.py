@@ -62,7 +62,7 @@ def test_what_is_wrong_of_a_report_harms_no_round_and_is_logged_once(weights, tm
     with caplog.at_level(logging.WARNING):
         world = played(tmp_path / "told", f"{TELLING}:{method}", weights)
     assert world.shared().tobytes() == plain.shared().tobytes()
-    lines = [record.message for record in caplog.records if "inner workings" in record.message]
+    lines = [record.message for record in caplog.records if "diagnostic of the method" in record.message]
     assert len(lines) == len(set(lines)) >= 2
     for record in world.controller.records():
         assert all(not reply.diagnostics for reply in record.devices.values())

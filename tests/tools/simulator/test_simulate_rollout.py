@@ -120,7 +120,7 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
     shown = io.StringIO()
     show_status(run.folder, Console(file=shown, width=160))
     assert (
-        f"versions  version 7 is out; 9 on trial since round 9, 0 of 3 canaries tell; {stopped.words}"
+        f"versions  version 7 is out; 9 on trial since round 9, 0 of 3 canaries reported; {stopped.words}"
         in shown.getvalue()
     )
 
