@@ -186,7 +186,7 @@ class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
 
     @property
     def last_parts(self) -> dict[str, float]:
-        """As the parts were reported of last."""
+        """The last reported value of each part."""
         reported = {
             part: [value for value in values if value is not None] for part, values in self.parts.items()
         }

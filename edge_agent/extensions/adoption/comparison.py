@@ -48,24 +48,24 @@ from fleetune.protocols.tasks import score_named
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """How two models are compared on the same held-out samples.
+    """Compares two models on the same held-out samples.
 
     Attributes:
         confidence: see `AdoptionSection`.
-        weights: of the held-out samples, shape (n,); None: all count alike.
+        weights: weights of the held-out samples, shape (n,); None: all weigh the same.
     """
 
     confidence: float
     weights: Losses | None = None
 
     def difference(self, one: Evaluated, other: Evaluated) -> PairedDifference | None:
-        """How much more `one` loses; None: one of them cannot be evaluated."""
+        """Loss of `one` minus that of `other`; None if one of them cannot be evaluated."""
         if one.losses is None or other.losses is None:
             return None
         return paired_difference(one.losses, other.losses, self.weights)
 
     def beats(self, one: Evaluated, other: Evaluated) -> bool:
-        """Whether `one` is shown to lose less, and scores no lower."""
+        """True if `one` has a significantly lower loss, and scores no lower."""
         found = self.difference(one, other)
         return found is not None and found.shows_better(self.confidence) and _scores(one, other)
 
@@ -75,7 +75,7 @@ class PairedComparison:
         return float(np.average(one.losses, weights=self.weights))
 
     def holds(self, one: Evaluated, other: Evaluated) -> bool:
-        """Whether `one` loses no more in the mean, and scores no lower."""
+        """True if the mean loss of `one` is no higher, and it scores no lower."""
         found = self.difference(one, other)
         return found is not None and found.mean <= 0.0 and _scores(one, other)
 
@@ -104,7 +104,8 @@ class LocalOnlyComparison:
             score = start.trainer.score(found.weights, "test")
             record = replace(record, accuracy=score, samples=start.samples)
         if record.local_only and not record.held_out:
-            return Evaluated(record)  # trained on all: the figures are of the one that it stands for
+            # this model was trained on all samples, so the figures of the model it replaces are used
+            return Evaluated(record)
         if start.num_validation and start.enrolment.validation_fraction <= record.held_out:
             return self._evaluated(DeployedModel(record, found.weights))
         if start.num_validation:
@@ -152,13 +153,13 @@ class LocalOnlyComparison:
         return Evaluated(record, losses, self._score(one.weights))
 
     def _score(self, weights: FlatArray) -> float | None:
-        """On the held-out samples; higher is better."""
+        """Score on the held-out samples; higher is better."""
         trainer = self._start.trainer
         score = trainer.score(weights, "validation")
         return -score if score is not None and trainer.lower_is_better else score
 
     def _local_only(self, model: LocalOnlyModel) -> Evaluated | None:
-        """None: it has not been trained yet."""
+        """The evaluated local-only model; None: it has not been trained yet."""
         if not model.round:
             return None
         evaluated = self._evaluated(DeployedModel(record_of_local_only(model, self._start), model.weights))
@@ -167,7 +168,7 @@ class LocalOnlyComparison:
         return replace(evaluated, record=replace(evaluated.record, held_out=0.0))
 
     def _lead(self, one: Evaluated, own: Evaluated | None) -> tuple[float | None, float | None]:
-        """How much lower its loss is than that of the local-only model, and the standard error of that."""
+        """Loss of the local-only model minus that of `one`, and the standard error of the difference."""
         found = None if own is None or one.record.local_only else self._compare.difference(one, own)
         if found is None or not math.isfinite(found.standard_error):
             return None, None
@@ -176,7 +177,7 @@ class LocalOnlyComparison:
     def _decision(
         self, attempt: RoundAttempt, candidates: Sequence[Evaluated], own: Evaluated | None, choice: Choice
     ) -> Decision:
-        """For `edge-agent models`."""
+        """The decision, as `edge-agent models` shows it."""
         fleet = [one for one in candidates if one.losses is not None and one.losses.size]
         best = min(reversed(fleet), key=self._compare.mean, default=None)
         lead, lead_error = (None, None) if best is None else self._lead(best, own)
@@ -293,7 +294,7 @@ def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: Paired
 
 
 def _shown(one: Evaluated) -> str:
-    """A score as the task has it: some are the better the lower they are."""
+    """A score in the task's own sign, because for some scores lower is better."""
     if one.score is None:
         return "nothing"
     score = score_named(one.record.score)

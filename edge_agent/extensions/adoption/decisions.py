@@ -1,4 +1,4 @@
-"""The latest decisions about candidates, for `edge-agent models`: nothing depends on them."""
+"""The latest decisions about candidates, shown by `edge-agent models`; nothing else uses them."""
 
 import logging
 
@@ -13,14 +13,14 @@ MOST_DECISIONS = 50
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was decided about a round's candidates, for people.
+    """The decision about a round's candidates, for the owner.
 
     Attributes:
-        run, round, final_evaluation: of the decision.
-        version: that was deployed from then on.
-        why: in one line.
+        run, round, final_evaluation: the round of the decision.
+        version: the version deployed from then on.
+        why: the reason, in one line.
         loss, error: validation loss of the best candidate, and its standard error.
-        lead, lead_error: how much lower that was than the local-only model's, and the standard error.
+        lead, lead_error: loss of the local-only model minus that loss, and the standard error.
     """
 
     run: str

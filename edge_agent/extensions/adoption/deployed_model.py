@@ -1,4 +1,4 @@
-"""The model that a device deploys, and what is known of a model: where it comes from and how well it does."""
+"""The model that a device deploys, and the record of a model: its origin and its scores."""
 
 from dataclasses import dataclass, replace
 

@@ -1,16 +1,17 @@
-"""Whether one model is better than another on the same held-out samples: a paired test, in numpy alone.
+"""A paired test: is one model better than another on the same held-out samples? Needs numpy only.
 
-Both models are asked about the same samples, so the difference of their losses, sample by sample, is what is
-looked at: what is hard about a sample is hard for both and cancels out. The test is one-sided: with
-confidence c a model that is in truth no better is called better in about 1 - c of such comparisons. It is
-Student's t of the mean difference, corrected for skewness by the monotone cubic of Hall (1992, "On the
-removal of skewness by transformation", J. R. Statist. Soc. B 54): losses have long tails, and without it a
-model that is a little better on most samples and much worse on a few would be called better far too often. Of
-very skewed differences of few samples it still is, up to twice as often as said
-(`test_paired_test.py` holds the rates). Nothing is drawn at random: the same losses
-always give the same answer.
+Both models are evaluated on the same samples, and the test looks at the difference of their losses on each
+sample. What makes a sample hard is hard for both models and cancels out. The test is one-sided: with
+confidence c, a model that is no better is called better in about 1 - c of such comparisons.
 
-Fewer than `LEAST_SAMPLES` show nothing, whatever they are.
+The test is Student's t of the mean difference, corrected for skewness by the monotone cubic of Hall (1992,
+"On the removal of skewness by transformation", J. R. Statist. Soc. B 54). The correction is needed because
+losses have long tails. Without it, a model that is a little better on most samples and much worse on a few
+would be called better far too often. With few samples and very skewed differences that still happens, up to
+twice as often as the confidence says (`test_paired_test.py` holds the rates). Nothing is random: the same
+losses always give the same answer.
+
+With fewer than `LEAST_SAMPLES` samples, no difference counts as significant.
 """
 
 import math
@@ -24,19 +25,20 @@ from fleetune.protocols.student_t import student_t_quantile
 Losses = NDArray[np.float64]
 
 LEAST_SAMPLES = 8
-EVEN = 0.5  # confidence: a coin's
-_NO_SKEWNESS = 1e-4  # below it the cubic is a line to more digits than it could be divided out with
+EVEN = 0.5  # the confidence of a coin toss
+# below this skewness the cubic is a line within float precision, and dividing by it would lose digits
+_NO_SKEWNESS = 1e-4
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much a model loses more than another on the same samples; below 0 it is the better one.
+    """Loss of a model minus that of another on the same samples; below 0 the model is better.
 
     Attributes:
-        mean: of the differences, weighted.
-        deviation: their standard deviation; infinite where fewer than two samples tell.
-        skewness: of the differences.
-        num_samples: how many equally weighted samples would tell as much (Kish: 1 / sum of squared shares).
+        mean: weighted mean of the differences.
+        deviation: their standard deviation; infinite with fewer than two samples.
+        skewness: their skewness.
+        num_samples: effective number of samples (Kish: 1 / sum of squared shares).
     """
 
     mean: float
@@ -46,11 +48,11 @@ class PairedDifference:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; infinite where it is not known."""
+        """Standard error of the mean; infinite if not known."""
         return self.deviation / math.sqrt(self.num_samples) if self.num_samples else math.inf
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Between what the true mean lies, each end with one-sided `confidence`, 0.5 <= confidence < 1."""
+        """Interval of the true mean, each end with one-sided `confidence`, 0.5 <= confidence < 1."""
         if self.deviation == 0.0:
             return self.mean, self.mean
         if not math.isfinite(self.deviation):
@@ -59,15 +61,15 @@ class PairedDifference:
         return self.mean - self.deviation * self._z(quantile), self.mean - self.deviation * self._z(-quantile)
 
     def shows_better(self, confidence: float) -> bool:
-        """Whether the model is shown to lose less than the other, with one-sided `confidence`; with 0.5 it is
-        enough that its mean is lower.
+        """True if the model's loss is significantly lower, with one-sided `confidence`; with 0.5 a lower
+        mean is enough.
         """
         if confidence <= EVEN:
             return self.mean < 0.0
         return self.num_samples >= LEAST_SAMPLES and self.interval(confidence)[1] < 0.0
 
     def shows_worse(self, confidence: float) -> bool:
-        """Whether it is shown to lose more, likewise."""
+        """True if the model's loss is significantly higher, with one-sided `confidence`."""
         if confidence <= EVEN:
             return self.mean > 0.0
         return self.num_samples >= LEAST_SAMPLES and self.interval(confidence)[0] > 0.0
