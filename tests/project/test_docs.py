@@ -25,7 +25,12 @@ FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools"
 FOLDERS = (*FLOORS, "benchmarks", "tests", "examples", "docs")
 USERS_OWN = {"mymethods.py", "mymodels.py"}  # made up, as a user's own would be called
 OF_OTHERS = {"tests/project/test_wheel.py"}  # writes such files
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OLD_NAMES = ROOT / "docs" / "renames.md"  # lists names that are gone
+DOCUMENTS = [
+    path
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if path != OLD_NAMES
+]
 SOURCES = [path for folder in FOLDERS[:-1] for path in sorted((ROOT / folder).rglob("*.py"))]
 READ = [path for path in (*DOCUMENTS, *SOURCES) if str(path.relative_to(ROOT)) not in OF_OTHERS]
 
