@@ -1,7 +1,7 @@
-"""How the coordinator combines the updates of a round: chosen here, outside the method.
+"""Combine rules: how the coordinator combines the updates of a round, independently of the method.
 
-A new way (a clipped mean, a median, a secure sum) is a `protocols.update.combine.Combine` and one entry of
-`COMBINES`.
+To add a rule (such as a clipped mean, a median or a secure sum), write a `protocols.update.combine.Combine`
+and add it to `COMBINES`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,11 @@ COMBINES: Mapping[str, Combine] = {"mean": MEAN}
 
 
 def combine_for(method: Method[Any, Any, Any, Any], name: str = "mean") -> Combine:
-    """The named way to combine updates. Raises SettingError: there is none, or the method does not use it."""
+    """Return the combine rule with this name.
+
+    Raises:
+        SettingError: no rule has this name, or the method does not use it.
+    """
     if name not in COMBINES:
         raise SettingError(f"{name!r} is no way to combine updates; there are {', '.join(COMBINES)}")
     if COMBINES[name] is not MEAN and not method.combines:

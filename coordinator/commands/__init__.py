@@ -1,1 +1,1 @@
-"""Commands for a run: what its owner asks of it, kept in a control file until the run takes it up."""
+"""Commands for a run: requests of its owner, kept in a control file until the coordinator applies them."""

@@ -1,6 +1,7 @@
-"""Commands of a run's owner, as one union, and the function that applies one to the folder of a run.
+"""Commands of a run's owner as one union, and the function that applies a command to a run's folder.
 
-The command line gives them. Another carrier, such as HTTP, decodes a `Command` from JSON and calls `apply`.
+The command line creates them. Another interface, such as HTTP, decodes a `Command` from JSON and calls
+`apply`.
 """
 
 from pathlib import Path
@@ -14,15 +15,15 @@ from fleetune.coordinator.store.folder_lock import is_claimed
 
 
 class Pause(Struct, frozen=True, tag_field="command", tag="pause"):
-    """Open no new round until `Resume`. The open round is finished."""
+    """Open no new round until `Resume`. The open round still finishes."""
 
 
 class Resume(Struct, frozen=True, tag_field="command", tag="resume"):
-    """Open rounds again."""
+    """Open rounds again after `Pause`."""
 
 
 class Stop(Struct, frozen=True, tag_field="command", tag="stop"):
-    """Leave the run. It goes on when it is served or started again."""
+    """Stop serving the run. It continues when it is served or started again."""
 
 
 class Start(Struct, frozen=True, tag_field="command", tag="start"):
@@ -33,7 +34,7 @@ Command = Pause | Resume | Stop | Start
 
 
 def apply(command: Command, folder: Path) -> str:
-    """Apply a command to the run in a folder. Returns a line that says what follows from it.
+    """Apply a command to the run in a folder. Returns one line that describes the effect.
 
     Raises:
         StoreError: the control file cannot be read or written.
@@ -48,7 +49,7 @@ def apply(command: Command, folder: Path) -> str:
 
 
 def with_command(control: Control, command: Command) -> Control:
-    """The requests that stand after a command."""
+    """The pending requests after a command is applied to `control`."""
     match command:
         case Pause():
             return replace(control, paused=True)
@@ -62,7 +63,11 @@ def with_command(control: Control, command: Command) -> Control:
 
 
 def withdraw_stop(folder: Path) -> None:
-    """Withdraw `Stop`, because the run is served again. Raises StoreError."""
+    """Withdraw `Stop`, because the run is served again.
+
+    Raises:
+        StoreError: the control file cannot be read or written.
+    """
     control = read_control(folder)
     if control.stopped:
         write_control(folder, with_command(control, Start()))

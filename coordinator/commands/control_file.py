@@ -1,7 +1,7 @@
-"""The control file of a run: the requests of its owner that stand, also after a restart.
+"""The control file of a run: its owner's pending requests, which survive restarts.
 
-It is a file because a request must outlive the coordinator and the service. Whoever may write to the run's
-folder may control the run, so that no other access control is needed.
+It is a file because a request must outlive the coordinator and the service. Write access to the run's folder
+is the permission to control the run; no other access control is needed.
 """
 
 from pathlib import Path
@@ -15,12 +15,12 @@ from fleetune.protocols.files import write_atomically
 
 
 class Control(Struct, frozen=True, omit_defaults=True):
-    """The requests that stand for one run.
+    """Pending requests for one run.
 
     Attributes:
-        paused: no new round opens.
-        stopped: the coordinator leaves the run, and a service does not start it again until this is
-            withdrawn.
+        paused: True if no new round opens.
+        stopped: True if the coordinator stops serving the run. A service does not start the run again until
+            this is withdrawn.
     """
 
     paused: bool = False
@@ -28,7 +28,7 @@ class Control(Struct, frozen=True, omit_defaults=True):
 
 
 def read_control(folder: Path) -> Control:
-    """The requests that stand for the run in this folder; none where there is no file.
+    """Pending requests for the run in this folder; the defaults if there is no control file.
 
     Raises:
         StoreError: the file is damaged or cannot be read.
@@ -45,5 +45,9 @@ def read_control(folder: Path) -> Control:
 
 
 def write_control(folder: Path, control: Control) -> None:
-    """Replace the requests that stand. Raises StoreError: they cannot be written."""
+    """Replace the pending requests.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     write_atomically(folder / CONTROL, msgspec.json.encode(control))

@@ -1,1 +1,3 @@
-"""Queries: typed values that say how a run stands. The command line prints them; nothing here prints."""
+"""Queries: typed values that describe the status of a run. The command line prints them; nothing here
+prints.
+"""

@@ -1,7 +1,7 @@
-"""What can be asked about a run, by its folder, also while a coordinator serves it or after it ended.
+"""Queries about a run by its folder. They work while a coordinator serves the run and after it has ended.
 
-Each function returns typed values and prints nothing. A command line, a page or an HTTP API carries them:
-`msgspec.json.encode` encodes every one. Docs: docs/queries.md.
+Each function returns typed values and prints nothing. A command line, a page or an HTTP API can show them;
+`msgspec.json.encode` encodes each of them. Docs: docs/queries.md.
 """
 
 import time
@@ -33,14 +33,14 @@ _STOPPED = "no coordinator is at it: it goes on when it is served again; what st
 
 
 class MetricValue(Struct, frozen=True):
-    """A metric of a whole run so far.
+    """Present value of one metric of a whole run.
 
     Attributes:
-        name: as data frames name it in this run, e.g. `accuracy_personal_mean`.
-        title, about: for people.
+        name: name in data frames of this run, e.g. `accuracy_personal_mean`.
+        title, about: title and description for people.
         unit: seconds, bytes, joules, ratio, or "" for counts and numbers.
-        better: "higher" or "lower"; None: neither by itself.
-        value: None: not known.
+        better: "higher" or "lower"; None if neither is better.
+        value: the value; None if unknown.
     """
 
     name: str
@@ -55,12 +55,12 @@ class ModelVersion(Struct, frozen=True):
     """A model that the coordinator holds.
 
     Attributes:
-        kind: `shared`: the newest; `approved`: the version that all devices get, `trial`: that only canaries
-            get, in runs with adoption.canary.
+        kind: `shared` is the newest model. In runs with adoption.canary, `approved` is the version for all
+            devices and `trial` the version for canaries only.
         model: name of the model.
-        num_parameters: of it.
-        round: the training round after which it stood; 0: before the first.
-        file: safetensors in the run's folder; None: not written.
+        num_parameters: number of its parameters.
+        round: training round that produced it; 0 for the initial model.
+        file: safetensors file in the run's folder; None if not written.
     """
 
     kind: str
@@ -74,23 +74,24 @@ def status(folder: Path, now: float | None = None) -> RunStatus:
     """The status of a run.
 
     Args:
-        folder: of the run.
-        now: seconds of the epoch; None: this moment.
+        folder: the run's folder.
+        now: seconds since 1970; None for the present time.
 
     Raises:
-        SettingError: the folder holds no run that began.
-        StoreError: it is damaged; StoreVersion: another version of Fleetune wrote it.
+        SettingError: the folder holds no started run.
+        StoreError: the store is damaged.
+        StoreVersion: another version of Fleetune wrote the store.
     """
     return _Stored.read(folder, recent=True).status(now)
 
 
 def devices(folder: Path) -> tuple[DeviceStatus, ...]:
-    """All devices that the run ever heard of, by name. Raises as `status`."""
+    """All devices that ever contacted the run, sorted by name. Raises as `status`."""
     return _Stored.read(folder).devices()
 
 
 def status_and_devices(folder: Path, now: float | None = None) -> tuple[RunStatus, tuple[DeviceStatus, ...]]:
-    """Both of the same moment; see `status` and `devices`."""
+    """Status and devices, read at the same moment; see `status` and `devices`."""
     stored = _Stored.read(folder)
     return stored.status(now), stored.devices()
 
@@ -98,14 +99,14 @@ def status_and_devices(folder: Path, now: float | None = None) -> tuple[RunStatu
 def rounds(folder: Path, since: int = 0) -> tuple[RoundRecord, ...]:
     """Closed rounds with numbers above `since`, ascending. Raises as `status`.
 
-    The final evaluation is the last. A round that was rolled back is replaced under the same number. Of an
-    open run, old rounds are downsampled.
+    The final evaluation comes last. After a rollback, the new round replaces the old one with the same
+    number. The old rounds of an open run are downsampled.
     """
     return tuple(record for record in _Stored.read(folder).records if record.number > since)
 
 
 def metrics(folder: Path) -> tuple[MetricValue, ...]:
-    """All metrics of the run so far, in the registry's order. Raises as `status`."""
+    """Present values of all metrics of the run, in the registry's order. Raises as `status`."""
     stored = _Stored.read(folder)
     found = summarise(
         stored.settings,
@@ -113,7 +114,7 @@ def metrics(folder: Path) -> tuple[MetricValue, ...]:
         stored.records,
         stored.ledger,
         stored.state.counters,
-        simulated=False,  # changes no metric
+        simulated=False,  # no metric depends on it
         diagnostics=diagnostics_of(stored.settings.method),
         rollout=stored.rollout,
     )
@@ -142,7 +143,7 @@ def models(folder: Path) -> tuple[ModelVersion, ...]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """All that a run's store says at one moment, read in one transaction."""
+    """Content of a run's store, read in one transaction."""
 
     settings: RunSettings
     spec: ModelSpec
@@ -156,11 +157,12 @@ class _Stored:
 
     @classmethod
     def read(cls, folder: Path, *, recent: bool = False) -> "_Stored":
-        """Read it; `recent`: only the closed rounds that a status needs."""
+        """Read the store; `recent` limits the closed rounds to those that a status needs."""
         running = is_claimed(folder)
         with stored_run(folder) as run:
             state = read_engine(run.store) or EngineState()
-            some = recent and not run.settings.adoption.enabled  # adoption is of each device's latest reply
+            # adoption figures come from each device's latest reply
+            some = recent and not run.settings.adoption.enabled
             last = state.round_attempt.number + 1
             return cls(
                 settings=run.settings,
@@ -184,7 +186,7 @@ class _Stored:
             self.ledger,
             max(at - state.timing.ahead_s, state.timing.seen_at)
             if self.running
-            else state.timing.seen_at,  # clocks are set back
+            else state.timing.seen_at,  # the clock may have been set back
             running=self.running,
             rollout=self.rollout,
             problem=_STOPPED if stopped else "" if outage is None else outage.words(at),

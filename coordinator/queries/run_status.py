@@ -1,4 +1,4 @@
-"""The status of a run and of its devices at one moment, made from the engine's state and closed rounds."""
+"""The status of a run and its devices at one moment, computed from the engine's state and closed rounds."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
-LATEST_ROUNDS = 100  # whose scores a status has
-_RECENT_ROUNDS = 5  # whose duration predicts that of the next
+LATEST_ROUNDS = 100  # number of latest rounds whose scores a status contains
+_RECENT_ROUNDS = 5  # number of latest rounds from which the next round's duration is predicted
 
 Part = Literal["idle", "awaited", "replied", "declined"]
 Doing = Literal[
@@ -57,42 +57,45 @@ class RoundScore(Struct, frozen=True):
 
     @classmethod
     def of(cls, record: RoundRecord) -> "RoundScore":
-        """Of a closed round."""
+        """The scores of a closed round."""
         return cls(record.number, BEFORE.of_round(record), AFTER.of_round(record))
 
 
 class RunStatus(Struct, frozen=True, kw_only=True):
-    """A run at one moment. None: not known, or does not apply.
+    """A run at one moment. None means unknown or not applicable.
 
     Attributes:
         run: name of the run.
-        running: whether a coordinator serves it, or a simulation runs it.
-        stage: of the run: waiting, training, rehearsing (the final evaluation) or finished.
-        round, rounds: the open or coming round, of how many; `rounds` is None for an open run.
-        devices, devices_there: devices that are known, and those that are connected and ready.
-        waits: what the open or coming round waits for; "": nothing, or nothing serves the run.
-        broker_down_since: seconds of the epoch; None: connected, or nothing serves the run.
-        problem: what keeps the run from going on, in one line; "": nothing.
-        troubles: what is wrong although the run goes on, a line each.
-        method: of the run.
-        simulated: whether times are of a virtual clock.
-        attempt: at the round.
-        asked, replied, target: devices of the open round; it closes with `target` replies.
-        needed: devices that must be there for the coming round to open.
-        scheduled: why no round is open although devices may be there (schedule, pause); "": neither.
-        ended: why training is over; "": it is not.
-        round_left_s, round_span_s: time to the open round's deadline; and the time that a predicted deadline
-            gave the round.
-        elapsed_s, remaining_s: since the run began, and an estimate until its end.
-        score: by which models are judged.
-        scores: of the latest closed training rounds, ascending.
-        diagnostics: of the method in the latest round, in one line; "": none.
-        bytes_up, bytes_down: payload of training so far.
-        dense_up, dense_down: the same as whole models in float32.
-        refused: refused messages and replies, by kind.
-        adoption: which models devices deploy.
-        versions, latest_version: of a shared model that goes to canaries first, in one line and in short; "":
-            the run has no canaries.
+        running: True if a coordinator serves the run or a simulation executes it.
+        stage: waiting, training, rehearsing (the final evaluation) or finished.
+        round, rounds: number of the open or coming round, and number of all rounds; `rounds` is None for an
+            open run.
+        devices, devices_there: number of known devices, and of those that are connected and ready.
+        waits: what the open or coming round waits for; "" if it waits for nothing or the run is not served.
+        broker_down_since: start of the broker's outage, in seconds since 1970; None if connected or not
+            served.
+        problem: the problem that stops the run, in one line; "" if there is none.
+        troubles: problems that do not stop the run, one line each.
+        method: name of the run's method.
+        simulated: True if times are of a virtual clock.
+        attempt: number of the present attempt at the round.
+        asked, replied, target: numbers of devices in the open round: with a task, with a reply, and replies
+            at which the round closes.
+        needed: number of devices that must be ready before the coming round opens.
+        scheduled: the schedule or pause that keeps the next round from opening; "" if neither applies.
+        ended: reason why training is over; "" while it is not.
+        round_left_s, round_span_s: time until the open round's deadline; total time of the round if its
+            deadline was predicted.
+        elapsed_s, remaining_s: time since the run began, and estimated time until its end.
+        score: score by which the run's models are judged.
+        scores: scores of the latest closed training rounds, ascending.
+        diagnostics: the method's diagnostics in the latest round, in one line; "" if there are none.
+        bytes_up, bytes_down: payload bytes of training so far.
+        dense_up, dense_down: payload bytes that whole float32 models would have needed instead.
+        refused: number of refused messages and replies, by kind.
+        adoption: counts of the models that devices deploy, and gains over local-only.
+        versions, latest_version: versions of a shared model with canaries, as one full line and in short; ""
+            if the run has no canaries.
     """
 
     run: str
@@ -133,7 +136,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Whether the run is finished, and nothing more will come."""
+        """True if the run is finished and no event will follow."""
         return self.stage == "finished" and not self.running
 
 
@@ -141,24 +144,25 @@ class DeviceStatus(Struct, frozen=True):
     """A device of a run at one moment.
 
     Attributes:
-        device: its name.
-        doing: `receiving` its task or enrolment, `sending` its update; `working`: busy, no more is known;
-            `ready`: there and not asked; `left` early; `refused` the run; `away`: not connected.
-        part: in the open round; `idle`: not asked, or it left meanwhile.
-        ready, left: whether it is connected and ready, and whether it left early.
-        board, agent: what it runs on, and program and version of its agent; "": not reported.
-        ratio, ratio_reason: that it works at, and why.
-        num_samples: that it trains on.
-        predicted_round_s: what it predicts a round to take.
-        conditions: power, temperature and memory as it reported them.
-        refusal: why it will not join the run; None: it has not refused.
-        declined_round, declined_reason: the latest round that it declined, 0 for none, and why.
-        progress: of what it is doing, 0 to 1; None: not known.
-        before, after: scores of its latest reply.
-        actual_s, predicted_s: what its latest reply's round took, and what it predicted for that.
-        bytes_up, bytes_down: payload so far.
-        metrics: of its latest reply, by name: those that the live view shows.
-        refused: replies of it that were refused or cut, by kind.
+        device: the device's name.
+        doing: `receiving` its task or enrolment; `sending` its update; `working`: busy, details unknown;
+            `ready`: connected without a task; `left`: left the run early; `refused`: refused the run; `away`:
+            not connected.
+        part: the device's part in the open round; `idle` if it has no task or has left since.
+        ready, left: True if it is connected and ready; True if it left early.
+        board, agent: board profile, and program and version of its agent; "" if not reported.
+        ratio, ratio_reason: ratio that the device uses, and the reason for it.
+        num_samples: number of its training samples.
+        predicted_round_s: duration of a round as the device predicts it.
+        conditions: power, temperature and memory as last reported.
+        refusal: reason why it refused the run; None if it did not.
+        declined_round, declined_reason: latest round that it declined (0 for none), and the reason.
+        progress: progress of its present activity, 0 to 1; None if unknown.
+        before, after: scores of its latest reply, before and after local training.
+        actual_s, predicted_s: actual and predicted duration of the round of its latest reply.
+        bytes_up, bytes_down: payload bytes so far.
+        metrics: metrics of its latest reply that the live view shows, by name.
+        refused: number of its replies that were refused or truncated, by kind.
     """
 
     device: DeviceId
@@ -188,7 +192,9 @@ class DeviceStatus(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why it refused the run, or declined the open or coming round; "": neither."""
+        """Reason why the device refused the run or declined the open or coming round; "" if it did
+        neither.
+        """
         if self.doing == "refused":
             return self.refusal or ""
         return self.declined_reason if self.doing == "declined" else ""
@@ -196,12 +202,12 @@ class DeviceStatus(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """The open round, or the coming one while the run waits.
+    """The open round, or the coming round while the run waits.
 
     Attributes:
         asked, replied, declined, awaited: numbers of devices; 0 while no round is open.
-        target: the round closes at once with so many replies.
-        until: its deadline, or when the engine looks again; on the run's clock.
+        target: number of replies at which the round closes at once.
+        until: its deadline, or the time of the engine's next check; on the run's clock.
     """
 
     stage: Stage
@@ -216,7 +222,7 @@ class OpenRound:
 
     @classmethod
     def of(cls, state: EngineState, settings: RoundSection) -> "OpenRound":
-        """As the engine's state has it."""
+        """Read the open or coming round from the engine's state."""
         parts = [part_of(state, device) for device in state.participants]
         return cls(
             stage=state.stage,
@@ -232,7 +238,7 @@ class OpenRound:
 
 
 def part_of(state: EngineState, device: DeviceId) -> Part:
-    """What a device does in the open round."""
+    """The device's part in the open round."""
     member = state.members[device]
     if state.awaits(device):
         return "awaited"
@@ -242,12 +248,12 @@ def part_of(state: EngineState, device: DeviceId) -> Part:
 
 
 class StatusReader:
-    """Reads the status of one run; it remembers what is needed of closed rounds.
+    """Reads the status of one run. It keeps the figures of closed rounds that a status needs.
 
     Args:
-        settings: of the run.
-        num_parameters: of its model.
-        simulated: whether times are of a virtual clock.
+        settings: settings of the run.
+        num_parameters: number of parameters of the run's model.
+        simulated: True if times are of a virtual clock.
     """
 
     def __init__(self, settings: RunSettings, num_parameters: int, *, simulated: bool = False) -> None:
@@ -263,7 +269,7 @@ class StatusReader:
         self._adoption = LatestAdoption()
 
     def add(self, record: RoundRecord) -> None:
-        """Take in a closed round; after a restart, first those from before."""
+        """Add a closed round. After a restart, add the rounds that were closed before it first."""
         self._latest_replies.update(record.devices)
         self._adoption.add(record)
         if not record.final_evaluation:
@@ -283,17 +289,17 @@ class StatusReader:
         broker_down_since: float | None = None,
         troubles: tuple[str, ...] = (),
     ) -> RunStatus:
-        """The run at `now`, in seconds on its clock.
+        """The status of the run.
 
         Args:
-            state: of the engine.
-            ledger: of the run.
-            now: see above.
-            running: whether a coordinator serves the run.
-            rollout: of the shared model's versions; None: the run has no roll-out groups.
-            problem: see `RunStatus`, likewise the others.
-            broker_down_since: likewise.
-            troubles: likewise.
+            state: state of the engine.
+            ledger: ledger of the run.
+            now: present time on the run's clock, in seconds.
+            running: True if a coordinator serves the run.
+            rollout: versions of the shared model; None if the run has no roll-out groups.
+            problem: see `RunStatus`.
+            broker_down_since: see `RunStatus`.
+            troubles: see `RunStatus`.
         """
         settings = self._settings
         open_round = OpenRound.of(state, settings.round)
@@ -344,7 +350,9 @@ class StatusReader:
     def devices(
         self, state: EngineState, ledger: Ledger, activities: Mapping[DeviceId, Activity] | None = None
     ) -> tuple[DeviceStatus, ...]:
-        """All devices that the run ever heard of, by name; `activities` are of devices known to be busy."""
+        """All devices that ever contacted the run, sorted by name; `activities` covers the devices known to
+        be busy.
+        """
         busy = activities or {}
         return tuple(self._device(state, ledger, name, busy.get(name)) for name in sorted(state.members))
 
@@ -383,7 +391,9 @@ class StatusReader:
         )
 
     def _remaining_s(self, open_round: OpenRound, elapsed_s: float) -> float | None:
-        """Time of the rounds still to close, the final evaluation included, each as long as recent ones."""
+        """Estimated time until the run's end: the remaining rounds and the final evaluation, each as long as
+        recent rounds.
+        """
         closed, run = self._closed_s, self._settings.run
         if len(closed) < 2 or open_round.stage == "finished" or run.last_round is None:
             return None

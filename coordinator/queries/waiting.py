@@ -1,4 +1,4 @@
-"""What a round waits for, and which devices are missing from it and why, as one line of text."""
+"""One-line descriptions of what a round waits for, and which devices are missing and why."""
 
 import time
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ from fleetune.protocols.settings.coordinator import RoundSection
 PAUSED = "paused: no round opens until edge-coordinator resume"
 PATIENCE_S = 10.0
 REPEAT_S = 300.0
-_NAMED = 5  # devices; more are only counted
-_REASON_LENGTH = 80  # letters
+_NAMED = 5  # devices that are listed by name; the rest is only counted
+_REASON_LENGTH = 80  # longest reason, in characters
 _ABANDONED: dict[Miss, str] = {
     "deadline": "too few replied in time",
     "too-few": "too few are left to reply",
@@ -30,15 +30,15 @@ _ABANDONED: dict[Miss, str] = {
 
 
 def schedule_reason(state: EngineState, schedule: Schedule, now: float, *, countdown: bool = True) -> str:
-    """Why no round is open although devices may be there: a pause or the schedule; "" if neither holds it.
+    """The schedule or pause that keeps a round from opening; "" if neither applies.
 
     E.g. `due 2026-11-23 02:00, in 5 h 12 min` or `due when 2 devices have 100 new samples: 1 so far`.
 
     Args:
-        state: of the engine.
-        schedule: of the run.
-        now: on the run's clock, seconds.
-        countdown: whether to say how long it is until then.
+        state: state of the engine.
+        schedule: schedule of the run.
+        now: present time on the run's clock, in seconds.
+        countdown: True to add the remaining time.
     """
     if state.stage != "waiting":
         return ""
@@ -63,7 +63,7 @@ def _local_time(at: float, schedule: Schedule) -> str:
 
 
 def _new_data(schedule: Schedule, reporting: int) -> str:
-    """Which data devices must report before a round opens, and how many did."""
+    """New data that devices must report before a round opens, and how many devices have reported it."""
     settings = schedule.settings
     if not settings.asks_devices:
         return ""
@@ -79,9 +79,9 @@ def waiting_reason(state: EngineState, settings: RoundSection, scheduled: str = 
     E.g. `round 3 waits for device-1 (away), device-4 (working); 2 of 4 replied`.
 
     Args:
-        state: of the engine.
-        settings: of the run.
-        scheduled: see `schedule_reason`.
+        state: state of the engine.
+        settings: [round] settings of the run.
+        scheduled: result of `schedule_reason`.
     """
     if state.stage == "finished":
         return ""
@@ -112,14 +112,14 @@ def _awaits(state: EngineState, settings: RoundSection) -> str:
 
 
 def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection) -> str:
-    """The participants without a reply in a round that closed early, with reasons; "" for none.
+    """Participants that did not reply to a round that closed early, with reasons; "" if there are none.
 
-    A round that closed with as many updates as it wanted misses none.
+    The result is also "" for a round that closed with its target number of updates.
 
     Args:
-        record: of the round.
-        state: of the engine since then.
-        settings: of the run.
+        record: record of the round.
+        state: present state of the engine.
+        settings: [round] settings of the run.
     """
     wanted = min(settings.participants or len(record.participants), len(record.participants))
     if settings.mode != "synchronous" or (len(record.devices) >= wanted and not record.final_evaluation):
@@ -129,7 +129,12 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
 
 
 def abandoned_line(abandoned: RoundAbandoned, state: EngineState) -> str:
-    """That an attempt at a round was abandoned, and which devices were missing; `state`: since then."""
+    """A log line on an abandoned attempt at a round and its missing devices.
+
+    Args:
+        abandoned: event of the abandoned attempt.
+        state: present state of the engine.
+    """
     number = abandoned.round
     absent = _listed((device, _why(state.members.get(device), number)) for device in abandoned.absent)
     line = f"round {number}, attempt {abandoned.attempt} is given up: {_ABANDONED[abandoned.reason]}"
@@ -138,11 +143,11 @@ def abandoned_line(abandoned: RoundAbandoned, state: EngineState) -> str:
 
 @dataclass
 class Impatience:
-    """Decides when a log line about what a round waits for is due: after a while, on a change, now and then.
+    """Decides when to log what a round waits for: after a delay, on each change, and then at intervals.
 
     Attributes:
-        look_at: when to look again. Looking this seldom costs next to nothing, however large the fleet.
-        said_at: when the last line was due.
+        look_at: time of the next check. Checks are rare, so that they cost little even in a large fleet.
+        said_at: time of the latest log line.
     """
 
     look_at: float = 0.0
@@ -151,12 +156,12 @@ class Impatience:
     _said: str = ""
 
     def line(self, state: EngineState, settings: RoundSection, now: float, scheduled: str = "") -> str:
-        """A line for the log at `now` (seconds), or "" for none. A schedule's reason is said once."""
+        """A line for the log at `now` (seconds), or "" if none is due. A schedule's reason is logged once."""
         if now < self.look_at:
             return ""
         self.look_at = now + PATIENCE_S
         seen, self._seen = self._seen, (state.stage, state.round_attempt)
-        if seen != self._seen:  # rounds go on
+        if seen != self._seen:  # the run makes progress
             return ""
         line = waiting_reason(state, settings, scheduled)
         if line == self._said and (scheduled or now - self.said_at < REPEAT_S):
@@ -178,7 +183,7 @@ def _why(member: Member | None, number: int) -> str:
 
 
 def _listed(absent: Iterable[tuple[DeviceId, str]]) -> str:
-    """The first few devices with their reasons in one printable line, and how many more there are."""
+    """The first few missing devices with their reasons in one printable line, and the number of others."""
     pairs = list(absent)
     named = [
         f"{device} ({shorten(why, _REASON_LENGTH, placeholder=' ...')})" for device, why in pairs[:_NAMED]

@@ -1,1 +1,3 @@
-"""Experiment trackers (TensorBoard, MLflow, a user's own): what they are told of a run, never in its way"""
+"""Experiment trackers (TensorBoard, MLflow, user-defined): what they receive of a run, without delaying
+it.
+"""

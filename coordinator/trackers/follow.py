@@ -1,10 +1,11 @@
-"""Trackers follow a run, each in a thread of its own behind a bounded queue: the run never waits for one.
+"""Feeds a run's figures to its trackers, each in its own thread behind a bounded queue.
 
-A tracker gets plain numbers by name. `score/`, `cost/`, `round/` and `summary/` are followed by the names
-that data frames and CSV files use. `diagnostics/NAME` is a diagnostic of the method: its mean over a round's
-updates and over its parts; `diagnostics/NAME/PART` is one of few parts.
+The run never waits for a tracker. A tracker receives plain numbers by name. Names start with `score/`,
+`cost/`, `round/` or `summary/`, followed by the name in data frames and CSV files. `diagnostics/NAME` is the
+mean of a method's diagnostic over a round's updates and parts. `diagnostics/NAME/PART` is the value of one
+part, if there are few parts.
 
-What a tracker missed, because it failed or was too slow, it gets when the run has its report.
+A tracker that failed or was too slow receives the rounds it missed once the run's report is written.
 """
 
 import logging
@@ -44,17 +45,17 @@ from fleetune.protocols.tasks import task_of
 
 log = logging.getLogger(__name__)
 
-MAX_PARTS = 32  # of a diagnostic that trackers get one by one
-MOST_WAITING = 1000  # rounds that a tracker may be behind
-LAST_WORDS_S = 60.0  # that a finished run waits for its trackers
-STOPPED_S = 15.0  # that a stopped run waits for them
+MAX_PARTS = 32  # parts of a diagnostic that trackers receive one by one
+MOST_WAITING = 1000  # rounds that a tracker may lag behind
+LAST_WORDS_S = 60.0  # how long a finished run waits for its trackers
+STOPPED_S = 15.0  # how long a stopped run waits for its trackers
 _ALWAYS = ("run.seed", "run.rounds")
-_OF_OTHERS = ("compare", "paper")  # sections that no run uses
+_OF_OTHERS = ("compare", "paper")  # sections that a run does not use
 
 
 @dataclass(frozen=True)
 class _Finished:
-    """The run is over, and its report written."""
+    """The run is over and its report is written."""
 
     summary: Summary
     records: Sequence[RoundRecord]
@@ -62,12 +63,13 @@ class _Finished:
 
 
 class Following:
-    """Observes one run for its trackers; a context that ends when the run has its report, or was stopped.
+    """Observes one run for its trackers. As a context manager it ends when the report is written or the run
+    stopped.
 
     Args:
-        makers: of trackers, by name.
-        folder: of the run.
-        name: of the run among others.
+        makers: functions that make the trackers, by name.
+        folder: the run's folder.
+        name: name that distinguishes the run from others.
     """
 
     def __init__(self, makers: Mapping[str, Make], folder: Path, name: str) -> None:
@@ -75,7 +77,7 @@ class Following:
         self._finished = False
 
     def observe(self, event: RunEvent) -> None:
-        """Take in an event."""
+        """Process an event."""
         if isinstance(event, RoundClosed) and event.record.final_evaluation:
             return
         if isinstance(event, RunBegan | RoundClosed):
@@ -83,7 +85,7 @@ class Following:
                 one.take(event if isinstance(event, RunBegan) else event.record)
 
     def finish(self, summary: Summary, records: Sequence[RoundRecord], files: Sequence[Path]) -> None:
-        """Take in that training is over; `files` are what it left."""
+        """Send the run's results to all trackers after training; `files` are the files that the run wrote."""
         self._finished = True
         for one in self._followers:
             one.take(_Finished(summary, records, files))
@@ -104,7 +106,7 @@ _News = RunBegan | RoundRecord | _Finished | None
 
 
 class _Follower:
-    """One tracker's thread, which begins with the run."""
+    """The thread of one tracker, started with the run."""
 
     def __init__(self, tracker: str, make: Make, folder: Path, name: str) -> None:
         self._label = tracker
@@ -117,7 +119,7 @@ class _Follower:
         self._missed = False
 
     def take(self, news: _News) -> None:
-        """Queue it; a round that finds too many waiting is missed."""
+        """Put news into the queue; drop a round if the queue is full."""
         if isinstance(news, RoundRecord) and self._waiting.qsize() >= MOST_WAITING:
             self._missed = True
             return
@@ -127,7 +129,7 @@ class _Follower:
             self._thread.start()
 
     def wait(self, most_s: float) -> None:
-        """Wait until the tracker has everything, at most so many seconds."""
+        """Wait until the tracker has processed everything, at most `most_s` seconds."""
         if self._began is None:
             return
         self._thread.join(most_s)
@@ -164,7 +166,7 @@ class _Follower:
                 self._tracker.finish(Outcome(news.summary.rounds, figures, news.files))
 
     def _open(self, began: RunBegan, closed: Sequence[RoundRecord]) -> None:
-        """Make a tracker for the run, which has closed these rounds."""
+        """Make a tracker for a run that has already closed these rounds."""
         history = RoundHistory(began.settings)
         before = tuple(history.add(record) for record in closed if not record.final_evaluation)
         parameters = parameters_of(began.settings)
@@ -176,15 +178,15 @@ class _Follower:
     def _close(self) -> None:
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with suppress(Exception):  # it has failed before, or the run is over
+            with suppress(Exception):  # the tracker failed before, or the run is over
                 tracker.close()
 
 
 class RoundHistory:
-    """Makes the figures of rounds as they close.
+    """Computes the figures of each round as it closes.
 
-    `..._of_fleet` is the mean over every device that has taken part, by its latest reply; `devices_so_far` is
-    how many these are.
+    `..._of_fleet` is the mean over the latest replies of all devices that have taken part; `devices_so_far`
+    is the number of these devices.
     """
 
     def __init__(self, settings: RunSettings) -> None:
@@ -216,7 +218,7 @@ class RoundHistory:
 
 
 class _LatestMean:
-    """The mean of each device's latest value, without going through all devices."""
+    """Running mean of each device's latest value; an update does not visit all devices."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -245,13 +247,13 @@ def _diagnostic_figures(record: RoundRecord, diagnostic: Diagnostic) -> dict[str
 
 
 def figures_of_run(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, float]:
-    """The metrics of the whole run, under the names of data frames."""
+    """The metrics of the whole run, by their names in data frames."""
     whole = with_personal(summary, records)
     return _known((f"summary/{one.column(whole.judged_by)}", one.of_run(whole)) for one in METRICS)
 
 
 def parameters_of(settings: RunSettings) -> dict[str, Parameter]:
-    """The settings that differ from their defaults, by `section.key`, and always the seed."""
+    """Settings that differ from their defaults, by `section.key`; the seed is always included."""
     found: dict[str, Parameter] = {}
     for section in fields(settings):
         if section.name not in _OF_OTHERS:
@@ -260,7 +262,7 @@ def parameters_of(settings: RunSettings) -> dict[str, Parameter]:
 
 
 def _changed(path: str, value: Any) -> Iterator[tuple[str, Parameter]]:
-    """What differs from the defaults in a section, or in a table of one."""
+    """Settings of a section, or of a table inside one, that differ from their defaults."""
     if isinstance(value, Struct):
         defaults = {one.name: _default(one) for one in fields(value)}
         for key in value.__struct_fields__:

@@ -1,6 +1,6 @@
-"""MLflow: runs of the experiment `fleetune`, where MLFLOW_TRACKING_URI says, else in ./mlflow.db.
+"""MLflow: adds runs to the experiment `fleetune`, at MLFLOW_TRACKING_URI or else in ./mlflow.db.
 
-A run that goes on is found by its id, and only rounds that are not there yet are added.
+A continued run is found by its id. Only its missing rounds are added.
 """
 
 import logging
@@ -16,14 +16,14 @@ from mlflow.exceptions import MlflowException
 from fleetune.coordinator.trackers.tracker import Outcome, RoundFigures, TrackedRun
 
 EXPERIMENT = "fleetune"
-ID = "fleetune.run"  # the tag by which a run is found again
-MARK = "round/replies"  # every round has it; the last that is told of it
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000  # of one batch, as MLflow takes it
+ID = "fleetune.run"  # tag that identifies a continued run
+MARK = "round/replies"  # every round has this metric, and it is sent last, so it marks complete rounds
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000  # limits of one batch in MLflow's API
 _KEPT = (".json", ".jsonl", ".html", ".png", ".csv")
 
 
 class MLflow:
-    """Tells an MLflow server, or its database in a file, of one run."""
+    """Sends one run to an MLflow server, or to MLflow's database in a file."""
 
     def __init__(self, run: TrackedRun) -> None:
         _be_brief()
@@ -44,12 +44,12 @@ class MLflow:
                 self.hear(told)
 
     def hear(self, told: RoundFigures) -> None:
-        """Take a round in."""
+        """Send a round's figures."""
         figures = {name: value for name, value in told.figures.items() if name != MARK}
         self._log({**figures, MARK: told.figures[MARK]}, told.number)
 
     def finish(self, outcome: Outcome) -> None:
-        """Take in what the run came to, its files among it."""
+        """Send the run's result and its files."""
         there = self._client.get_run(self._run).data.metrics
         self._log(
             {name: one for name, one in outcome.figures.items() if there.get(_name(name)) != one},
@@ -62,7 +62,7 @@ class MLflow:
         self._finished = True
 
     def close(self) -> None:
-        """The run is over, or was stopped."""
+        """Release the client: the run is over or was stopped."""
         self._client.set_terminated(self._run, "FINISHED" if self._finished else "KILLED")
 
     def _begin(self, experiment: str, run: TrackedRun) -> str:
@@ -83,7 +83,7 @@ class MLflow:
 
 
 def _experiment(client: Any) -> str:
-    """The id of the experiment; several processes may want it made at the same moment."""
+    """The id of the experiment, which several processes may create at the same moment."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -100,12 +100,12 @@ def _experiment(client: Any) -> str:
 
 
 def _name(name: str) -> str:
-    """As MLflow takes it."""
+    """The name with only the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def _be_brief() -> None:
-    """A server that is gone is given up in seconds, and what is behind MLflow keeps its tales to itself."""
+    """Give up an unreachable server within seconds, and silence the logs of MLflow's libraries."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     for talker in ("alembic", "mlflow", "urllib3"):

@@ -1,7 +1,7 @@
-"""TensorBoard: an event file in each run's folder, so that `tensorboard --logdir runs` shows all of them.
+"""TensorBoard: an event file in each run's folder, so that `tensorboard --logdir runs` shows all runs.
 
-A run that goes on is written anew from its rounds: no point stands there twice, and none is missing that was
-not on the disk yet. Who watches at that moment sees the older points go and come again.
+The event file of a continued run is written again from its rounds, so that no point is duplicated or missing.
+A viewer that is open at that moment sees the older points disappear and return.
 """
 
 import os
@@ -20,14 +20,14 @@ OURS = "events.out.tfevents.*.fleetune"
 
 
 class TensorBoard:
-    """Writes one run's event file; each round is on the disk when it was heard."""
+    """Writes one run's event file; `hear` flushes each round to the disk."""
 
     def __init__(self, run: TrackedRun) -> None:
         first = run.before[0].number if run.before else 1
         if first == 1:
             for path in run.folder.glob(OURS):
                 path.unlink()
-        second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
+        second, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in alphabetical order
         name = f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}.fleetune"
         self._file = (run.folder / name).open("xb")
         self._records = RecordWriter(self._file)
@@ -41,18 +41,18 @@ class TensorBoard:
         self._file.flush()
 
     def hear(self, told: RoundFigures) -> None:
-        """Take a round in."""
+        """Write a round's figures."""
         if told.number <= self._newest:
             self._purge(told.number)
         self._add(told)
         self._file.flush()
 
     def finish(self, outcome: Outcome) -> None:
-        """Take in what the run came to."""
+        """Write the run's result."""
         self._write(step=outcome.rounds, summary=_scalars(outcome.figures))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _add(self, told: RoundFigures) -> None:
@@ -60,7 +60,7 @@ class TensorBoard:
         self._write(step=told.number, summary=_scalars(told.figures))
 
     def _purge(self, step: int) -> None:
-        """What was written of this step and later ones does not count any more."""
+        """Mark all points of this step and later ones as invalid."""
         start = event_pb2.SessionLog.START
         self._write(step=step, session_log=event_pb2.SessionLog(status=start))
 
@@ -75,7 +75,7 @@ def _scalars(figures: Any) -> Any:
 
 
 def _settings(run: TrackedRun) -> Any:
-    """The settings as a table in the tab for texts."""
+    """The settings as a table for TensorBoard's text tab."""
     rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in sorted(run.parameters.items()))
     text = f"| setting | value |\n|---|---|\n{rows}\n"
     content = tensor_pb2.TensorProto(

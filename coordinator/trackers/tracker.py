@@ -1,6 +1,7 @@
-"""Experiment trackers: what one is and what it gets of a run, and those that are known by name.
+"""Experiment trackers: their interface, the data that they receive of a run, and the built-in trackers.
 
-A known tracker is one file and one line of `TRACKERS`. A user's own is `package.module:function`.
+A built-in tracker is one file and one line of `TRACKERS`. A user-defined tracker is named by
+`package.module:function`.
 """
 
 import difflib
@@ -20,11 +21,11 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """A training round that closed.
+    """A closed training round.
 
     Attributes:
-        number: from 1.
-        figures: by name, those that are known; see `coordinator.trackers.follow`.
+        number: number of the round, from 1.
+        figures: the known figures by name; see `coordinator.trackers.follow`.
     """
 
     number: int
@@ -33,16 +34,16 @@ class RoundFigures:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that a tracker follows from now on.
+    """A run that a tracker starts to follow.
 
     Attributes:
-        id: unique; a run that goes on after a stop keeps it.
-        name: for people: the run's folder, inside the folder of runs.
-        folder: of the run.
-        settings: of the run.
-        parameters: the settings that differ from their defaults, by `section.key`.
-        before: rounds that are closed already, ascending; an open run no longer has its first ones.
-        simulated: whether times are of a virtual clock.
+        id: unique; a continued run keeps it.
+        name: name for people: the run's folder relative to the folder of runs.
+        folder: the run's folder.
+        settings: settings of the run.
+        parameters: settings that differ from their defaults, by `section.key`.
+        before: rounds that are already closed, ascending; an open run may have dropped its first rounds.
+        simulated: True if times are of a virtual clock.
     """
 
     id: str
@@ -59,9 +60,9 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        rounds: that are closed.
-        figures: of the whole run, by name.
-        files: that it left: summary, rounds, report, pictures.
+        rounds: number of closed rounds.
+        figures: figures of the whole run, by name.
+        files: files that the run wrote: summary, rounds, report, pictures.
     """
 
     rounds: int
@@ -70,20 +71,21 @@ class Outcome:
 
 
 class Tracker(Protocol):
-    """Follows one run. All methods are called in one thread of its own, and may take their time.
+    """Follows one run. All methods are called in one thread of the tracker's own, so they may be slow.
 
-    It is made for a `TrackedRun`, and first takes in those of `before` that it does not have. If it raises,
-    it gets nothing more. When the run has its report, another is made, with all rounds as `before`.
+    A tracker is made for a `TrackedRun` and first processes the rounds of `before` that it lacks. A tracker
+    that raises receives no further calls. Once the run's report is written, a new tracker is made with all
+    rounds as `before`.
     """
 
     def hear(self, told: RoundFigures) -> None:
-        """Take in a round; one with the number of an earlier round replaces that."""
+        """Process a round; it replaces an earlier round with the same number."""
 
     def finish(self, outcome: Outcome) -> None:
-        """Take in the result of the run; training is over, and the report is written."""
+        """Process the run's result, after training is over and the report is written."""
 
     def close(self) -> None:
-        """Release what is held. Without `finish` before, the run was stopped and may go on."""
+        """Release all resources. If `finish` was not called before, the run was stopped and may continue."""
 
 
 Make = Callable[[TrackedRun], Tracker]
@@ -91,11 +93,11 @@ Make = Callable[[TrackedRun], Tracker]
 
 @dataclass(frozen=True)
 class _Known:
-    """A tracker that comes with Fleetune.
+    """A built-in tracker.
 
     Attributes:
-        package: that it needs, as it is imported.
-        install: the command that installs it.
+        package: import name of the package that it needs.
+        install: command that installs the package.
         made_by: `module:class` in this folder.
     """
 
@@ -104,7 +106,7 @@ class _Known:
     made_by: str
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker for a run; imports what it needs."""
+        """Make the tracker for a run; imports the package that it needs."""
         module, _, kind = self.made_by.partition(":")
         tracker: Tracker = getattr(import_module(f"fleetune.coordinator.trackers.{module}"), kind)(run)
         return tracker
@@ -117,7 +119,7 @@ TRACKERS = {
 
 
 def makers_of(trackers: Iterable[str | Make]) -> dict[str, Make]:
-    """What makes each tracker that is asked for, by its name; imports nothing heavy yet.
+    """Functions that make the requested trackers, by name. No heavy package is imported yet.
 
     Raises:
         SettingError: no tracker has that name, or the package that it needs is not installed.
