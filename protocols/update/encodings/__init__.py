@@ -1,7 +1,7 @@
-"""How the values of a patch are written, by name: one file each, one line here.
+"""Registry of encodings: the ways to write the values of a patch. Each has one file and one line here.
 
-An encoding is an `Encoding` (encoding.py). A payload says by name which one wrote a patch; only the names
-here are ever looked for, whatever a peer says, and a file is read when its encoding is first used.
+An encoding is an `Encoding` (encoding.py). A payload names the encoding of each patch. Only the names listed
+here are looked up, whatever name a peer sends. A module is imported when its encoding is first used.
 """
 
 import difflib
@@ -32,16 +32,16 @@ REGISTRY = {
 
 
 def find(name: str) -> Encoding:
-    """The encoding of this name, with its settings' defaults. Raises SettingError: there is none."""
+    """Encoding of this name with default settings. Raises SettingError if the name is unknown."""
     encoding: Encoding = _kind(name)()
     return encoding
 
 
 def chosen(choice: str | Mapping[str, Any]) -> Encoding:
-    """The encoding that run.toml asks for: its name, or a table of it and its settings.
+    """Encoding that run.toml chooses, by its name or by a table of its name and settings.
 
     Raises:
-        SettingError: there is none, or it has no such settings.
+        SettingError: the name or one of the settings is unknown.
     """
     section = {"name": choice} if isinstance(choice, str) else dict(choice)
     name = section.pop("name", None)
@@ -61,7 +61,7 @@ def chosen(choice: str | Mapping[str, Any]) -> Encoding:
 
 
 def in_words(choice: str | Mapping[str, Any]) -> str:
-    """What run.toml asks for, to be read."""
+    """Readable form of the encoding that run.toml chooses."""
     if isinstance(choice, str):
         return choice
     own = ", ".join(f"{key} {value}" for key, value in choice.items() if key != "name")

@@ -1,13 +1,14 @@
-"""Differences to the base as small integers, each block of them with a scale of its own.
+"""Differences to the base as small integers, with one scale for each block.
 
-A block is at most 64 neighbours of one tensor and one chunk. Its scale is its largest difference over the
-largest integer, but at least `floor` times the root mean square of all differences: a block of small ones
-deserves no finer steps than the others, and its integers then compress. Measured on LeNet-5's and cnn-kapc's
-updates, the floor takes off 20 % (int8) and 30 % (int4) of the bytes for a tenth more error, and blocks of
-64 with it have fewer bytes and less error than blocks of 256 without (`benchmarks/encodings.py`).
+A block holds at most 64 neighbouring entries of one tensor and one chunk. Its scale is its largest difference
+divided by the largest integer. The scale is at least `floor` times the root mean square of all differences,
+so that a block of small differences gets no finer steps than the others; its integers then compress well.
+Measured on updates of LeNet-5 and cnn-kapc (`benchmarks/encodings.py`): the floor saves 20 % (int8) and 30 %
+(int4) of the bytes for a tenth more error. Blocks of 64 with the floor have fewer bytes and less error than
+blocks of 256 without it.
 
-Integers are the nearest ones: what that loses is in the residual, and comes along the next time, which
-random rounding would achieve with more error each time.
+Differences are rounded to the nearest integer. The residual keeps the rounding error for the next update.
+Random rounding would also be right on average, but with more error in each update.
 """
 
 from abc import abstractmethod
@@ -42,27 +43,27 @@ Starts = NDArray[np.int64]
 
 
 class Blockwise(Chunked):
-    """Integers with a scale a block. What they lose is left in the residual.
+    """Integers with one scale for each block. The residual keeps the rounding error.
 
     Attributes:
-        floor: of a block's scale, in root mean squares of all differences; 0: none.
+        floor: least scale of a block, in root mean squares of all differences; 0 for no least scale.
     """
 
-    largest: ClassVar[int]  # of the integers, and of their opposites
+    largest: ClassVar[int]  # the largest integer; the smallest is its negative
     lossless = False
     floor: float
 
     @abstractmethod
     def packed(self, integers: Integers) -> Bytes:
-        """Bytes that compress well, `num_bytes` of them."""
+        """Pack integers into `num_bytes` bytes that compress well."""
 
     @abstractmethod
     def unpacked(self, data: Bytes, count: int) -> Integers:
-        """What `packed` was given, shape (count,)."""
+        """Unpack the integers that `packed` wrote, shape (count,)."""
 
     @abstractmethod
     def num_bytes(self, count: int) -> int:
-        """Of so many integers, not compressed."""
+        """Number of bytes that `count` integers take before compression."""
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         compressor, out = new_compressor(), written_so_far(tag_of(known))
@@ -88,13 +89,13 @@ class Blockwise(Chunked):
 
 
 def _starts(known: Known, chunk: slice) -> Starts:
-    """Where each block of a chunk begins, counted from the chunk's own beginning."""
+    """Start of each block, counted from the start of the chunk."""
     bounds = [0, *known.beginnings(chunk), chunk.stop - chunk.start]
     return np.concatenate([np.arange(a, b, BLOCK) for a, b in pairwise(bounds)])
 
 
 def _root_mean_square(values: FlatArray, known: Known, residual: FlatArray | None) -> float:
-    """Of all differences."""
+    """Root mean square of all differences to the base."""
     total = 0.0
     for chunk in chunks(values.size):
         apart = difference(wanted_of(values, residual, chunk), part_of(known.base, chunk))
@@ -103,17 +104,17 @@ def _root_mean_square(values: FlatArray, known: Known, residual: FlatArray | Non
 
 
 def _scales(highest: FlatArray, largest: int, least: float) -> FlatArray:
-    """Of blocks with this highest absolute difference: float32 of which the low 16 bits are 0."""
+    """Scale of each block from its largest absolute difference: float32 numbers whose low 16 bits are 0."""
     scales: FlatArray = np.maximum(highest / np.float32(largest), np.float32(least))
     scales[highest == 0] = 0
     bits = scales.view(np.uint32)
-    bits += 0xFFFF  # upwards: nothing saturates
+    bits += 0xFFFF  # round up, so that no integer saturates
     bits &= 0xFFFF0000
     return scales
 
 
 def _spread(scales: FlatArray, starts: Starts, length: int) -> FlatArray:
-    """Each entry's scale."""
+    """Scale of each entry, from the scales of its block."""
     return np.repeat(scales, np.diff(starts, append=length))
 
 
@@ -123,7 +124,7 @@ def _nearest(differences: FlatArray, scales: FlatArray) -> Integers:
 
 
 def _values(scales: FlatArray, integers: Integers, base: FlatArray | None) -> FlatArray:
-    """The values that come out; `scales` is not needed any more."""
+    """Values from integers, scales and base. Overwrites `scales`."""
     with np.errstate(over="ignore", invalid="ignore"):
         scales *= integers
     return with_base(scales, base)

@@ -1,10 +1,12 @@
-"""What the encodings of differences share: a tag, chunks of values, and in these streams of bytes.
+"""Shared format of encodings of differences: a tag, chunks of values, and streams of bytes in each chunk.
 
-The first byte says whether the values were written as differences to a base (1) or as they are (0). Behind it
-follow chunks of `CHUNK` values, the last one shorter; each is read by itself, so that neither side needs
-more scratch space than one chunk takes. A stream is its stored length (4 bytes, little endian) and what is
-stored: a zstd frame that says its content's size where that is shorter than the bytes themselves, else these.
-Who reads knows how long a stream is unpacked, which is how the two are told apart.
+The first byte is 1 if values were written as differences to a base, and 0 if there was no base. Chunks of
+`CHUNK` values follow, the last one shorter. Each chunk is read by itself, so both sides need the scratch
+space of one chunk only.
+
+A stream is its stored length (4 bytes, little endian) and the stored bytes. These are a zstd frame with its
+content size if that is shorter, else the bytes themselves. The reader knows the unpacked length of each
+stream, which distinguishes the two. Bytes: docs/wire.md, *Chunks and streams*.
 """
 
 from abc import abstractmethod
@@ -22,34 +24,34 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.body import Source
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, Known
 
-CHUNK = 2**16  # values: scratch arrays of this size stay in a processor's cache
+CHUNK = 2**16  # values; scratch arrays of this size stay in the processor's cache
 WITHOUT_BASE, WITH_BASE = b"\0", b"\1"
-AS_THEY_ARE = 0  # the first byte where values follow as they are, in encodings without chunks
+AS_THEY_ARE = 0  # first byte of encodings without chunks if the values themselves follow
 LARGEST = np.finfo(np.float32).max
-_ZSTD_LEVEL = 1  # higher ones gain nothing on what is left: their matches are accidents
+_ZSTD_LEVEL = 1  # higher levels gain nothing on such bytes: their matches are accidental
 
 Bytes = NDArray[np.uint8]
 
 
 def chunks(count: int) -> Iterator[slice]:
-    """Where each chunk of so many values stands."""
+    """Range of each chunk of `count` values."""
     return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
 
 
 def tag_of(known: Known) -> bytes:
-    """The first byte of what is written with this help."""
+    """First byte of values written with these common values: 1 with a base, 0 without."""
     return WITHOUT_BASE if known.base is None else WITH_BASE
 
 
 def written_so_far(tag: bytes) -> BytesIO:
-    """Where an encoding goes on behind its tag."""
+    """Buffer that begins with the tag, to which an encoding appends."""
     out = BytesIO()
     out.write(tag)
     return out
 
 
 def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> FlatArray:
-    """What is to arrive of a chunk, finite."""
+    """Values plus residual of a chunk, finite: what the reader should receive."""
     if residual is None:
         return values[chunk]
     with np.errstate(over="ignore"):
@@ -58,12 +60,12 @@ def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> Fl
 
 
 def part_of(base: FlatArray | None, chunk: slice) -> FlatArray | None:
-    """A chunk of the base, if there is one."""
+    """Base of a chunk; None if there is no base."""
     return None if base is None else base[chunk]
 
 
 def difference(wanted: FlatArray, base: FlatArray | None) -> FlatArray:
-    """To the base, if there is one; finite, same shape."""
+    """Difference to the base if there is one, else the values; finite, same shape."""
     if base is None:
         return wanted
     with np.errstate(over="ignore"):
@@ -72,7 +74,7 @@ def difference(wanted: FlatArray, base: FlatArray | None) -> FlatArray:
 
 
 def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:
-    """The base added, if there is one, in place; what float32 does not hold becomes its largest number."""
+    """Add the base, if there is one, in place. Overflow becomes the largest float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         if base is not None:
             differences += base
@@ -80,25 +82,27 @@ def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:
 
 
 def whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
-    """The values behind the byte that says so: there is no base, or noise could lead beyond float32."""
+    """The values themselves after their form byte, for use without a base or if noise could exceed
+    float32.
+    """
     plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
     return Encoded(bytes([AS_THEY_ARE]) + plain)
 
 
 def read_whole(data: bytes, count: int) -> FlatArray:
-    """Shape (count,). Raises PacketCorrupt: these are not so many."""
+    """Values that `whole` wrote, shape (count,). Raises PacketCorrupt if their number differs."""
     check_length(data, 1 + 4 * count)
     return np.frombuffer(data, "<f4", offset=1).astype(np.float32)
 
 
 def check_length(data: bytes, length: int) -> None:
-    """Raises PacketCorrupt: it has another."""
+    """Check the length of the data. Raises PacketCorrupt if it is another."""
     if len(data) != length:
         raise PacketCorrupt(f"encoded values of {len(data)} bytes; {length} are due")
 
 
 def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> list[bytes]:
-    """A stream's length and what is stored of it."""
+    """A stream's length and its stored bytes."""
     plain = content.tobytes()
     packed = compressor.compress(plain)
     stored = packed if len(packed) < len(plain) else plain
@@ -106,12 +110,12 @@ def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> li
 
 
 def new_compressor() -> zstandard.ZstdCompressor:
-    """For the streams of one payload: it keeps its memory from one to the next."""
+    """Compressor for the streams of one payload; it reuses its memory between streams."""
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
 
 
 class Chunked(Encoding):
-    """Encodings that read chunk by chunk, from whatever the bytes come from."""
+    """Base class of encodings that can be read chunk by chunk from any source of bytes."""
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
         return self.decode_from(BytesIO(data), len(data), count, known)
@@ -127,23 +131,23 @@ class Chunked(Encoding):
 
     @abstractmethod
     def read_chunk(self, reader: "Reader", known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
-        """The values of the next chunk.
+        """Read the values of the next chunk.
 
         Args:
-            reader: stands before it.
-            known: of all entries.
-            chunk: which of them are in it.
-            base: of these; None: they were written without one.
+            reader: reader, positioned before the chunk.
+            known: values that both sides hold of all entries.
+            chunk: range of the chunk's entries.
+            base: base of these entries; None if they were written without one.
         """
 
 
 @dataclass
 class Reader:
-    """Goes through what was written, from the front.
+    """Reads written values from front to back.
 
     Attributes:
-        source: where it comes from.
-        left: how many bytes are still to come.
+        source: source of the bytes.
+        left: number of bytes still to be read.
     """
 
     source: Source
@@ -153,7 +157,7 @@ class Reader:
         self._unpacker = zstandard.ZstdDecompressor()
 
     def base(self, known: Known) -> FlatArray | None:
-        """Read the tag: the base of the values; None: they were written without one. Raises PacketCorrupt."""
+        """Read the tag and return the base of the values; None without a base. Raises PacketCorrupt."""
         tag = self.take(1)
         if tag not in (WITHOUT_BASE, WITH_BASE):
             raise PacketCorrupt(f"encoded values begin with {tag!r}; this side knows 0 and 1")
@@ -164,18 +168,18 @@ class Reader:
         return known.base
 
     def take(self, length: int) -> bytes:
-        """The next bytes. Raises PacketCorrupt: there are not so many."""
+        """Read the next bytes. Raises PacketCorrupt if there are too few."""
         if length > self.left:
             raise PacketCorrupt(f"encoded values are cut short: {length} bytes are due, {self.left} are left")
         self.left -= length
         return self.source.read(length)
 
     def plane(self, length: int) -> Bytes:
-        """The next bytes, shape (length,). Raises PacketCorrupt."""
+        """Read the next bytes as an array, shape (length,). Raises PacketCorrupt."""
         return np.frombuffer(self.take(length), np.uint8)
 
     def stream(self, length: int) -> Bytes:
-        """The next stream, which unpacks to shape (length,). Raises PacketCorrupt: it does not."""
+        """Read the next stream, shape (length,) once unpacked. Raises PacketCorrupt for another length."""
         stored = int.from_bytes(self.take(4), "little")
         if stored == length:
             return self.plane(length)
@@ -188,6 +192,6 @@ class Reader:
             raise PacketCorrupt(f"a stream of encoded values does not unpack: {problem}") from None
 
     def end(self) -> None:
-        """Raises PacketCorrupt: something follows."""
+        """Check that all bytes were read. Raises PacketCorrupt if some remain."""
         if self.left:
             raise PacketCorrupt(f"{self.left} bytes behind the encoded values")

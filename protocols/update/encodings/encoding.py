@@ -1,7 +1,8 @@
-"""What an encoding of values is: float32 numbers to bytes and back, with what both sides hold as a help.
+"""Interface of encodings: float32 numbers to bytes and back, with the values that both sides hold.
 
-An encoding is pure: no I/O, no clock, no randomness but its key's. It knows neither the model nor who sends;
-`protocols.update.patch_values` cuts base and residual to the entries of the patch, and frames the bytes.
+An encoding is pure: it has no I/O and no clock, and its only randomness comes from its key. It knows neither
+the model nor the sender. `protocols.update.patch_values` cuts base and residual to the entries of the patch,
+and frames the bytes.
 """
 
 from dataclasses import dataclass, field
@@ -16,21 +17,24 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.body import Source
 
 SLOWING = 0.52
-"""How many times as many rounds more it takes to an accuracy where all of each change waits: 0.47 to 0.57,
-whatever leaves it out (docs/ratios.md)."""
+"""Growth of the number of rounds to an accuracy if all of each change waits for the next update.
+
+0.52 means 1.52 times as many rounds. Measured: 0.47 to 0.57, whatever causes the delay (docs/ratios.md).
+"""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What both sides know of the n entries that values are written for.
+    """Facts that both sides know about the n entries of a patch.
 
     Attributes:
-        base: the values that both sides hold, finite, shape (n,); None: they hold none.
-        tensors: the number of each entry's tensor in the model, ascending, shape (n,); empty: all are of one.
-        row_sizes: how many entries a row of each tensor of the model has, by its number, a row being what has
-            one index on its first axis; empty: not known.
-        places: each entry's place in its tensor, shape (n,); None: the tensors are whole.
-        spare: `base` is a copy that nobody needs any more: `decode` may make its values there.
+        base: values that both sides hold, finite, shape (n,); None if they hold none.
+        tensors: number of each entry's tensor in the model, ascending, shape (n,); empty if all entries
+            belong to one tensor.
+        row_sizes: row size of each tensor of the model, by its number; empty if unknown. A row is all entries
+            with one index on the first axis.
+        places: place of each entry in its tensor, shape (n,); None if the tensors are whole.
+        spare: True if `decode` may overwrite `base`, because the caller does not need this copy.
     """
 
     base: FlatArray | None = None
@@ -40,7 +44,7 @@ class Known:
     spare: bool = False
 
     def beginnings(self, chunk: slice) -> list[int]:
-        """Where in these entries, counted from the chunk's own beginning, further tensors begin."""
+        """Starts of further tensors in a chunk, counted from the start of the chunk."""
         tensors = self.tensors[chunk]
         beginnings: list[int] = (np.flatnonzero(tensors[1:] != tensors[:-1]) + 1).tolist()
         return beginnings
@@ -51,9 +55,9 @@ class Encoded:
     """Values as an encoding wrote them.
 
     Attributes:
-        data: the bytes to send.
-        residual: values and earlier residual, less what `decode` gives; None: nothing is to follow, `decode`
-            gives all of them, or all of them on average.
+        data: bytes to send.
+        residual: values plus earlier residual, minus the decoded values. None if nothing needs to follow:
+            `decode` gives all values exactly, or right on average.
     """
 
     data: bytes
@@ -62,22 +66,23 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodingCost:
-    """What an encoding takes and gives with its settings, for whoever chooses among several.
+    """Predicted cost and error of an encoding with its settings, for a choice among several.
 
-    All but `held_bytes` was measured on FedAvg's updates of trained models (`benchmarks/encodings.py`);
-    a method that sends its largest entries alone has up to 1.6 times the bytes, and more error.
+    All but `held_bytes` was measured on FedAvg's updates of trained models (`benchmarks/encodings.py`). For a
+    method that sends only its largest entries, bytes are up to 1.6 times as many, and errors are larger.
 
     Attributes:
-        bytes_per_value: in a payload.
-        encode_ns, decode_ns: of a value, on a core of an x86-64 server, without the payload's compression.
-        held_bytes: of each entry of the model, on a device beside what `raw` takes: the residual, as it is
-            kept and as it becomes.
-        relative_error: of one update, the distance of what is decoded to the values over that of the base;
-            what is left out goes along with a later one, or is noise that averages away.
-        compression_error: usual norm of the new residual over that of change and old residual; the mean over
-            a run's rounds, FedSPU on Fashion-MNIST (docs/ratios.md).
-        delays: the residual holds changes that arrive later; else it is rounding noise, which hardly costs a
-            round.
+        bytes_per_value: bytes of a value in a payload.
+        encode_ns, decode_ns: nanoseconds for a value on a core of an x86-64 server, without the payload's
+            compression.
+        held_bytes: memory on a device for each entry of the model, in addition to that of `raw`: the old and
+            the new residual.
+        relative_error: distance from decoded values to true values, over the distance from base to true
+            values. The error is sent with a later update, or is noise that averages out.
+        compression_error: usual norm of the new residual over that of change plus old residual. Mean over the
+            rounds of FedSPU on Fashion-MNIST (docs/ratios.md).
+        delays: True if the residual holds changes that arrive later; False if it is rounding noise, which
+            hardly slows learning.
     """
 
     bytes_per_value: float
@@ -91,22 +96,22 @@ class EncodingCost:
     def utility_factor(self, compression_error: float | None = None) -> float:
         """Rounds to an accuracy with whole updates over rounds with this encoding, in (0, 1].
 
-        `compression_error`: as measured; None: the usual one.
+        `compression_error` is a measured value; None for the usual one.
         """
         error = self.compression_error if compression_error is None else compression_error
         return 1 / (1 + SLOWING * error) if self.delays else 1.0
 
 
 class Encoding(Protocol):
-    """One way to write float32 values; all arrays have the shape (n,) of the patch's selected entries.
+    """Base class of encodings. All arrays have the shape (n,) of the patch's selected entries.
 
-    Its attributes are settings of the side that writes, each with a default; who reads needs none of them.
+    Instance attributes are settings of the writing side, each with a default. The reader needs none of them.
 
     Class attributes:
-        name: in run.toml, on the wire, and in the registry.
-        lossless: `decode` gives the same bits.
-        on_average: one update is mostly noise, right in the mean of many, so nothing waits for the next one;
-            tasks, of which nobody takes a mean, are written otherwise.
+        name: name in run.toml, on the wire, and in the registry.
+        lossless: True if `decode` gives the same bits.
+        on_average: True if one update is mostly noise and the mean of many is right, so that nothing waits
+            for the next update. Tasks are written otherwise, because no mean is taken over them.
     """
 
     name: ClassVar[str]
@@ -115,11 +120,11 @@ class Encoding(Protocol):
 
     @property
     def cost(self) -> EncodingCost:
-        """With these settings, of what a round of training changes in trained weights."""
+        """Predicted cost with these settings, for the changes of trained weights in a round."""
         ...
 
     def for_tasks(self) -> "Encoding":
-        """What writes tasks. Raises SettingError: this one is not for them."""
+        """Encoding to write tasks with. Raises SettingError if this one cannot be used for tasks."""
         if self.on_average:
             raise SettingError(
                 f"{self.name} is for `up` alone, where means are taken: take lowrank or sparse"
@@ -130,10 +135,10 @@ class Encoding(Protocol):
         """Write the values.
 
         Args:
-            values: finite.
-            known: of the same entries.
-            residual: what earlier encodings left out of these entries, to be added; None: nothing.
-            key: of random draws; the reader does not have it.
+            values: values of the entries, finite.
+            known: facts that both sides know about the same entries.
+            residual: compression error of earlier encodings, to be added; None if there is none.
+            key: key of random draws. The reader does not have it.
         """
         ...
 
@@ -141,22 +146,23 @@ class Encoding(Protocol):
         """Read a peer's bytes.
 
         Args:
-            data: at most a payload long.
-            count: how many values these are, held against the model; what is allocated is bounded by it.
-            known: what they were written with.
+            data: bytes of the values, at most a payload long.
+            count: number of values, already checked against the model. It bounds the memory that is
+                allocated.
+            known: facts with which the values were written.
 
         Returns:
             Shape (count,), not necessarily finite.
 
         Raises:
-            PacketError: `encode` never makes such bytes for so many values, or not without a base.
+            PacketError: `encode` never writes such bytes for `count` values, or never without a base.
         """
         ...
 
     def decode_from(self, source: Source, length: int, count: int, known: Known) -> FlatArray:
-        """Read a peer's bytes as they come, `length` of them; else as `decode`."""
+        """Read `length` bytes from a source as they arrive. All else is as in `decode`."""
         return self.decode(source.read(length), count, known)
 
     def size(self, num_values: int) -> int:
-        """About how many bytes so many values take in a payload."""
+        """Approximate number of bytes of `num_values` values in a payload."""
         return int(self.cost.bytes_per_value * num_values)

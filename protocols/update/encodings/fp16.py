@@ -1,4 +1,4 @@
-"""The difference to the base as float16, after the power of two that brings a chunk's largest above 2^14."""
+"""Differences to the base as float16, scaled by a power of two so that a chunk's largest exceeds 2^14."""
 
 import numpy as np
 import zstandard
@@ -22,14 +22,14 @@ from fleetune.protocols.update.encodings.chunks import (
 )
 from fleetune.protocols.update.encodings.encoding import Encoded, EncodingCost, Known
 
-_LEAST_SHIFT, _MOST_SHIFT = -113, 126  # 2^shift and 2^-shift are normal float32 numbers
+_LEAST_SHIFT, _MOST_SHIFT = -113, 126  # for these shifts, 2^shift and 2^-shift are normal float32 numbers
 
 
 class Float16(Chunked):
-    """11 bits of each difference; what that loses is left in the residual.
+    """11 bits of each difference. The residual keeps the rounding error.
 
-    The power of two keeps float16's narrow range on the chunk's own: nothing overflows, and what is smaller
-    than 2^-29 of the largest keeps fewer bits. Below about 2^-31 of it a difference counts as 0.
+    The power of two fits float16's narrow range to each chunk, so nothing overflows. Differences below 2^-29
+    of the largest keep fewer bits. Differences below about 2^-31 of it become 0.
     """
 
     name = "fp16"
@@ -52,7 +52,7 @@ class Float16(Chunked):
 
 
 def _halves(differences: FlatArray) -> tuple[NDArray[np.uint16], int]:
-    """2^shift times the differences as bits of float16, those of the tiniest 0; and the shift."""
+    """Bits of 2^shift times the differences as float16, with 0 for the tiniest, and the shift."""
     _, exponent = np.frexp(np.abs(differences).max())
     shift = int(np.clip(15 - exponent, _LEAST_SHIFT, _MOST_SHIFT))
     halves = (differences * np.float32(2.0**shift)).astype(np.float16).view(np.uint16)
@@ -66,7 +66,7 @@ def _scaled(halves: NDArray[np.uint16], shift: int) -> FlatArray:
 
 
 def _written(halves: NDArray[np.uint16], shift: int, compressor: zstandard.ZstdCompressor) -> list[bytes]:
-    """The shift (1 byte, signed), the high bytes, and the low bytes of those that are not 0."""
+    """The shift (1 byte, signed), the high bytes, and the low bytes of numbers whose high byte is not 0."""
     high = (halves >> 8).astype(np.uint8)
     low = halves[high != 0].astype(np.uint8)
     return [

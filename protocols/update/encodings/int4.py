@@ -1,4 +1,4 @@
-"""Differences to the base as integers from -7 to 7, with a scale a block (`blockwise`), two in a byte."""
+"""Differences to the base as integers from -7 to 7, two in a byte, with one scale a block (`blockwise`)."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 @dataclass(frozen=True)
 class Int4(Blockwise):
-    """Two integers in a byte: zstd codes pairs in 5 to 10 % fewer bytes than single ones, and faster.
+    """Two integers in a byte, with a relative error of about 13 %.
 
-    A relative error of about 13 %.
+    zstd codes such pairs in 5 to 10 % fewer bytes than single integers, and faster.
     """
 
     floor: float = 0.4

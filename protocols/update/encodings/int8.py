@@ -1,4 +1,4 @@
-"""Differences to the base as integers from -127 to 127, with a scale a block (`blockwise`)."""
+"""Differences to the base as integers from -127 to 127, with one scale a block (`blockwise`)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 @dataclass(frozen=True)
 class Int8(Blockwise):
-    """A byte an integer, which zstd's entropy coder halves. A relative error of about 0.9 %."""
+    """One byte an integer, which zstd's entropy coder halves. The relative error is about 0.9 %."""
 
     floor: float = 0.03
 

@@ -1,11 +1,14 @@
-"""Every bit of every value, as the difference of the bit patterns to those of the base.
+"""Every bit of every value, as the difference between its bit pattern and that of the base.
 
-Float32 numbers of one sign are in the order of their bit patterns, so that a small step of training is a
-small difference of integers. Of a chunk, entries are sorted by how many bytes their difference takes; the
-leading bytes, which are not all as likely, are compressed, and the bytes behind them, which are noise, are
-stored. That is 3 to 10 % less than byte planes of the differences under zstd, whose tables would be shared
-by bytes of both kinds (measured by `benchmarks/encodings.py`). Knowing an entry's tensor and the base's
-exponent besides would gain another 1 % in an ideal coder (LeNet-5 and cnn-kapc, conditional entropies).
+Bit patterns of float32 numbers of one sign are in the order of the numbers. So a small step of training is a
+small difference of integers. In each chunk, entries are sorted by the number of bytes that their difference
+takes. The leading bytes are unevenly distributed and are compressed. The bytes after them are noise and are
+stored as they are.
+
+This takes 3 to 10 % less than zstd on byte planes of the differences, where both kinds of bytes share zstd's
+tables (`benchmarks/encodings.py`). An ideal coder that also knows an entry's tensor and the exponent of its
+base would gain another 1 % (LeNet-5 and cnn-kapc, conditional entropies). Bytes: docs/wire.md, *Chunks and
+streams*.
 """
 
 import numpy as np
@@ -33,9 +36,9 @@ _BELOW_SIGN = 0x7FFFFFFF
 
 
 class Lossless(Chunked):
-    """The values as they are. Adds a residual where there is one, and leaves none.
+    """Values unchanged. Adds an earlier residual to the values and leaves none.
 
-    Without a base, the difference is to 0: sign and mantissa are noise, the exponents compress.
+    Without a base, the difference is taken to 0: the exponents compress, sign and mantissa do not.
     """
 
     name = "lossless"
@@ -54,13 +57,13 @@ class Lossless(Chunked):
 
 
 def _ordered(values: FlatArray) -> NDArray[np.int32]:
-    """Integers in the order of the values, neighbours one apart; 0.0 is 0, -0.0 is -1."""
+    """Integers in the order of the values: neighbouring float32 numbers differ by 1, 0.0 is 0, -0.0 is -1."""
     bits = values.view(np.int32)
     return bits ^ ((bits >> 31) & _BELOW_SIGN)
 
 
 def _zigzag(values: FlatArray, base: FlatArray | None) -> NDArray[np.uint32]:
-    """Steps from base to values modulo 2^32: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
+    """Steps from base to values, modulo 2^32, zigzag-coded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
     steps = _ordered(values)
     if base is not None:
         steps -= _ordered(base)
@@ -71,7 +74,7 @@ def _zigzag(values: FlatArray, base: FlatArray | None) -> NDArray[np.uint32]:
 
 
 def _values(zigzag: NDArray[np.uint32], base: FlatArray | None) -> FlatArray:
-    """The values back; `zigzag` is not needed any more."""
+    """Values from zigzag-coded steps. Overwrites `zigzag`."""
     sign = (zigzag & 1).view(np.int32)
     np.negative(sign, out=sign)
     zigzag >>= 1
@@ -83,7 +86,7 @@ def _values(zigzag: NDArray[np.uint32], base: FlatArray | None) -> FlatArray:
 
 
 def _written(zigzag: NDArray[np.uint32], compressor: zstandard.ZstdCompressor) -> list[bytes]:
-    """Classes (2 bits each, the first lowest), leading bytes by class, then the bytes behind them."""
+    """Classes (2 bits each, the first in the lowest bits), leading bytes by class, then all other bytes."""
     classes: Bytes = (zigzag > 0).view(np.uint8) + (zigzag > 0xFF)
     classes += zigzag > 0xFFFF
     one, two, three = _starts(classes)
@@ -108,7 +111,7 @@ def _read(reader: Reader, count: int) -> NDArray[np.uint32]:
 
 
 def _starts(classes: Bytes) -> tuple[int, int, int]:
-    """Where classes 1, 2 and 3 begin when they are sorted."""
+    """Starts of classes 1, 2 and 3 among the entries sorted by class."""
     counts = np.cumsum(np.bincount(classes, minlength=4))
     return int(counts[0]), int(counts[1]), int(counts[2])
 

@@ -1,13 +1,18 @@
-"""What changed in each layer as a few outer products, rounded to steps; the rest waits for a later round.
+"""Changes of each layer as a few outer products, rounded to steps; the rest waits for a later round.
 
-A round of local training changes a weight matrix by few outer products (`update/products`): PowerSGD (Vogels
-et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback. Where we
-differ: each device has its own, as many as are worth their bytes; both factors are rounded to one step for
-the whole patch, a multiple of what is to change on average, so that every layer and every product gets
-the bits that its size deserves (reverse water-filling); integers are entropy-coded by what is expected of
-their product, row and column. Of a matrix of which some entries alone are sent (a mask's), products are
-fitted to these. What is no matrix, and what no product tells, is rounded entry by entry.
-Bytes: docs/wire.md, `lowrank`.
+A round of local training changes a weight matrix by few outer products (`update/products`). PowerSGD (Vogels
+et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback.
+
+Differs from the paper:
+
+- Each device sends its own products, as many as are worth their bytes.
+- Both factors are rounded to one step width for the whole patch, a multiple of the mean change. So every
+  layer and product gets the bits that its size deserves (reverse water-filling).
+- Integers are entropy-coded with a prediction from their product, row and column.
+- If only some entries of a matrix are sent (by a mask), products are fitted to these entries.
+
+Entries outside matrices, and the remainder that products do not cover, are rounded one by one. Bytes:
+docs/wire.md, `lowrank`.
 """
 
 import math
@@ -25,9 +30,10 @@ from fleetune.protocols.update.encodings.lowrank_tensors import Parts, TensorRea
 from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, magnitude, nearest
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
-_AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # the others are for later versions
-_MOST_OF_OWN, _LEAST_OF_WANTED = 3.0, 1 / 8  # root mean squares that steps are measured by
-_MOST_STEPS = 1e6  # so that squares and their sums stay within float32
+_AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # forms from 2 on are reserved for later versions
+# bounds of the root mean square from which the step width follows
+_MOST_OF_OWN, _LEAST_OF_WANTED = 3.0, 1 / 8
+_MOST_STEPS = 1e6  # keeps squares and their sums within float32
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class LowRank(Encoding):
     """Outer products and entries in whole steps.
 
     Attributes:
-        step: its width, in root mean squares of all changes, above 0; 3 to 5 pay.
+        step: step width in root mean squares of all changes, above 0. Values of 3 to 5 pay off.
     """
 
     step: float = 4.0
@@ -49,8 +55,10 @@ class LowRank(Encoding):
 
     @property
     def cost(self) -> EncodingCost:
-        """Of LeNet-5's matrices; those of cnn-kapc take less than half of it, in a fifth of the time. Entries
-        that lie scattered (SRP-pFed, FedPURIN) take 1.2 to 4.5 times the bytes, and lose up to twice as much.
+        """Predicted cost, measured on the matrices of LeNet-5.
+
+        Those of cnn-kapc take less than half the bytes, in a fifth of the time. Scattered entries (SRP-pFed,
+        FedPURIN) take 1.2 to 4.5 times the bytes and have up to twice the error.
         """
         error = min(1.0, 0.088 * self.step**0.72)
         return EncodingCost(
@@ -61,13 +69,14 @@ class LowRank(Encoding):
             relative_error=error,
             compression_error=min(
                 1.0, 2.5 * error
-            ),  # 1.10, 1.17 and 1.34 times the rounds at steps of 1, 2 and 4
+            ),  # 1.10, 1.17 and 1.34 times as many rounds at steps of 1, 2 and 4
             delays=True,
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         data, arrived = _written(values, residual, known, self._width(values, residual, known.base))
-        if not np.isfinite(arrived).all():  # a step leads beyond float32: all of it waits
+        # a step would lead beyond float32: leave the whole change in the residual
+        if not np.isfinite(arrived).all():
             data, arrived = _written(values, residual, known, None)
         left_out = arrived
         for chunk in chunks(values.size):
@@ -75,10 +84,11 @@ class LowRank(Encoding):
         return Encoded(data, left_out)
 
     def _width(self, values: FlatArray, residual: FlatArray | None, base: FlatArray | None) -> int | None:
-        """Of a step, in eighths of an octave; None: nothing changed.
+        """Step width in eighths of an octave; None if nothing changed.
 
-        By what is wanted, residual included, so that a round that changes little is no reason for finer
-        steps; but within bounds: if steps grew with the residual for ever, it would with them.
+        The width follows the wanted change, including the residual, so that a round with small changes gets
+        no finer steps. The width is bounded: if it grew with the residual without limit, the residual would
+        grow with it.
         """
         own = wanted = 0.0
         for chunk in chunks(values.size):
@@ -122,7 +132,7 @@ def _form(known: Known) -> int:
 def _written(
     values: FlatArray, residual: FlatArray | None, known: Known, width: int | None
 ) -> tuple[bytes, FlatArray]:
-    """The bytes in steps of this width, None: of no change, and the values that come of them."""
+    """Bytes for steps of this width, and the decoded values. With width None, no change is written."""
     out, arrived = RangeEncoder(), _copied(known, values.size)
     out.write(_form(known), 1, _FORMS)
     out.write(width or 0, 1, MAGNITUDES)
@@ -144,14 +154,14 @@ def _copied(known: Known, count: int) -> FlatArray:
 
 
 def _in_steps(change: FlatArray, width: int) -> FlatArray:
-    """At most what factors can say: more waits for a later round."""
+    """Changes in steps, clipped to the largest number of a factor. The excess waits in the residual."""
     steps = change.astype(np.float64)
     steps /= float(magnitude(width))
     return np.clip(steps, -_MOST_STEPS, _MOST_STEPS, out=steps).astype(np.float32)
 
 
 def _add(values: FlatArray, parts: Parts, width: int) -> None:
-    """Add changes in steps to `values`, in place: each is one float64 product, rounded to float32 once."""
+    """Add changes in steps to `values`, in place. Each float64 product is rounded to float32 once."""
     factor = float(magnitude(width))
     for part, steps in parts:
         values[part] += (steps * factor).astype(np.float32)

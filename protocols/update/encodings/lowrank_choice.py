@@ -1,4 +1,4 @@
-"""How `lowrank` tells the changes of a tensor: in products, entries, or products and what these leave."""
+"""Choice of how `lowrank` writes a tensor: as products, as entries, or as products and entries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +17,17 @@ from fleetune.protocols.update.products.outer_products import (
 )
 from fleetune.protocols.update.products.product_search import products_of
 
-_BIT = 0.1  # squared steps that a bit is worth; 0.05 and 0.2 take 2 to 3 % more bytes for the same error
-_NEARLY = np.float32(0.59)  # of a step: what is less is 0 in any case
-_TELLING = 1.0  # squared steps for each number of a product that is worth telling beside entries
+# squared steps of error that one bit may save; with 0.05 or 0.2, the same error takes 2 to 3 % more bytes
+_BIT = 0.1
+_NEARLY = np.float32(0.59)  # steps; smaller changes become 0 in any case
+_TELLING = 1.0  # least gain of a product sent together with entries, in squared steps for each of its numbers
 
 
 @dataclass(frozen=True)
 class _Told:
-    """One way to tell a tensor; `cost`: squared steps that are lost, and those that its bytes are worth."""
+    """A candidate for writing a tensor. `cost`: its squared error in steps, plus `_BIT` for each of its
+    bits.
+    """
 
     products: list[Product]
     entries: Ints | None
@@ -32,14 +35,14 @@ class _Told:
 
 
 def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | None]:
-    """Products and entries that lose least for what they take.
+    """Products and entries with the least cost: squared error plus the value of their bits.
 
     Args:
-        tensor: what these are of.
-        steps: its changes, finite, shape (size,).
+        tensor: the tensor's place in the patch and its matrix.
+        steps: changes of the tensor in steps, finite, shape (size,).
 
     Returns:
-        Products; whole steps of all entries beside them, None: none is sent.
+        The products, and the whole steps of all entries that follow them; None if no entries are sent.
     """
     best = _ways(tensor, steps, [], 0.0)[-1]
     if not tensor.most_products or not steps.any():
@@ -53,7 +56,9 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
 
 
 def _ways(tensor: Tensor, steps: FlatArray, products: list[Product], bits: float) -> list[_Told]:
-    """Products, which take so many bits, alone; and if they leave some, with entries beside them."""
+    """Candidates with these products, which take `bits`: without entries, and with entries if any are not
+    0.
+    """
     lost = lost_beside = 0.0
     rest, found = None, list[Ints]()
     for part, left_over in _left_over(tensor, steps, products):
@@ -83,19 +88,21 @@ def _left_over(
 
 
 def _square(steps: FlatArray) -> float:
-    """In float32: chunks are short, and sums of few of them are summed up."""
+    """Sum of squares. float32 suffices: chunks are short, and few of these sums are added."""
     return float(np.einsum("i,i->", steps, steps))
 
 
 def _number_telling(tensor: Tensor, products: list[Product]) -> int:
-    """How many products there are before the first that tells little."""
+    """Number of products before the first one that gains too little next to entries."""
     share = tensor.size / (tensor.rows * tensor.columns)
     least = _TELLING * (tensor.rows + tensor.columns)
     return next((at for at, one in enumerate(products) if share * one.square < least), len(products))
 
 
 def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
-    """The matrix of these entries, 0 where it has none, and 1 where it has some; None: everywhere."""
+    """Matrix of the tensor's entries, 0 in gaps, and a matrix with 1 for each entry; None if there are no
+    gaps.
+    """
     shape = (tensor.rows, tensor.columns)
     if tensor.scattered is None:
         return steps.reshape(shape), None
@@ -108,7 +115,7 @@ def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
 
 
 def _bits(found: list[Ints], size: int) -> float:
-    """About what so many integers take, these and zeros: their entropy, and 4 bits for each number."""
+    """Estimated bits of `size` integers, `found` and zeros: entropy, plus 4 bits for each distinct number."""
     least = min(0, *(int(some.min()) for some in found))
     most = max(0, *(int(some.max()) for some in found))
     counts = np.zeros((1, most - least + 1), np.int64)
@@ -119,7 +126,7 @@ def _bits(found: list[Ints], size: int) -> float:
 
 
 def _bits_of(products: list[Product]) -> NDArray[np.float64]:
-    """Of each, shape (products,)."""
+    """Estimated bits of each product, shape (products,)."""
     if not products:
         return np.zeros(0)
     left, right = (np.stack([getattr(one, side) for one in products]) for side in ("left", "right"))
@@ -127,7 +134,7 @@ def _bits_of(products: list[Product]) -> NDArray[np.float64]:
 
 
 def _bits_of_each(factors: Ints) -> NDArray[np.float64]:
-    """Of each factor, shape (factors, n), likewise; shape (factors,)."""
+    """Estimated bits of each factor; `factors` has shape (factors, n), the result (factors,)."""
     least = int(factors.min())
     span = int(factors.max()) - least + 1
     at_once, found = max(1, CHUNK // span), list[NDArray[np.float64]]()
@@ -140,7 +147,7 @@ def _bits_of_each(factors: Ints) -> NDArray[np.float64]:
 
 
 def _bits_by_counts(counts: Ints) -> NDArray[np.float64]:
-    """Of each row, how often each number is there, shape (rows, numbers)."""
+    """Estimated bits of each row, from the count of each number in it, shape (rows, numbers)."""
     size = counts.sum(axis=1)
     there = np.maximum(counts, 1)
     entropy = size * np.log2(size) - (counts * np.log2(there)).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What `lowrank` expects of integers, by those before them: of a row, of a column, of a bundle of entries."""
+"""Predictions that `lowrank` uses to code integers, from those before in the row, column or bundle."""
 
 from dataclasses import dataclass, field
 
@@ -8,18 +8,18 @@ from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, 
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder
 from fleetune.protocols.update.entropy.symbols import Interval
 
-_SIZES = 25  # of bundles: 0: all are 0; else octaves of the mean square, from 2^-8
-_SIZE_COUNTS = 8  # how much a size counts, against 16 for the likeliest at first
+_SIZES = 25  # size classes of bundles: 0 if all entries are 0, else octaves of the mean square, from 2^-8 on
+_SIZE_COUNTS = 8  # weight of an observed size class; the likeliest class starts with a count of 16
 _MOST_SQUARES = 1 << 50
-_BELIEVED = 2  # entries of the mean square that a column is thought to have had
+_BELIEVED = 2  # prior of each column: this many entries with the mean square of all
 
 
 @dataclass
 class BusyLines:
-    """How large the integers of each row, or each column, of products have been so far, against all.
+    """Sizes of the integers of each row, or each column, in the products so far, relative to all.
 
     Attributes:
-        size: how many rows or columns.
+        size: number of rows or columns.
     """
 
     size: int
@@ -29,19 +29,21 @@ class BusyLines:
         self._squares = np.zeros(self.size, np.int64)
 
     def expected(self, octaves: int) -> Ints:
-        """4 log2 of the squares expected of a factor of a product whose norm is about 2^octaves."""
+        """4 log2 of the expected squares of a factor, for a product with a norm of about 2^octaves."""
         return 8 * octaves - quarter_octaves(np.array([self.size])) + _line_levels(self._squares)
 
     def add(self, factor: Ints) -> None:
-        """What was read, shape (size,)."""
+        """Count a factor that was written or read, shape (size,)."""
         self._squares += np.square(factor, dtype=np.int64)
 
     def passed(self, octaves: Ints, factors: Ints) -> Ints:
-        """What is expected of the factors of several products, each by those before it; all are added.
+        """4 log2 of the expected squares of several products' factors, each predicted from those before.
+
+        All factors are then counted, as by `add`.
 
         Args:
-            octaves: of each product, shape (products,).
-            factors: shape (products, size).
+            octaves: octaves of each product, shape (products,).
+            factors: factors of the products, shape (products, size).
 
         Returns:
             Shape (products, size).
@@ -53,7 +55,10 @@ class BusyLines:
 
 
 def _line_levels(squares: Ints) -> Ints:
-    """4 log2 of their mean squares over that of all, a fifth of which counts as seen; shape (..., lines)."""
+    """4 log2 of each line's mean square relative to all lines, shape (..., lines).
+
+    The mean of all lines is a prior with a weight of one fifth.
+    """
     size, total = squares.shape[-1], squares.sum(axis=-1, keepdims=True)
     own, most = np.minimum(squares, _MOST_SQUARES // (4 * size)), np.clip(total, 1, _MOST_SQUARES)
     levels = quarter_octaves(4 * size * own + most) - quarter_octaves(5 * most)
@@ -62,10 +67,10 @@ def _line_levels(squares: Ints) -> Ints:
 
 @dataclass
 class BusyColumns:
-    """How large the entries of each column have been so far, against all.
+    """Sizes of the entries of each column so far, relative to all.
 
     Attributes:
-        size: how many columns, at least 1.
+        size: number of columns, at least 1.
     """
 
     size: int
@@ -76,23 +81,28 @@ class BusyColumns:
         self._squares, self._seen = np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
 
     def expected(self, size: int, columns: Ints) -> Ints:
-        """4 log2 of the squares expected of the entries of a bundle of this size, shape as `columns`."""
+        """4 log2 of the expected squares of a bundle's entries, same shape as `columns`. `size`: its size
+        class.
+        """
         return PER_OCTAVE * (size - 9) + _column_levels(self._squares, self._seen)[columns]
 
     def add(self, columns: Ints, entries: Ints) -> None:
-        """What was read of these columns, shapes (k,)."""
-        squares = np.square(entries, dtype=np.float64)  # whole numbers below 2^53 are exact
+        """Count entries that were written or read, with their columns, shapes (k,)."""
+        squares = np.square(entries, dtype=np.float64)  # exact: whole numbers below 2^53
         self._squares += np.bincount(columns, squares, self.size).astype(np.int64)
         self._seen += np.bincount(columns, minlength=self.size)
 
     def passed(self, sizes: Ints, bundle: Ints, columns: Ints, entries: Ints) -> Ints:
-        """What is expected of the entries of several bundles, each by those before it; all are added.
+        """4 log2 of the expected squares of several bundles' entries, each bundle predicted from those
+        before.
+
+        All entries are then counted, as by `add`.
 
         Args:
-            sizes: of the bundles, shape (bundles,).
-            bundle: the number of each entry's, shape (n,); none is of a bundle of size 0.
-            columns: of each entry, same shape.
-            entries: same shape.
+            sizes: size class of each bundle, shape (bundles,).
+            bundle: bundle of each entry, shape (n,); no bundle of size class 0 occurs.
+            columns: column of each entry, same shape.
+            entries: the entries, same shape.
 
         Returns:
             Shape (n,).
@@ -112,7 +122,7 @@ class BusyColumns:
 
 
 def _column_levels(squares: Ints, seen: Ints) -> Ints:
-    """4 log2 of their mean squares over that of all; shapes (..., columns)."""
+    """4 log2 of each column's mean square relative to all columns; shapes (..., columns)."""
     total, most_seen = squares.sum(axis=-1, keepdims=True), seen.sum(axis=-1, keepdims=True)
     own, most = (
         np.minimum(squares, _MOST_SQUARES // np.maximum(most_seen, 1)),
@@ -123,11 +133,11 @@ def _column_levels(squares: Ints, seen: Ints) -> Ints:
 
 
 def sizes_of(entries: Ints, starts: Ints) -> Ints:
-    """Octaves of the mean square of bundles from 2^-8, plus 1; 0: there is none.
+    """Size class of each bundle: octaves of its mean square from 2^-8, plus 1; 0 if all its entries are 0.
 
     Args:
-        entries: of all bundles, shape (n,), n at least 1.
-        starts: where each bundle begins, ascending from 0, shape (bundles,).
+        entries: entries of all bundles, shape (n,), n at least 1.
+        starts: start of each bundle, ascending from 0, shape (bundles,).
     """
     total = np.add.reduceat(np.square(entries, dtype=np.int64), starts)
     count = np.diff(starts, append=entries.size)
@@ -136,7 +146,7 @@ def sizes_of(entries: Ints, starts: Ints) -> Ints:
 
 
 class BundleSizes:
-    """How often each size came behind one like that of the bundle before."""
+    """Counts of each size class after each size class of the bundle before."""
 
     def __init__(self) -> None:
         near = [max(1, 16 >> abs(away)) for away in range(1 - _SIZES, _SIZES)]
@@ -144,18 +154,18 @@ class BundleSizes:
         self.start()
 
     def start(self) -> None:
-        """Of a tensor."""
+        """Begin a tensor: its first bundle follows class 0."""
         self._before = 0
 
     def interval(self, size: int) -> Interval:
-        """Start, size and total of the symbol that tells the size of the next bundle."""
+        """Start, size and total of the symbol for the size class of the next bundle."""
         counts = self._counts[self._before]
         found = sum(counts[:size]), counts[size], sum(counts)
         self._add(size)
         return found
 
     def read(self, data: RangeDecoder) -> int:
-        """The size of the next bundle. Raises PacketCorrupt, PacketTruncated."""
+        """Size class of the next bundle. Raises PacketCorrupt, PacketTruncated."""
         size = data.read_counted(self._counts[self._before])
         self._add(size)
         return size

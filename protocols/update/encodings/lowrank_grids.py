@@ -1,4 +1,4 @@
-"""Of which matrices the entries of a patch are: tensor after tensor, the rows and columns that have any."""
+"""Matrices of a patch: for each tensor, the rows and columns that have an entry in the patch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,23 +11,25 @@ from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.products.outer_products import MAX_PRODUCTS, Product, Steps, sum_of
 
-_NARROW = 4  # rows or columns, up to which a matrix is written by its entries
-_BUNDLE = 64  # entries, about, whose size is said before them
-_BUNDLE_COLUMNS = 8  # at most, for each entry of a bundle: columns are work, too
-_BUNDLE_UNKNOWN = 256  # where rows are not known
+_NARROW = 4  # a matrix with this many rows or columns, or fewer, is written as entries
+_BUNDLE = 64  # approximate number of entries that share one size class
+# largest number of columns for each entry of a bundle: each bundle takes time for every column
+_BUNDLE_COLUMNS = 8
+_BUNDLE_UNKNOWN = 256  # entries of a bundle if the rows are unknown
 
 Numbers = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Scattered:
-    """Entries that are not all of their matrix.
+    """Places of a patch's entries that fill only a part of their matrix.
 
     Attributes:
-        places: in their tensor, ascending, shape (n,).
-        row_size: of the tensor.
-        first_of_row: the place in the tensor where each row of the matrix begins, ascending, shape (rows,).
-        row, column: of the matrix, by those of the tensor; any number for those that it does not have.
+        places: place of each entry in its tensor, ascending, shape (n,).
+        row_size: row size of the tensor.
+        first_of_row: place in the tensor where each row of the matrix begins, ascending, shape (rows,).
+        row, column: row and column of the matrix for each row and column of the tensor. The number has no
+            meaning if the matrix does not have that row or column.
     """
 
     places: Numbers
@@ -39,12 +41,12 @@ class Scattered:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The entries of a patch that are of one tensor.
+    """The entries of a patch that belong to one tensor.
 
     Attributes:
-        start, stop: which entries of the patch these are.
-        rows, columns: of the matrix that they are of; 0: of none.
-        scattered: where in it they are; None: they are all of it, row by row.
+        start, stop: range of these entries in the patch.
+        rows, columns: size of their matrix; 0 if they have no matrix.
+        scattered: their places in the matrix; None if they fill it, row by row.
     """
 
     start: int
@@ -59,13 +61,13 @@ class Tensor:
 
     @property
     def most_products(self) -> int:
-        """With more, its products would be more numbers than it has itself."""
+        """Largest number of products. More would have at least as many numbers as the tensor has entries."""
         if min(self.rows, self.columns) <= _NARROW:
             return 0
         return min(MAX_PRODUCTS, (self.size - 1) // (self.rows + self.columns))
 
     def bundles(self) -> Iterator[slice]:
-        """Neighbours, from its first entry on, whose size is said together: whole rows where there are."""
+        """Bundles of neighbouring entries that share one size class. With a matrix, they are whole rows."""
         if not self.rows:
             ends = list(range(_BUNDLE_UNKNOWN, self.size, _BUNDLE_UNKNOWN))
         else:
@@ -79,7 +81,7 @@ class Tensor:
             yield slice(start, end)
 
     def columns_of(self, part: slice) -> Ints:
-        """The column of each of its entries in `part`, 0 where there are none."""
+        """Matrix column of each entry in `part`; 0 if there is no matrix."""
         if not self.columns:
             return np.zeros(part.stop - part.start, np.int64)
         if self.scattered is None:
@@ -87,14 +89,14 @@ class Tensor:
         return self.scattered.column[self.scattered.places[part] % self.scattered.row_size]
 
     def cells_of(self, part: slice) -> Ints:
-        """Which entry of its matrix, row by row, each of its entries in `part` is."""
+        """Cell of the matrix, counted row by row, of each entry in `part`."""
         if self.scattered is None:
             return np.arange(part.start, part.stop)
         rows = self.scattered.row[self.scattered.places[part] // self.scattered.row_size]
         return rows.astype(np.int64) * self.columns + self.columns_of(part)
 
     def part_of(self, cells: slice) -> slice:
-        """Which of its entries are in these whole rows of its matrix."""
+        """Range of the tensor's entries that lie in these whole rows of its matrix."""
         if self.scattered is None:
             return cells
         firsts = self.scattered.first_of_row[[cells.start // self.columns, cells.stop // self.columns - 1]]
@@ -104,7 +106,7 @@ class Tensor:
 
 
 def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
-    """The tensors of a patch of so many entries."""
+    """Divide a patch of `count` entries into its tensors."""
     start = 0
     while start < count:
         number = known.tensors[start] if known.tensors.size else 0
@@ -130,7 +132,7 @@ def _tensor(start: int, stop: int, row_size: int, places: Numbers | None) -> Ten
         has_column[places[chunk] - rows * row_size] = True
     rows_there = np.flatnonzero(has_row).astype(
         np.int32
-    )  # as places are: searching makes no other copy of these
+    )  # same type as `places`, so that `searchsorted` does not copy these
     columns = int(np.count_nonzero(has_column))
     if size == rows_there.size * columns:
         return Tensor(start, stop, rows_there.size, columns)
@@ -139,12 +141,14 @@ def _tensor(start: int, stop: int, row_size: int, places: Numbers | None) -> Ten
 
 
 def _numbered(there: NDArray[np.bool_]) -> Numbers:
-    """0, 1, 2, ... for those that are there."""
+    """Number the marked rows or columns 0, 1, 2, ..."""
     return np.cumsum(there, dtype=np.int32) - 1
 
 
 def changes_of(tensor: Tensor, products: list[Product]) -> Iterator[tuple[slice, Steps]]:
-    """What products come to at its entries, in steps, in parts: which of these, and their changes."""
+    """Sum of the products at the tensor's entries, in parts: a range of entries, and their changes in
+    steps.
+    """
     for cells, steps in sum_of(products, tensor.rows, tensor.columns):
         part = tensor.part_of(cells)
         yield part, steps if tensor.scattered is None else steps[tensor.cells_of(part) - cells.start]

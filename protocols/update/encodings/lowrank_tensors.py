@@ -1,4 +1,4 @@
-"""What `lowrank` writes of a tensor: nothing, a few outer products, its entries, or both."""
+"""Bytes that `lowrank` writes for a tensor: no change, outer products, entries, or both."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from fleetune.protocols.update.entropy.small_integers import MOST_TURNS, TURN, I
 from fleetune.protocols.update.entropy.symbols import Interval, Symbols, symbols_in_order, write_symbols
 from fleetune.protocols.update.products.outer_products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
 
-_AT_ONCE = 1 << 15  # integers that are put together, about
-_ENTRIES, _PRODUCTS, _KINDS = 1, 2, 4  # 0: nothing changed; 3: products, and entries of what they leave
+_AT_ONCE = 1 << 15  # approximate number of integers that are coded together
+_ENTRIES, _PRODUCTS, _KINDS = 1, 2, 4  # 0: no change; 3: products, then entries for the remainder
 
-Parts = Iterator[tuple[slice, Steps]]  # entries of the patch, and their changes in steps
+Parts = Iterator[tuple[slice, Steps]]  # (range of entries in the patch, their changes in steps)
 
 
 @dataclass
 class _Batches:
-    """Integers that wait for being put together with others."""
+    """Integers that wait until enough are there to be coded together."""
 
     integers: list[Ints] = field(default_factory=list)
     squares: list[Ints] = field(default_factory=list)
@@ -42,10 +42,10 @@ class _Batches:
 
 @dataclass
 class TensorWriter:
-    """Writes tensor after tensor. What is written waits until there is enough to be put together at once.
+    """Writes tensor after tensor. Symbols wait until enough are there to be coded together.
 
     Attributes:
-        out: where to.
+        out: range encoder that receives the symbols.
     """
 
     out: RangeEncoder
@@ -63,10 +63,10 @@ class TensorWriter:
         self._products, self._entries = _Batches(), _Batches()
 
     def write(self, tensor: Tensor, steps: FlatArray) -> Parts:
-        """Write one tensor's changes, in steps and finite, shape (size,).
+        """Write the changes of one tensor, in steps and finite, shape (size,).
 
         Returns:
-            What was written, as it will be read.
+            The changes that a reader will decode.
         """
         products, entries = cheapest(tensor, steps)
         self._put((_PRODUCTS * bool(products) + _ENTRIES * (entries is not None), 1, _KINDS))
@@ -80,7 +80,7 @@ class TensorWriter:
         return _of_patch(tensor, chain(*parts))
 
     def finish(self) -> None:
-        """Write all that waits."""
+        """Write all waiting symbols."""
         others = symbols_in_order(self._others)
         of_products, of_entries = self._products, self._entries
         write_symbols(
@@ -90,14 +90,14 @@ class TensorWriter:
         self._start()
 
     def _put(self, interval: Interval) -> None:
-        """A symbol by itself."""
+        """Add one single symbol."""
         self._others.append((self._turn * TURN, *interval))
         self._turn += 1
-        if self._turn + 3 > MOST_TURNS or self._waiting > _AT_ONCE:  # a product is three
+        if self._turn + 3 > MOST_TURNS or self._waiting > _AT_ONCE:  # a product takes three turns
             self.finish()
 
     def _put_batch(self, batches: _Batches, size: int) -> None:
-        """The next of some integers, which are put into `batches` beside."""
+        """Reserve the place of the next `size` integers; the caller appends the integers to `batches`."""
         batches.sizes.append(size)
         batches.turns.append(self._turn)
         self._turn += 1
@@ -141,7 +141,7 @@ class TensorWriter:
 
 
 def _in_portions(bundles: Iterator[slice]) -> Iterator[list[slice]]:
-    """Bundles that are looked at at once, for time; not all of them, for memory."""
+    """Groups of bundles that are coded together. Groups save time; their limited size saves memory."""
     portion = list[slice]()
     for bundle in bundles:
         if portion and bundle.stop - portion[0].start > _AT_ONCE:
@@ -157,7 +157,7 @@ class TensorReader:
     """Reads what `TensorWriter` wrote.
 
     Attributes:
-        data: where from.
+        data: range decoder that supplies the symbols.
     """
 
     data: RangeDecoder
@@ -169,7 +169,7 @@ class TensorReader:
         self._of_products, self._of_entries = IntegerReader(self.data), IntegerReader(self.data)
 
     def read(self, tensor: Tensor) -> Parts:
-        """One tensor's changes, as they are read. Raises PacketCorrupt, PacketTruncated."""
+        """Read the changes of one tensor, part by part. Raises PacketCorrupt, PacketTruncated."""
         kind = self.data.read_even(_KINDS)
         if kind & _PRODUCTS:
             yield from _of_patch(tensor, changes_of(tensor, self._read_products(tensor)))

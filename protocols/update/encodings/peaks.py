@@ -1,17 +1,18 @@
-"""What changed, told by where random sums of it are largest: noise in one update, right in the mean of many.
+"""Changes by the peaks of their random sums: noisy in one update, right in the mean of many.
 
-All changes are added up with random signs and rotated (`random_sums.py`), which makes sums that look like
-draws of one normal distribution, whatever changed. Of each group of 2^g of these sums the place and the sign
-of the largest magnitude are sent, g + 1 bits. An update is read as these peaks, all of one height, rotated
-back: on average over seeds it is what changed, and nothing needs to wait on the device.
+All changes are added up with random signs and rotated (`random_sums.py`). The resulting sums look like draws
+of one normal distribution, whatever changed. Of each group of 2^g sums, the place and the sign of the largest
+magnitude are sent: g + 1 bits. The reader gives all peaks one height and rotates them back. The mean over
+seeds is the true change, so the device keeps no residual.
 
-A bit tells most where it answers for many sums at once. With m(n), the mean height of the peak among n normal
-numbers, the squared error of one update is entries / (groups m(2^g)^2) times the change's square, so that a
-bit is worth m^2 / (g + 1): 0.64 for a sign alone, which is what `sketch` and EDEN below one bit send
-(Vargaftik et al. 2022, arXiv:2108.08842), 1.09 at g = 10. No code is worth more than 2 ln 2 = 1.39, by the
-rate-distortion function of normal numbers at few bits. That the mean is right follows as for EDEN: rotation
-and signs are drawn anew for each update, and the scale is the one for which what is read points as far as
-what was meant.
+A bit is worth most if it stands for many sums. Let m(n) be the mean height of the peak among n normal
+numbers. The squared error of one update is the square of the change times entries / (groups m(2^g)^2). So a
+bit is worth m^2 / (g + 1). That is 0.64 for a sign alone, which `sketch` and EDEN below one bit send
+(Vargaftik et al. 2022, arXiv:2108.08842), and 1.09 for g = 10. No code exceeds 2 ln 2 = 1.39, by the
+rate-distortion function of normal numbers at few bits.
+
+The mean is right for the same reason as in EDEN. Rotation and signs are drawn anew for each update. The scale
+is the one for which the decoded change is unbiased.
 
 Bytes: docs/wire.md, `peaks`.
 """
@@ -39,22 +40,22 @@ from fleetune.protocols.update.encodings.chunks import (
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.encodings.random_sums import added_up, entries_of, new_seed, rotate
 
-_NOTHING, _GROUPS_OF = 1, 2  # the first byte; from 2 on it is g + 2
-_HEAD_BYTES = 5  # the first byte, seed, scale
-_FRAME_BYTES = 16  # head, and of a payload's compression, which gains nothing on bits
-_LARGEST_GROUP_LOG = 10  # larger ones are worth 3 % more at most, and four times the sums
+_NOTHING, _GROUPS_OF = 1, 2  # values of the first byte; from 2 on it is g + 2
+_HEAD_BYTES = 5  # first byte, seed and scale
+_FRAME_BYTES = 16  # the head, and the frame of the payload's compression, which does not shrink random bits
+_LARGEST_GROUP_LOG = 10  # larger groups gain 3 % at most, and need four times as many sums
 _HEIGHTS = (0.798, 1.128, 1.465, 1.778, 2.076, 2.346, 2.595, 2.828, 3.046, 3.254, 3.453)
-"""m(2^g): the mean of the largest magnitude of so many standard normal numbers, by 4 million draws."""
-_FEWEST_BITS = 128  # of an update: below, its head would be the larger part
+"""m(2^g): mean of the largest magnitude among 2^g standard normal numbers, from 4 million draws."""
+_FEWEST_BITS = 128  # least bits of an update: with fewer, the head would be the larger part
 _LARGE = 1 << 18  # entries
 
 
 @dataclass(frozen=True)
 class Peaks(Encoding):
-    """Where random sums of differences to the base are largest.
+    """Places and signs of the largest random sums of differences to the base.
 
     Attributes:
-        bits: for each entry, above 0 and at most 1.
+        bits: bits for each entry, above 0 and at most 1.
     """
 
     bits: float = 0.02
@@ -124,20 +125,22 @@ class Peaks(Encoding):
 
 @dataclass(frozen=True)
 class _Groups:
-    """Attributes: count: how many; log: log2 of the sums in each."""
+    """Groups of sums. Attributes: count: number of groups; log: log2 of the sums in each."""
 
     count: int
     log: int
 
     @property
     def num_sums(self) -> int:
-        """The power of two that has room for all."""
+        """Number of sums: the smallest power of two that holds all groups."""
         return 1 << ((self.count << self.log) - 1).bit_length()
 
 
 def _room(count: int) -> int:
-    """For so many sums: no more than entries, or sums would come twice; of large models a quarter, so that
-    they take little beside these.
+    """Largest number of sums for `count` entries.
+
+    It is at most one sum an entry; more would repeat sums. For large models it is a quarter, so that the sums
+    take little memory compared with the entries.
     """
     return _power_below(count if count < _LARGE else max(_LARGE, count // 4))
 
@@ -147,7 +150,9 @@ def _power_below(number: int) -> int:
 
 
 def _fitting(count: int, bits: float) -> _Groups:
-    """The largest groups for which there is room, and as many as fit into these bits, whole bytes filled."""
+    """The largest groups that fit into the allowed sums, as many as fit into the bits, with whole bytes
+    filled.
+    """
     num_bytes = -(-min(count, max(_FEWEST_BITS, round(count * bits))) // 8)
     for log in range(_LARGEST_GROUP_LOG, 0, -1):
         groups = _Groups(8 * num_bytes // (log + 1), log)
@@ -157,7 +162,7 @@ def _fitting(count: int, bits: float) -> _Groups:
 
 
 def _upper_half(scale: float) -> np.float32:
-    """The nearest float32 whose lower 16 bits are 0, finite."""
+    """Nearest finite float32 whose lower 16 bits are 0."""
     bits = int(np.float32(min(scale, float(LARGEST))).view(np.uint32))
     return np.uint32(min((bits + 0x8000) >> 16, 0x7F7F) << 16).view(np.float32)
 
@@ -172,7 +177,7 @@ def _written(
 
 
 def _read(data: bytes, log: int, count: int) -> tuple[int, FlatArray]:
-    """The seed, and the sums, shape (m,), m a power of two."""
+    """Read the seed and the sums, shape (m,), m a power of two."""
     width = log + 1
     groups = _Groups(8 * (len(data) - _HEAD_BYTES) // width, log)
     if groups.count < 1 or len(data) != _HEAD_BYTES + -(-groups.count * width // 8):
@@ -186,6 +191,6 @@ def _read(data: bytes, log: int, count: int) -> tuple[int, FlatArray]:
     numbers = bits.reshape(-1, width) @ (1 << np.arange(log, -1, -1, dtype=np.int32))
     sums = np.zeros(groups.num_sums, np.float32)
     sums[(np.arange(groups.count, dtype=np.int32) << log) + (numbers >> 1)] = (numbers & 1) * 2 - 1
-    rotate(sums)  # whole numbers below 2^24: exact
+    rotate(sums)  # exact: whole numbers below 2^24
     with np.errstate(over="ignore"):
         return int.from_bytes(data[1:3], "little"), sums * scale

@@ -1,9 +1,9 @@
-"""Many entries told by few bits, at random and right on average.
+"""Random sums: few bits for many entries, with decoded values that are right on average.
 
-Each entry has a random sign and goes into one of few sums (a count sketch: Charikar et al. 2002). Of these
-sums, rotated by a Hadamard transform, the signs are sent, and one scale for all (DRIVE, Vargaftik et al.
-2021, arXiv:2105.08339, with its unbiased scale). An entry is read as its sum times its sign: itself, and all
-others of its sum as noise. Memory is that of the sums and of one chunk.
+Each entry gets a random sign and is added to one of few sums (a count sketch: Charikar et al. 2002). A
+Hadamard transform rotates the sums. The signs of the results are sent, with one scale for all (DRIVE,
+Vargaftik et al. 2021, arXiv:2105.08339, with its unbiased scale). An entry is read as its sum times its sign.
+This is the entry itself, plus the other entries of its sum as noise. Memory: the sums and one chunk.
 """
 
 import math
@@ -17,21 +17,22 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import CHUNK, LARGEST
 
-NOISE = math.pi / 2  # squared, for one entry a sum: others of its sum, and what signs lose of the sums
+# squared noise at one entry a sum, from the other entries of the sum and from sending signs only
+NOISE = math.pi / 2
 _SEED_BITS = 16
-_FEWEST_LOG, _MOST_LOG = 4, 26  # of sums
+_FEWEST_LOG, _MOST_LOG = 4, 26  # least and largest log2 of the number of sums
 
 Vector = NDArray[np.float64] | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class RandomSums:
-    """Sums of entries with random signs.
+    """Signs of rotated random sums, and their scale.
 
     Attributes:
-        seed: of the signs, below 2^16.
-        scale: of the rotated sums, above 0.
-        above: which of the rotated sums are positive, shape (m,), m a power of two.
+        seed: seed of the entries' signs, below 2^16.
+        scale: common scale of the rotated sums, above 0.
+        above: True for each rotated sum above 0, shape (m,), m a power of two.
     """
 
     seed: int
@@ -40,11 +41,11 @@ class RandomSums:
 
     @property
     def most(self) -> float:
-        """No entry that is read is larger."""
+        """Upper bound of the magnitude of decoded entries."""
         return float(self.scale) * self.above.size
 
     def entries(self, count: int) -> Iterator[tuple[slice, FlatArray]]:
-        """What is read of so many entries, in parts: which, and their values."""
+        """Decode `count` entries in parts: a range of entries, and their values."""
         sums = np.where(self.above, 1.0, -1.0)
         rotate(sums)
         sums *= float(self.scale)
@@ -57,13 +58,13 @@ class RandomSums:
 def random_sums(
     values: Callable[[slice], FlatArray], count: int, num_sums: int, key: Key
 ) -> RandomSums | None:
-    """The sums of `count` entries; None: all of these are 0, or as good as that.
+    """Random sums of `count` entries; None if all entries are 0, or so small that the scale is 0.
 
     Args:
-        values: of a part of the entries, finite.
-        count: of all of them.
-        num_sums: a power of two.
-        key: of the seed.
+        values: function that returns a part of the entries, finite.
+        count: number of entries.
+        num_sums: number of sums, a power of two.
+        key: key from which the seed is drawn.
     """
     seed = new_seed(key)
     sums = added_up(values, count, num_sums, seed)
@@ -74,14 +75,17 @@ def random_sums(
 
 
 def new_seed(key: Key) -> int:
-    """Of the signs of an update."""
+    """Seed for the signs of an update."""
     return int(key.bits(1)[0]) % (1 << _SEED_BITS)
 
 
 def added_up(
     values: Callable[[slice], FlatArray], count: int, num_sums: int, seed: int
 ) -> NDArray[np.float64]:
-    """Entries with their signs, entry e in sum e mod `num_sums`; arguments as of `random_sums`."""
+    """Add the entries with their signs: entry e goes into sum e mod `num_sums`.
+
+    For the arguments see `random_sums`.
+    """
     sums = np.zeros(num_sums)
     for chunk, signs in _signs(seed, count, num_sums):
         signed = np.zeros(-(-signs.size // num_sums) * num_sums)
@@ -91,24 +95,25 @@ def added_up(
 
 
 def entries_of(sums: FlatArray, count: int, seed: int) -> Iterator[tuple[slice, FlatArray]]:
-    """Each entry's sum with the entry's sign, in parts: which entries, and these."""
+    """Sum times sign of each entry, in parts: a range of entries, and their values."""
     for chunk, signs in _signs(seed, count, sums.size):
         yield chunk, np.resize(sums, signs.size) * signs
 
 
 def fitting_log(count: int, bits: float) -> int:
-    """log2 of how many sums are nearest to so many bits for each of `count` entries."""
+    """log2 of the number of sums that is nearest to `bits` for each of `count` entries."""
     return min(max(round(math.log2(max(1.0, count * bits))), _FEWEST_LOG), _MOST_LOG)
 
 
 def most_log(count: int) -> int:
-    """The largest that anybody has a use for."""
+    """log2 of the largest useful number of sums: one bit for each entry."""
     return fitting_log(count, 1)
 
 
 def rotate(vector: Vector) -> None:
-    """Sylvester's Hadamard matrix times `vector`, in place, shape (m,), m a power of two; exact for whole
-    numbers.
+    """Multiply `vector` by Sylvester's Hadamard matrix, in place.
+
+    The shape is (m,), m a power of two. The result is exact for whole numbers.
     """
     width = 1
     while width < vector.size:
@@ -120,7 +125,7 @@ def rotate(vector: Vector) -> None:
 
 
 def _signs(seed: int, count: int, num_sums: int) -> Iterator[tuple[slice, FlatArray]]:
-    """Of entries, in parts that begin with the first sum's."""
+    """Signs of the entries, in parts that each begin with an entry of the first sum."""
     key, size = Key.of("sketch", seed), max(CHUNK, num_sums)
     for start in range(0, count, size):
         chunk = slice(start, min(start + size, count))

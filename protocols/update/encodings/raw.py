@@ -1,4 +1,4 @@
-"""Every bit of every value: float32 with its bytes shuffled, which the payload's compression then shrinks."""
+"""Values unchanged: float32 with shuffled bytes, which the payload's compression then shrinks."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ _FLOAT32 = np.dtype("<f4")
 
 
 class Raw(Encoding):
-    """The values as they are; needs no base. Adds a residual where there is one, and leaves none.
+    """Values unchanged, without a base. Adds an earlier residual to the values and leaves none.
 
-    Trained float32 weights shrink to 0.92 of their size under shuffle + zstd (measured on the models of
-    docs/methods.md, 0.91 to 0.93).
+    Shuffle and zstd shrink trained float32 weights to 0.92 of their size (0.91 to 0.93, measured on the
+    models of docs/methods.md).
     """
 
     name = "raw"

@@ -1,16 +1,18 @@
-"""What changed, told by few bits for all entries: noise in one update, right in the mean of many.
+"""Changes as few bits for all entries: noisy in one update, right in the mean of many.
 
-Random sums of all changes, of which a bit each is sent (`random_sums.py`). One update read back is mostly
-noise: with a bit for fifty entries its error is nine times the change. But errors of devices and rounds have
-nothing in common, and what federated learning takes is a mean over both: with ten devices a round FedAvg
-learns as fast as from whole updates, and as well (docs/wire-benchmarks.md). Nothing waits on the device,
-where it would grow stale, and nothing needs to be kept. Where few entries change much (a text's word
-vectors), noise in all others costs more than it tells: there what changed most can go first, as a few outer
-products in coarse steps (`lowrank`), and sums tell what these leave.
+All changes are added up in random sums, and one bit of each sum is sent (`random_sums.py`). One decoded
+update is mostly noise: with one bit for fifty entries, its error is nine times the change. But the errors of
+devices and rounds are independent, and federated learning takes a mean over both. With ten devices a round,
+FedAvg learns as fast and as well as from whole updates (docs/wire-benchmarks.md). The device keeps no
+residual that could grow stale.
 
-Sums are EDEN's principle (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Where we differ:
-below one bit EDEN sends some entries, drawn at random; here all are added up, which needs no draw of places.
-Bytes: docs/wire.md, `sketch`.
+If few entries change much (a text's word vectors), the noise in all other entries costs more than the sums
+tell. Then the largest changes can go first, as a few outer products in coarse steps (`lowrank`), and the sums
+cover the remainder.
+
+Sums apply the principle of EDEN (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Differs
+from the paper: below one bit, EDEN sends some entries, drawn at random; here all entries are added up, which
+needs no draw of places. Bytes: docs/wire.md, `sketch`.
 """
 
 import math
@@ -43,9 +45,10 @@ from fleetune.protocols.update.encodings.random_sums import (
 )
 
 _DIFFERENCES, _SUMS, _PRODUCTS = 1, 2, 4  # flags of the first byte
-_FRAME_BYTES = 16  # its own, and of a payload's compression, which gains nothing on bits
+# bytes of the encoding's head and of the payload's compression, which does not shrink random bits
+_FRAME_BYTES = 16
 _HEAD = struct.Struct("<BHf")
-_UNTOLD = 0.11  # of the norm, by steps of one root mean square: what these leave
+_UNTOLD = 0.11  # share of the norm that products in steps of one root mean square leave
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ class Sketch(Encoding):
     """Outer products and random sums of differences to the base.
 
     Attributes:
-        bits: sums for each entry, above 0 and at most 1.
-        step: of outer products that go first, see `lowrank`; 4 to 12 pay; 0: sums alone.
+        bits: number of sums for each entry, above 0 and at most 1.
+        step: step width of the outer products that go first, see `lowrank`. Values of 4 to 12 pay off; 0 for
+            sums only.
     """
 
     bits: float = 0.02
@@ -137,7 +141,7 @@ def _largest(values: FlatArray) -> float:
 
 
 def _read_sums(data: bytes, count: int) -> tuple[RandomSums, int]:
-    """The sums, and where they end."""
+    """Read the sums, and return them with the position of their end."""
     if len(data) < 1 + _HEAD.size:
         raise PacketCorrupt(f"a sketch is cut short after {len(data)} bytes")
     log, seed, scale = _HEAD.unpack_from(data, 1)

@@ -1,10 +1,12 @@
-"""A few entries, coarsely: what changed most, entropy-coded; the rest waits for a later round.
+"""Send the largest changes coarsely, entropy-coded; the rest waits in the residual for a later round.
 
-Of the difference to the base the largest entries are sent, with signs and in a few levels of magnitude; with
-one level this is sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
-Where we differ: places are coded by rows and columns (sparse_places.py) instead of Golomb codes, signs by
-those of their row, and several levels keep what one mean loses of the largest: of LeNet-5's differences 0.48
-of the norm is left instead of 0.70 at a density of 0.05. Bytes: docs/wire.md, `sparse`.
+The largest differences to the base are sent, with signs and a few levels of magnitude. With one level this is
+sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
+
+Differs from the paper: places are coded by rows and columns (sparse_places.py) instead of Golomb codes. Signs
+are predicted from the signs of their row. Several levels keep more of the largest changes than one mean: for
+LeNet-5 at a density of 0.05, the remaining norm is 0.48 instead of 0.70 of the norm of the differences.
+Bytes: docs/wire.md, `sparse`.
 """
 
 import math
@@ -30,8 +32,8 @@ from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, SUBNORMAL, 
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
-_AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # the others are for later versions
-_STRIDE_LENGTHS = 13  # a step from one magnitude to another has at most 12 bits
+_AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # forms from 2 on are reserved for later versions
+_STRIDE_LENGTHS = 13  # the step from one magnitude to the next has at most 12 bits
 _LOG_STEPS = (34219, 37316, 40693, 44376, 48393, 52773, 57549, 62757)  # 2^15 * 2^((k + 1/2) / 8)
 _BIN = 2.0  # 1.5 to 3 give about the same distortion for the same bytes
 _FINEST_ERROR, _ERROR_SLOPE, _TERNARY_ERROR = 0.24, -0.21, 0.75  # measured, see `Sparse.cost`
@@ -43,11 +45,12 @@ class Sparse(Encoding):
     """A share of the entries, each with a sign and a level of magnitude.
 
     Attributes:
-        density: the share that is sent, above 0 and at most 1.
-        levels: of magnitude, 1 to 16; 1: all entries have the mean.
-        span: what levels part. `mean`: each is twice as wide as the mean lies above the least, and the last
-            one open, which takes the fewest bytes. `all`: the square roots of magnitudes, evenly up to the
-            largest, which loses least; worth it with 16 levels and a density of 0.1 and more.
+        density: share of the entries that is sent, above 0 and at most 1.
+        levels: number of levels of magnitude, 1 to 16. With 1, all entries get the mean magnitude.
+        span: how magnitudes are divided into levels. With `mean`, each level is twice as wide as the distance
+            from the least to the mean magnitude, and the last is open; this takes the fewest bytes. With
+            `all`, levels divide the square roots of magnitudes evenly up to the largest; this has the least
+            error and pays off with 16 levels and a density of 0.1 and more.
     """
 
     density: float = 0.02
@@ -65,15 +68,18 @@ class Sparse(Encoding):
 
     @property
     def cost(self) -> EncodingCost:
-        """Bits of places and signs are 0.75 of what they were if nothing were known of them: 0.42 to 0.56 for
+        """Predicted cost for these settings.
+
+        Places and signs are taken to need 0.75 of the bits of an unpredicted code. Measured: 0.42 to 0.56 for
         FedAvg, 0.66 to 0.86 for FedSPU, 0.83 to 1.04 for FedPURIN (LeNet-5, cnn-kapc; densities of 0.005 to
-        0.2, 1 to 8 levels). Levels are as those of exponentially distributed magnitudes. Errors are FedAvg's.
+        0.2, 1 to 8 levels). Bits of levels are those of exponentially distributed magnitudes. Errors are
+        those of FedAvg.
         """
         share, tail = self.density, math.exp(-_BIN)
         spread = _entropy(share) + share if share < 1 else 1.0
         reached = [tail**level * (1 - tail) for level in range(self.levels - 1)] + [tail ** (self.levels - 1)]
         levels = -sum(one * math.log2(one) for one in reached)
-        if self.span == "all":  # 2.1 bits a level with 16 of them, measured
+        if self.span == "all":  # measured: 2.1 bits a level with 16 levels
             levels = max(levels, math.log2(self.levels) - 1.7)
         finest = _FINEST_ERROR * share**_ERROR_SLOPE
         coarser = max(0.0, _TERNARY_ERROR**2 - finest**2) * math.exp(1 - self.levels)
@@ -84,7 +90,7 @@ class Sparse(Encoding):
             decode_ns=200 + 2500 * share,
             held_bytes=8,
             relative_error=error,
-            compression_error=min(1.0, 1.15 * error),  # 1.34 times the rounds at the defaults
+            compression_error=min(1.0, 1.15 * error),  # 1.34 times as many rounds with the default settings
             delays=True,
         )
 
@@ -98,7 +104,8 @@ class Sparse(Encoding):
             sizes = np.array([magnitude(one) for one in magnitudes])
             arrived = base.copy()
             arrived[chosen] += np.copysign(sizes[levels[chosen]], change[chosen])
-            lost = ~np.isfinite(arrived)  # a mean beyond what the entry's own change comes to
+            # the level's mean can lead beyond float32 where the entry's own change does not
+            lost = ~np.isfinite(arrived)
             arrived[lost], chosen[lost] = base[lost], False
             left_out = np.clip(wanted - arrived, -_LARGEST, _LARGEST)
         out = RangeEncoder()
@@ -133,12 +140,12 @@ class Sparse(Encoding):
 
 
 def _entropy(share: float) -> float:
-    """Bits of one yes or no."""
+    """Entropy of a flag that is true with probability `share`, in bits."""
     return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
 
 
 def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
-    """The share of the entries that are largest, of equal ones the first; never one that is 0."""
+    """Mark the largest entries, a share of `density`. Ties go to the first entry; zeros are never marked."""
     chosen = np.zeros(change.size, np.bool_)
     size = np.abs(change)
     wanted = min(int(np.count_nonzero(size)), math.ceil(density * change.size))
@@ -153,10 +160,10 @@ def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
 def _quantised(
     change: FlatArray, chosen: NDArray[np.bool_], num_levels: int, span: Literal["mean", "all"]
 ) -> tuple[Ints, list[int]]:
-    """The level of each chosen entry, shape (n,), and each level's mean magnitude, in eighths of an octave.
+    """Level of each chosen entry, shape (n,), and mean magnitude of each level in eighths of an octave.
 
-    Levels start at the least chosen magnitude. How wide they are says `Sparse.span`; where it is `mean`, a
-    level is `_BIN` times as wide as the mean lies above the least.
+    Levels start at the least chosen magnitude. `Sparse.span` decides their width. With `mean`, a level is
+    `_BIN` times as wide as the distance from the least to the mean magnitude.
     """
     levels, sizes = np.zeros(change.size, np.uint8), np.abs(change[chosen])
     if not sizes.size:
@@ -193,9 +200,9 @@ def _read_magnitudes(data: RangeDecoder) -> list[int]:
 
 
 def _scaled_sum(sizes: FlatArray) -> tuple[int, int]:
-    """The sum of numbers from 0 as a whole number, and the power of two that is its unit.
+    """Sum of non-negative numbers as a whole number, and its unit as a power of two.
 
-    Whole numbers have the same sum in whatever order a machine adds them up.
+    A sum of whole numbers does not depend on the order in which a machine adds them.
     """
     unit = int(np.frexp(sizes.max())[1]) - 38  # 2^24 such numbers stay below 2^62
     return int(np.ldexp(sizes.astype(np.float64), -unit).astype(np.int64).sum()), unit
@@ -207,7 +214,7 @@ def _mean(sizes: FlatArray) -> float:
 
 
 def _eighths(sizes: FlatArray) -> int:
-    """The mean of numbers from 0, in eighths of an octave above 2^-149, to the nearest."""
+    """Mean of non-negative numbers, rounded to eighths of an octave above 2^-149."""
     total, unit = _scaled_sum(sizes)
     mean = total // sizes.size
     exponent = mean.bit_length() - 1

@@ -1,4 +1,4 @@
-"""The entries that `sparse` sends, tensor after tensor: how many, where, their signs and their levels."""
+"""Entries that `sparse` sends, tensor by tensor: their number, places, signs and levels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 MAX_LEVELS = 16
-_ROW_UNKNOWN = 64  # entries a row where no row is known
+_ROW_UNKNOWN = 64  # row size if the rows are unknown
 _MOST_VOTES = 3
-_LEVEL_STEP = 4  # how much an entry counts, against 1 for levels never seen
+_LEVEL_STEP = 4  # weight of an observed level; levels never seen count 1
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The entries of a patch that are of one tensor.
+    """The entries of a patch that belong to one tensor.
 
     Attributes:
-        start, stop: which entries of the patch these are.
-        row_size: how many entries a row has; 0: rows are not known, or are none.
-        places: of every entry of the patch in its tensor; None: the tensor is whole.
+        start, stop: range of these entries in the patch.
+        row_size: number of entries in a row; 0 if there are no rows or they are unknown.
+        places: place in its tensor of every entry of the patch; None if the tensor is whole.
     """
 
     start: int
@@ -48,7 +48,9 @@ class Tensor:
         return max(1, self.row_size)
 
     def blocks(self) -> Iterator[tuple[slice, Ints, Ints]]:
-        """Parts of the patch, with the row in its block and the column in its tensor of each entry."""
+        """Blocks of the tensor: their range in the patch, and each entry's row in the block and column in
+        the tensor.
+        """
         for start in range(self.start, self.stop, BLOCK):
             block = slice(start, min(start + BLOCK, self.stop))
             if self.places is None:
@@ -61,7 +63,7 @@ class Tensor:
 
 
 def tensors_of(known: Known, count: int) -> list[Tensor]:
-    """The tensors of a patch of so many entries."""
+    """Divide a patch of `count` entries into its tensors."""
     tensors, start = [], 0
     while start < count:
         number = known.tensors[start] if known.tensors.size else 0
@@ -74,10 +76,10 @@ def tensors_of(known: Known, count: int) -> list[Tensor]:
 
 
 class _Model:
-    """What signs and levels are expected, from those before.
+    """Prediction of signs and levels from those before.
 
-    A sign: that of most entries before it in its row, by how many more these are. A level: what came after
-    one like that of the entry before.
+    The likely sign is that of most earlier hits in the row. Its probability depends on the size of their
+    majority. The probability of a level depends on the level of the hit before.
     """
 
     def __init__(self, num_levels: int) -> None:
@@ -89,7 +91,7 @@ class _Model:
         self._row, self._votes, self._level = -1, 0, 0
 
     def signs(self, row: int) -> tuple[list[int], int]:
-        """How often a sign was the likely one, and how often not; and which is likely for one in `row`."""
+        """Counts of likely and unlikely signs, and which sign is likely next in `row`."""
         if row != self._row:
             self._row, self._votes = row, 0
         return self._signs[min(abs(self._votes), _MOST_VOTES)], int(self._votes < 0)
@@ -108,11 +110,11 @@ class _Model:
 
 @dataclass
 class Writer:
-    """Writes the entries of tensor after tensor.
+    """Writes the sent entries of tensor after tensor.
 
     Attributes:
-        out: where to.
-        num_levels: of all entries.
+        out: range encoder that receives the symbols.
+        num_levels: number of levels of magnitude.
     """
 
     out: RangeEncoder
@@ -125,7 +127,7 @@ class Writer:
     def write(
         self, tensor: Tensor, chosen: NDArray[np.bool_], negative: NDArray[np.bool_], levels: Ints
     ) -> None:
-        """Write one tensor's; arrays are of all entries of the patch."""
+        """Write the sent entries of one tensor. Arrays cover all entries of the patch."""
         left = int(np.count_nonzero(chosen[tensor.start : tensor.stop]))
         self.out.write_number(left, tensor.size.bit_length() + 1)
         if not left:
@@ -154,8 +156,8 @@ class Reader:
     """Reads what `Writer` wrote.
 
     Attributes:
-        data: where from.
-        num_levels: of all entries.
+        data: range decoder that supplies the symbols.
+        num_levels: number of levels of magnitude.
     """
 
     data: RangeDecoder
@@ -166,10 +168,11 @@ class Reader:
         self._model = _Model(self.num_levels)
 
     def read(self, tensor: Tensor) -> Iterator[tuple[Ints, NDArray[np.bool_], Ints]]:
-        """One tensor's, block by block: entries of the patch, which are negative, and their levels.
+        """Read one tensor block by block: the sent entries of the patch, True for each negative one, and
+        their levels.
 
         Raises:
-            PacketCorrupt, PacketTruncated.
+            PacketCorrupt, PacketTruncated: the data are damaged or end too early.
         """
         left = self.data.read_number(tensor.size.bit_length() + 1)
         if not left:

@@ -1,10 +1,13 @@
-"""Which entries of a tensor are sent: entropy-coded by how busy their row and column have been so far.
+"""Entropy coding of the places of the sent entries (the hits) in a tensor.
 
-What training changes most gathers in rows (neurons) and columns (what feeds them). A tensor is coded in
-blocks, and a block in batches, each spread over all its rows and columns and about half as large as all
-before. What was found in a row and in a column up to now, against the mean, gives every entry of a batch a
-level: its probability is 2^(-level / 4). The entries of a level are coded as the gaps between hits,
-geometrically distributed. Whole numbers only, so that every machine has the same levels.
+Training changes some rows (neurons) and some columns (their inputs) more than others. So the code predicts
+hits from the hits so far in the same row and column. A tensor is coded in blocks, and a block in batches.
+Each batch is spread over all rows and columns, and is about half as large as all batches before it.
+
+The share of hits in a row and in a column, compared with the mean, gives each entry of a batch a level. Its
+probability is 2^(-level / 4). For each level, the gaps between hits are coded; they are geometrically
+distributed. All arithmetic uses whole numbers, so that every machine computes the same levels. Bytes:
+docs/wire.md, `sparse`, *Places*.
 """
 
 from bisect import bisect_right
@@ -19,24 +22,27 @@ from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, 
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 BATCH_ENDS = (1, 2, 3, 4, 6, 9, 14, 21, 32, 48, 64)
-BLOCK = 1 << 15  # entries; what reading takes beside the values grows with it
-ALONE = 64  # so few entries are one batch
+BLOCK = 1 << 15  # entries; the memory that reading needs in addition to the values grows with it
+ALONE = 64  # a block of this many entries or fewer is one batch
 LEVELS = 97
 _POWERS = (1 << 32, 3611622603, 3037000500, 2553802834)  # 2^(32 - k / 4)
 _TOTAL = 1 << 16
-_MOST = 1 << 20  # so that sums of squares stay below 2^63
-_PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000  # in 1/256: few hits say little of how rows differ
+_MOST = 1 << 20  # a limit that keeps sums of squares below 2^63
+# in 1/256: a prior, because few hits say little about how much rows differ
+_PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000
 
-# members of a batch by level, how many each level has, hits still to come -> places of the hits among them
+# (entries of a batch by level, number of entries of each level, hits left in the block) -> places of the hits
+# among these entries
 CodeBatch = Callable[[Ints, list[int], int], Ints]
 
 
 @dataclass(frozen=True)
 class _Gaps:
-    """How the gap before a hit is written: its upper part by `starts`, then `shift` even bits."""
+    """Code of the gap before a hit: the cell by `starts`, then the place in the cell as `shift` even bits."""
 
     shift: int
-    starts: list[int]  # of 0..escape, whose symbol is "as many cells, and no hit yet"
+    # starts of the symbols 0..escape; `escape` means that none of that many cells has a hit
+    starts: list[int]
     escape: int
 
 
@@ -54,7 +60,7 @@ _GAPS = [_gaps(max(1, level)) for level in range(LEVELS)]
 
 
 class Activity:
-    """How many hits each row, or each column, had among the entries walked through."""
+    """Number of hits of each row, or each column, among the entries visited so far."""
 
     def __init__(self, size: int) -> None:
         self._hits = np.zeros(size, np.int64)
@@ -65,10 +71,10 @@ class Activity:
         self._hits += np.bincount(hits, minlength=self._hits.size)
 
     def busier(self) -> Ints:
-        """Quarter octaves above the mean share of hits, shape (size,).
+        """Share of hits of each row or column relative to the mean, in quarter octaves, shape (size,).
 
-        How far a row's hits are believed is what the rows differ by, beyond what chance makes of equal ones
-        (empirical Bayes, gamma-Poisson): so many hits at the mean rate count as seen before.
+        The estimate is shrunk towards the mean (empirical Bayes, gamma-Poisson). The prior is a number of
+        hits at the mean rate. It is large if rows differ no more than by chance.
         """
         num_hits, num_seen = int(self._hits.sum()), int(self._seen.sum())
         if not num_hits:
@@ -82,14 +88,14 @@ class Activity:
 
 
 def places_of(rows: Ints, columns: Ints, busy_columns: Activity, num_hits: int, code: CodeBatch) -> Ints:
-    """The entries of a block that are hits, ascending, walking through all in the order of their code.
+    """Find the hits of a block, ascending, by visiting its entries in the order of the code.
 
     Args:
-        rows: which row of the block each entry is in, shape (n,).
-        columns: which column of the tensor, shape (n,).
-        busy_columns: the tensor's; it takes in the block.
-        num_hits: how many there are, at most n.
-        code: writes or reads the hits of one batch.
+        rows: row of each entry in the block, shape (n,).
+        columns: column of each entry in the tensor, shape (n,).
+        busy_columns: counts of the tensor's columns; this function adds the block to them.
+        num_hits: number of hits in the block, at most n.
+        code: function that writes or reads the hits of one batch.
     """
     left, rest = num_hits, rows.size
     busy_rows = Activity(int(rows[-1]) + 1)
@@ -120,7 +126,7 @@ def _batches(rows: Ints, columns: Ints) -> list[Ints]:
 
 
 def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
-    """What writes the hits of a tensor, batch by batch; `flags` of its entries, shape (n,)."""
+    """Function that writes the hits of a tensor, batch by batch. `flags` marks the hits, shape (n,)."""
 
     def code(members: Ints, sizes: list[int], left: int) -> Ints:
         places = np.flatnonzero(flags[members])
@@ -148,7 +154,7 @@ def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
 
 
 def read_hits(data: RangeDecoder) -> CodeBatch:
-    """What reads the hits of a tensor, batch by batch. It raises PacketCorrupt, PacketTruncated."""
+    """Function that reads the hits of a tensor, batch by batch. It raises PacketCorrupt, PacketTruncated."""
 
     def code(_: Ints, sizes: list[int], left: int) -> Ints:
         places: list[int] = []
