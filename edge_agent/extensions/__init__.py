@@ -1,1 +1,1 @@
-"""Features that add to a device's round: one file or folder each, in the order of `order.py`."""
+"""Features that add to a device's round. Each is one file or folder; `order.py` gives their order."""

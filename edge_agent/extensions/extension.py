@@ -1,9 +1,8 @@
-"""The base of extensions: features that take part in a device's rounds through a few hooks.
+"""The base class of extensions: features that take part in a device's rounds through a few hooks.
 
-A session calls the hooks of all extensions in the order of `order.py`. What an extension has to keep between
-rounds is its state. It lies in the extension's slot of the session's state and is stored with it, in one
-write.
-A final evaluation works on a copy: the states that it leads to are thrown away.
+A session calls the hooks of all extensions in the order of `order.py`. An extension keeps values between
+rounds in its state. That state lies in the extension's slot of the session's state, and both are stored in
+one write. A final evaluation works on a copy, and its new states are discarded.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from fleetune.protocols.wire.release import Release
 
 S = TypeVar("S")
 Slots = Mapping[str, Any]
-"""The states of a session by the name of what keeps them."""
+"""The states of a session, by the name of the extension or feature that owns each."""
 
 
 class EvaluatingTrainer(Trainer, Protocol):
@@ -40,11 +39,11 @@ class EvaluatingTrainer(Trainer, Protocol):
         local_work: float = 1.0,
         enough: Callable[[], bool] = lambda: False,
     ) -> "EvaluatingTrainer":
-        """The trainer for a round; it leaves in `optimiser_states` what the optimiser is to remember."""
+        """The trainer for one round. It writes the optimiser's new state into `optimiser_states`."""
         ...
 
     def on_all(self) -> Trainer:
-        """The same trainer with the validation samples among the training samples."""
+        """The same trainer, with the validation samples added to the training samples."""
         ...
 
     @property
@@ -54,7 +53,7 @@ class EvaluatingTrainer(Trainer, Protocol):
     def task(self) -> Task: ...
 
     def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """The task's score; None: the part is empty or cannot tell."""
+        """The task's score; None if the part is empty or the score is undefined on it."""
         ...
 
     def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
@@ -68,7 +67,7 @@ class EvaluatingTrainer(Trainer, Protocol):
 
 @dataclass(frozen=True)
 class RoundAttempt:
-    """The number of a round and of the attempt at it, and whether it is the run's final evaluation."""
+    """Number of a round, number of the attempt at it, and True for the run's final evaluation."""
 
     round: int
     attempt: int
@@ -77,15 +76,15 @@ class RoundAttempt:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What extensions are made from when a device takes up a run.
+    """The values from which extensions are made when a device joins a run.
 
     Attributes:
-        enrolment: of the run.
+        enrolment: enrolment of the run.
         trainer: the device's model and data.
-        files: of the deployed model and its versions; None: no model is deployed.
-        num_validation: validation samples of the device, in the order in which they came.
+        files: files of the deployed model and its versions; None if no model is deployed.
+        num_validation: number of the device's validation samples, which are in order of arrival.
         samples: fingerprint of the validation and test samples.
-        session_keeps_newest: a simulation's sessions keep the newest model anyway, so no file need hold it.
+        session_keeps_newest: True in a simulation, whose sessions hold the newest model without a file.
     """
 
     enrolment: Enrolment
@@ -104,7 +103,7 @@ class RunStart:
         *,
         session_keeps_newest: bool = False,
     ) -> Self:
-        """Of a trainer with its data."""
+        """Make it from a trainer that has its data."""
         num_validation, samples = trainer.data.compared.size, trainer.data.fingerprint
         return cls(enrolment, trainer, files, num_validation, samples, session_keeps_newest)
 
@@ -114,12 +113,12 @@ class TrainingRound:
     """One round on this device, as the hooks see it.
 
     Attributes:
-        attempt: round, attempt, and whether it is the final evaluation.
+        attempt: round, attempt, and True for the final evaluation.
         trainer: the device's model and data, without the settings of the round.
-        key: of this device's draws in this attempt.
-        slots: the states by name. After training, those of earlier extensions are already the new ones.
-        release: the shared model's versions that the device may deploy; UNSET: the task names none.
-        optimiser_memory: what the optimiser starts with and ends with; None: each round starts afresh.
+        key: key of this device's random draws in this attempt.
+        slots: the states by name. After training, earlier extensions have already written their new states.
+        release: versions of the shared model that the device may deploy; UNSET if the task names none.
+        optimiser_memory: the optimiser's state before and after the round; None if each round starts afresh.
         measures: fields of `Measures` that extensions add to the reply.
     """
 
@@ -134,14 +133,14 @@ class TrainingRound:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What the method's work led to.
+    """The result of the method's local training in a round.
 
     Attributes:
         personal: the personal model, shape (spec.size,).
-        score: of it on the device's test split; None: without one.
-        training_loss: mean loss of the last epoch, as seen while training; None: nothing was trained.
-        start: in a final evaluation, the model that training started from; None: nothing was trained.
-        start_score: of that model on the test split.
+        score: its score on the device's test split; None without a test split.
+        training_loss: mean loss of the last epoch during training; None if nothing was trained.
+        start: in a final evaluation, the model that training started from; None if nothing was trained.
+        start_score: score of `start` on the test split.
     """
 
     personal: FlatArray
@@ -155,8 +154,8 @@ class Extension(Generic[S]):
     """A feature of a device's rounds. Each hook does nothing unless overridden.
 
     Class attributes:
-        name: of its slot.
-        state_type: of its state, which the codec can carry.
+        name: name of its slot.
+        state_type: type of its state, which the codec must be able to encode.
     """
 
     name: ClassVar[str]
@@ -164,7 +163,7 @@ class Extension(Generic[S]):
 
     @classmethod
     def for_run(cls, start: RunStart) -> Self | None:
-        """The extension in a run; None: the run does not use it.
+        """Make the extension for a run; None if the run does not use it.
 
         Raises:
             PacketError: a file that it reads is damaged.
@@ -173,7 +172,9 @@ class Extension(Generic[S]):
         raise NotImplementedError
 
     def first_state(self, weights: FlatArray) -> S | None:
-        """The state before the first round, from the model that the device starts with; None: none yet."""
+        """The state before the first round, made from the device's initial weights; None if there is none
+        yet.
+        """
 
     def before_training(self, round_: TrainingRound, state: S | None) -> None:
         """Prepare a round."""
@@ -184,7 +185,7 @@ class Extension(Generic[S]):
         result: TrainingResult,  # noqa: ARG002
         state: S | None,
     ) -> S | None:
-        """The state after a round's training; None: none is kept.
+        """The state after a round's training; None if no state is kept.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -199,7 +200,7 @@ class ExtensionChain:
     extensions: tuple[Extension[Any], ...] = ()
 
     def first_slots(self, weights: FlatArray) -> dict[str, Any]:
-        """The states before the first round, of a device that starts with these weights."""
+        """The states before the first round of a device that starts with these weights."""
         states = ((one.name, one.first_state(weights)) for one in self.extensions)
         return {name: state for name, state in states if state is not None}
 

@@ -1,12 +1,12 @@
 """Trains the local-only baseline: the model that this device would have without a fleet.
 
-It starts where the run starts (with the device's own model, where it has one). It gets one round's epochs of
-plain local training in the rounds that the device takes part in, as the method local-only does. It never
-leaves the device.
+Training starts from the run's initial model, or from the device's own model if it has one. In each round that
+the device takes part in, the baseline gets one round's epochs of plain local training. The method local-only
+trains in the same way. The model never leaves the device.
 
-The model that adoption compares with must not have seen the held-out samples. A device without a fleet would
-train on all of its samples. So a second model may be trained on all samples, which is deployed instead. It
-equals, to the last bit, what the method local-only leads to in a run that holds nothing out.
+The model that adoption compares with must not be trained on the held-out samples. A device without a fleet
+would train on all of its samples. So a second model may be trained on all samples, and is deployed instead.
+It equals, bit for bit, the result of the method local-only in a run that holds nothing out.
 """
 
 import logging
@@ -39,11 +39,11 @@ class LocalOnlyModel:
 
     Attributes:
         weights: shape (spec.size,), trained without the held-out samples.
-        on_all: shape (spec.size,), trained on all samples; None: the run asks for none.
-        rounds: in which the device has worked since it started, trained or not.
-        round, attempt: in which it was last trained; 0: not yet.
-        final_evaluation: whether that was in a final evaluation.
-        optimiser: what the optimiser remembers of the two trainings, where the run keeps that.
+        on_all: shape (spec.size,), trained on all samples; None if the run does not ask for it.
+        rounds: rounds in which the device has worked since it started, with or without this training.
+        round, attempt: round and attempt of the last training; 0 before the first.
+        final_evaluation: True if the last training was in a final evaluation.
+        optimiser: optimiser states of the two trainings, if the run keeps them.
     """
 
     weights: FlatArray
@@ -56,7 +56,7 @@ class LocalOnlyModel:
 
     @property
     def to_deploy(self) -> FlatArray:
-        """The one that the device deploys, shape (spec.size,)."""
+        """The weights that the device deploys, shape (spec.size,)."""
         return self.weights if self.on_all is None else self.on_all
 
 
@@ -66,7 +66,7 @@ class LocalOnly(Extension[LocalOnlyModel]):
     Args:
         section: the run's [adoption].
         initial: the run's initial weights, shape (spec.size,).
-        keeps_optimiser: whether the optimiser's state is kept between rounds.
+        keeps_optimiser: True if the optimiser's state is kept between rounds.
     """
 
     name = "local_only"
@@ -108,10 +108,11 @@ def trained(
     key: Key,
     memory: RoundOptimiserStates | None = None,
 ) -> LocalOnlyModel:
-    """The model after a round: trained in the first round and in every `every`-th from there.
+    """The model after a round. It is trained in the first round and in every `every`-th round from there.
 
-    It is trained in a final evaluation too, as the fleet's models are. A model that diverges stays unchanged:
-    that is no reason not to take part in the run. `memory` is where `trainer` leaves the optimiser's state.
+    It is trained in a final evaluation too, as the fleet's models are. If training diverges, the model stays
+    unchanged and the device still takes part in the run. `trainer` writes the optimiser's state into
+    `memory`.
 
     Raises:
         TrainingStopped: the agent stops.

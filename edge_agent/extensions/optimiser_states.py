@@ -1,4 +1,4 @@
-"""Keeps the optimiser's state from round to round, in runs with `training.optimiser_state = "device"`."""
+"""Keeps the optimiser's state between rounds, in runs with `training.optimiser_state = "device"`."""
 
 from typing import Self
 
@@ -7,7 +7,7 @@ from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimi
 
 
 class OptimiserStates(Extension[States]):
-    """One state of the optimiser for each local training of a round."""
+    """Extension whose state is one optimiser state for each local training of a round."""
 
     name = "optimiser"
     state_type = States

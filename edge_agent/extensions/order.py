@@ -1,4 +1,4 @@
-"""The order of the extensions: the only place where the run of a device names them.
+"""The order of the extensions. A device's run names them only here.
 
 An extension may read the states of those before it: adoption compares with the local-only model and deploys
 the versions of a roll-out.
@@ -19,8 +19,8 @@ def extensions_of(start: RunStart) -> ExtensionChain:
     """The extensions that a run uses on this device.
 
     Raises:
-        PacketError: the deployed model is damaged.
-        StoreError: it cannot be read, or its new figures cannot be written.
+        PacketError: the file of the deployed model is damaged.
+        StoreError: that file cannot be read, or its new metrics cannot be written.
     """
     made = (kind.for_run(start) for kind in ORDER)
     return ExtensionChain(tuple(one for one in made if one is not None))

@@ -1,4 +1,4 @@
-"""What a device keeps of a run between rounds: the method's state, the last reply, and a slot a feature."""
+"""The stored state of a device in a run: the method's state, the last reply, and a slot for each feature."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,11 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
 RESIDUAL = "residual"
-"""Slot: what the encodings of earlier updates left out, shape (spec.size,); see error feedback."""
+"""Slot: the residual of error feedback, which is the compression error of earlier updates, shape
+(spec.size,).
+"""
 HELD_MODEL = "held_model"
-"""Slot: the weights that tasks are differences to, shape (spec.size,), once a task changed the first ones."""
+"""Slot: the weights that tasks are differences to, shape (spec.size,). Empty until a task changes them."""
 
 D = TypeVar("D")
 L = TypeVar("L")
@@ -32,10 +34,9 @@ class SessionState(Generic[D, L]):
     Attributes:
         run: id of the run.
         state: the method's state on this device.
-        round, attempt: of the last work; 0: none yet.
-        reply: the encoded reply to it; b"": replies are not kept.
-        slots: the states of extensions, `RESIDUAL` and `HELD_MODEL`, by name. One that is missing is not
-        there.
+        round, attempt: round and attempt of the last work; 0 before the first.
+        reply: the encoded reply of the last work; b"" if replies are not kept.
+        slots: states of extensions, `RESIDUAL` and `HELD_MODEL`, by name; a slot may be missing.
     """
 
     run: str
@@ -51,17 +52,17 @@ State = SessionState[Any, Slots]
 
 @cache
 def _stored_slots() -> type:
-    """The type that stored slots are read as: every slot may be missing."""
+    """The type that stored slots are decoded to; every slot may be missing."""
     kinds = {one.name: one.state_type for one in ORDER} | {RESIDUAL: FlatArray, HELD_MODEL: FlatArray}
     return defstruct("Slots", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()])
 
 
 def read_state(data: bytes, method: Method[Any, Any, Any, Any]) -> State:
-    """A stored state. Raises PacketError: it is damaged, or of another model."""
+    """Decode a stored state. Raises PacketError if it is damaged or of another model."""
     generic: Any = SessionState
     kind = generic[method.device_state_type, _stored_slots()]
     found: SessionState[Any, Any] = codec.decode(data, kind, method.spec, finite=False)
-    if isinstance(found.slots, dict):  # the default: the field is missing
+    if isinstance(found.slots, dict):  # the default, for a missing field
         return found
     slots = {name: one for name, one in structs.asdict(found.slots).items() if one is not UNSET}
     return replace(found, slots=slots)
@@ -74,18 +75,19 @@ def recall(
     extensions: ExtensionChain = ExtensionChain(),  # noqa: B008 - frozen
     own: Callable[[], FlatArray | None] = lambda: None,
 ) -> State:
-    """What a device remembers of a run; else the state to start with.
+    """The stored state of a run, or the initial state if nothing is stored.
 
     Args:
-        enrolment: of the run.
-        method: made from it.
+        enrolment: enrolment of the run.
+        method: made from the enrolment.
         memory: where the state is stored.
-        extensions: of the run.
-        own: the device's own model to start with, called when the run starts; None: the common model.
+        extensions: extensions of the run.
+        own: returns the device's own model to start with, or None for the common model. Called when the run
+            starts.
 
     Raises:
-        PacketError: what is stored is damaged.
-        StoreError: it cannot be read.
+        PacketError: the stored state is damaged.
+        StoreError: the stored state cannot be read.
     """
     data = memory.read()
     if data is not None:

@@ -1,11 +1,13 @@
-"""Deploys a model on the device: after each round a rule chooses it, and the files are written.
+"""Deploys a model on the device: after each round a rule chooses the model, and this module writes its
+files.
 
-In runs with [adoption] a model that comes into use becomes a version: a file of its own, of which the latest
-few are kept. The file of the deployed model is replaced last. So a power cut leaves the old model or the new
-one deployed, and the round, done again, decides the same.
+In runs with [adoption], each newly deployed model becomes a numbered version with a file of its own. The
+device keeps the latest few versions. The file of the deployed model is replaced last. So after a power cut
+either the old or the new model is deployed, and the repeated round makes the same decision.
 
-When the held-out samples have changed, the versions are evaluated anew. The device goes back to the best
-earlier one if that is shown to be better than the one in use. A pinned version stays deployed whatever comes.
+When the held-out samples have changed, the device evaluates its versions again. It returns to the best
+earlier version if that version is shown to be better than the deployed one. A pinned version always stays
+deployed.
 """
 
 import logging
@@ -50,16 +52,16 @@ log = logging.getLogger(__name__)
 
 
 class Adoption(Extension[ModelRecord]):
-    """The device's deployed model during a run. Its state is the run's best checkpoint, by its record.
+    """Extension that deploys a model after each round. Its state is the record of the run's best checkpoint.
 
     Args:
         start: the run, and the device's model and data.
-        files: of the deployed model, across the device's runs.
+        files: files of the deployed model; they outlive a run.
         rule: chooses the model to deploy.
 
     Raises:
         PacketError: the file of the deployed model is damaged.
-        StoreError: it cannot be read, or its new figures cannot be written.
+        StoreError: that file cannot be read, or its new metrics cannot be written.
     """
 
     name = "best_checkpoint"
@@ -83,7 +85,7 @@ class Adoption(Extension[ModelRecord]):
     def after_training(
         self, round_: TrainingRound, result: TrainingResult, state: ModelRecord | None
     ) -> ModelRecord | None:
-        """Deploy the best model; where the rule keeps none, the run's best checkpoint is None."""
+        """Deploy the best model and return the run's best checkpoint; None if the rule keeps none."""
         best = state if state is not None and state.samples == self._start.samples else None
         candidates = self._candidates(round_, result)
         local_only = round_.slots.get(LocalOnly.name)
@@ -96,7 +98,7 @@ class Adoption(Extension[ModelRecord]):
         return None if self._rule.has_versions else self._best(best)
 
     def _candidates(self, round_: TrainingRound, result: TrainingResult) -> list[DeployedModel]:
-        """The models that the round led to; in a roll-out only the newest version of the shared model."""
+        """The models that the round produced; in a roll-out, only the newest version of the shared model."""
         releases: Releases | None = round_.slots.get(RollOut.name)
         if releases is not None:
             newest = releases.newest
@@ -115,7 +117,7 @@ class Adoption(Extension[ModelRecord]):
         return replace(new_record(self._start.enrolment, attempt, self._start.samples), accuracy=score)
 
     def _best(self, best: ModelRecord | None) -> ModelRecord | None:
-        """The best checkpoint of this run, whether it is deployed or an earlier run's model still is."""
+        """The best checkpoint of this run. The deployed model may still be one of an earlier run."""
         used = None if self._in_use is None else self._in_use.record
         return used if used is not None and used.run == self._start.enrolment.run else best
 
@@ -126,7 +128,7 @@ class Adoption(Extension[ModelRecord]):
         local_only: LocalOnlyModel | None,
         attempt: RoundAttempt,
     ) -> ModelRecord | None:
-        """Deploy what the rule chooses; the run's best checkpoint from now on."""
+        """Deploy the model that the rule chooses, and return the run's new best checkpoint."""
         choice = self._rule.choose(candidates, self._in_use, best, local_only, attempt)
         if choice is None:
             return best
@@ -155,10 +157,11 @@ class Adoption(Extension[ModelRecord]):
         log.info("deployed from now on: %s%s", record.words, f"; {record.why}" if record.why else "")
 
     def _write(self, deployed: DeployedModel) -> ModelRecord:
-        """Write a model as a version, and then as the deployed model; its record as it is written."""
+        """Write a model as a version and then as the deployed model; return its record as written."""
         spec, files = self._start.enrolment.spec, self._files
         record = with_threshold(deployed.record, deployed.weights, self._start.enrolment, self._start.trainer)
-        if self._in_session and not record.final_evaluation:  # a final evaluation's model is a copy's
+        # a final evaluation's session is a discarded copy, so its model needs a file
+        if self._in_session and not record.final_evaluation:
             return record
         written = DeployedModel(record, deployed.weights)
         data = codec.encode(written, spec, own=True, plain=files.deployed.plain)
@@ -171,7 +174,11 @@ class Adoption(Extension[ModelRecord]):
         return record
 
     def _next_number(self, record: ModelRecord) -> int:
-        """Of the newest version, if a power cut left it before it was deployed; else one more."""
+        """Number for the next version: one above the newest version.
+
+        If a power cut came after this version was written but before it was deployed, its number is used
+        again.
+        """
         numbers = self._files.numbers
         if not numbers:
             return 1
@@ -183,7 +190,9 @@ class Adoption(Extension[ModelRecord]):
         return read_deployed(self._files.deployed.read())
 
     def _look_at_files(self) -> int | None:
-        """Take note of a version that the owner went back to; the number of the pinned one, None: none is."""
+        """Note a version that the owner went back to. Return the number of the pinned version; None if none
+        is pinned.
+        """
         if not self._rule.has_versions:
             return None
         found = self._read()
@@ -203,7 +212,7 @@ class Adoption(Extension[ModelRecord]):
         log.info("deployed from now on: version %d, which is pinned", number)
 
     def _resumed(self, found: DeployedModel) -> Evaluated:
-        """The deployed model, or an earlier version, by the samples of today when these have changed."""
+        """Evaluate the deployed model or an earlier version, again if the device's samples have changed."""
         if self._rule.has_versions:
             found = self._as_version(found)
         in_use = self._rule.evaluate_deployed(found)
@@ -214,15 +223,15 @@ class Adoption(Extension[ModelRecord]):
                 return in_use
             if (earlier := self._best_earlier(in_use)) is not None:
                 return self._gone_back(earlier, in_use)
-        if in_use.record.samples != self._start.samples:  # it is of another kind
+        if in_use.record.samples != self._start.samples:  # its model has another structure
             return in_use
         return replace(in_use, record=self._write(DeployedModel(in_use.record, found.weights)))
 
     def _as_version(self, found: DeployedModel) -> DeployedModel:
-        """The deployed model with a version of its own, so that the device can go back to it."""
+        """Give the deployed model a version number, so that the device can go back to it."""
         section = self._start.enrolment.adoption
         if not found.record.version and found.record.is_of(self._start.enrolment.spec):
-            number = max(self._files.numbers, default=0) + 1  # it was deployed in a run without versions
+            number = max(self._files.numbers, default=0) + 1  # a run without versions deployed it
             found = replace(found, record=replace(found.record, version=number))
             self._write(found)
         elif section is not UNSET and section.canary:
@@ -230,7 +239,9 @@ class Adoption(Extension[ModelRecord]):
         return found
 
     def _best_earlier(self, in_use: Evaluated) -> tuple[Evaluated, FlatArray] | None:
-        """The best of the versions that are shown to be better than the one in use."""
+        """The best of the earlier versions that are shown to be better than the deployed one; None if none
+        is.
+        """
         best: tuple[Evaluated, FlatArray] | None = None
         for number in self._files.numbers:
             found = read_version(self._files, number)
@@ -254,7 +265,8 @@ class Adoption(Extension[ModelRecord]):
     def _measures(
         self, best: ModelRecord | None, local_only: LocalOnlyModel | None, attempt: RoundAttempt
     ) -> dict[str, Any]:
-        """Fields of `Measures`: whether the deployed model is the fleet's, and how it and local-only score.
+        """Fields of `Measures` that say if the deployed model is the fleet's, and how it and the local-only
+        model score.
 
         Raises:
             StoreError: the deployed model cannot be read.
@@ -276,7 +288,7 @@ class Adoption(Extension[ModelRecord]):
             return figures | {
                 "gain": 0.0,
                 "gain_error": 0.0,
-            }  # the same model
+            }  # both are the same model
         gain = trainer.gain(found.weights, local_only.to_deploy, "test")
         if gain is not None and math.isfinite(gain.standard_error):
             figures |= {"gain": gain.mean, "gain_error": gain.standard_error}

@@ -1,4 +1,6 @@
-"""What a rule of adoption is: it evaluates models on the device's samples and chooses the one to deploy."""
+"""Base class of adoption rules. A rule evaluates models on the device's samples and chooses which to
+deploy.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +15,13 @@ from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A model, and how it does on the device's samples of today.
+    """A model and its results on the device's current samples.
 
     Attributes:
-        record: what is known of it.
-        losses: by held-out sample, shape (n,); None: it cannot be evaluated on them.
-        score: on them, by the task's first metric, higher is better; None: not known.
-        training_loss: on the training samples of today; None: not needed.
+        record: origin and known metrics of the model.
+        losses: loss of each held-out sample, shape (n,); None if the model cannot be evaluated on them.
+        score: the task's first metric on the held-out samples, higher is better; None if not known.
+        training_loss: loss on the current training samples; None if not needed.
     """
 
     record: ModelRecord
@@ -29,7 +31,7 @@ class Evaluated:
 
     @property
     def known(self) -> ModelRecord:
-        """The record with the training loss of today, where that is known."""
+        """The record, with the current training loss if it is known."""
         if self.training_loss is None:
             return self.record
         return replace(self.record, training_loss=self.training_loss)
@@ -40,10 +42,10 @@ class Choice:
     """The model to deploy from now on.
 
     Attributes:
-        used: that model.
-        why: in one line; "": it is not noted.
-        best: the best checkpoint of the run, where the session keeps that.
-        decision: for `edge-agent models`; None: nothing is noted.
+        used: the model to deploy.
+        why: the reason in one line; empty if it is not recorded.
+        best: the run's best checkpoint, if the session stores it.
+        decision: the entry for `edge-agent models`; None if nothing is recorded.
     """
 
     used: Evaluated
@@ -56,13 +58,13 @@ class AdoptionRule(Protocol):
     """Chooses which model a device deploys.
 
     Class attributes:
-        has_versions: the deployed models become numbered versions, one of which may be pinned.
+        has_versions: True if deployed models become numbered versions, one of which may be pinned.
     """
 
     has_versions: ClassVar[bool]
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
-        """The deployed model or a version, evaluated on the samples of today as far as that is honest."""
+        """Evaluate the deployed model or a version on current samples that it was not trained on."""
         ...
 
     def choose(
@@ -73,25 +75,25 @@ class AdoptionRule(Protocol):
         local_only: LocalOnlyModel | None,
         attempt: RoundAttempt,
     ) -> Choice | None:
-        """The model to deploy after a round; None: none is fit to be deployed yet, or all stays.
+        """Choose the model to deploy after a round; None if nothing changes or no model can be deployed yet.
 
         Args:
-            candidates: the models that the round led to.
-            in_use: the deployed model; None: there is none.
-            best: the best checkpoint of this run; None: there is none yet.
-            local_only: the local-only model after this round; None: none is trained.
-            attempt: of the round.
+            candidates: the models that the round produced.
+            in_use: the deployed model; None if no model is deployed.
+            best: the best checkpoint of this run; None if there is none yet.
+            local_only: the local-only model after this round; None if the run trains none.
+            attempt: the round and its attempt.
         """
         ...
 
     def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:
-        """Whether an earlier version is shown to be better than the one in use."""
+        """True if an earlier version is shown to be better than the deployed one."""
         ...
 
     def mean_loss(self, one: Evaluated) -> float:
-        """On the held-out samples."""
+        """Mean loss of a model on the held-out samples."""
         ...
 
     def worse_by(self, one: Evaluated, other: Evaluated) -> str:
-        """How much more `one` loses than `other`, for people; "": not known."""
+        """Readable text of how much higher the loss of `one` is than that of `other`; empty if not known."""
         ...

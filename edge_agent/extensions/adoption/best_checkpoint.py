@@ -1,16 +1,16 @@
-"""The rule of runs without [adoption]: deploy the best checkpoint so far, of whatever run.
+"""The rule of runs without [adoption]: deploy the best checkpoint so far, also across runs.
 
 Candidates are the personal model after each round and, in the final evaluation, the model that local training
 starts from. The rule is the same on a device and in a simulation:
 
-- Where the device holds out validation samples, the model with the lower validation loss is deployed, of
-  equals the newer one. Both are evaluated on the samples of today. A model of another kind, with another
-  hash, cannot be evaluated by this trainer: its known loss counts.
-- Otherwise there is nothing honest to compare with: there are no validation samples, or the deployed model
-  may have been trained on them because its run held out fewer. Within a run the newest trained model is
-  deployed. One from an earlier run stays until the new run's model has no higher loss on the training samples
-  of today. (For a model of another kind it is the loss of the last epoch, and the final evaluation replaces
-  it in any case.)
+- If the device holds out validation samples, it deploys the model with the lower validation loss. With equal
+  losses it deploys the newer model. Both are evaluated on the current samples. A model with another structure
+  (another hash) cannot be evaluated by this trainer, so its recorded loss is used.
+- Sometimes no fair comparison is possible. There are no validation samples, or the deployed model may have
+  been trained on them because its run held out fewer. Then the newest trained model of a run is deployed. A
+  model of an earlier run stays until the new run's model has no higher loss on the current training samples.
+  For a model of another structure the rule uses the loss of its last epoch. The final evaluation replaces it
+  in any case.
 - A model with other inputs or classes is replaced at once.
 
 The test split never decides. Its score is only shown.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def is_better(candidate: ModelRecord, deployed: ModelRecord | None) -> bool:
-    """Whether `candidate` replaces `deployed`: the rule at the top of this file."""
+    """True if `candidate` replaces `deployed`, by the rule at the top of this file."""
     if deployed is None or _question(candidate) != _question(deployed):
         return candidate.trained
     ours, theirs = candidate.validation_loss, deployed.validation_loss
@@ -52,7 +52,7 @@ def _question(record: ModelRecord) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """See `AdoptionRule`.
+    """Adoption rule that deploys the best checkpoint so far; see `AdoptionRule`.
 
     Attributes:
         start: the run, and the device's model and data.
@@ -62,7 +62,7 @@ class BestCheckpoint:
     has_versions: ClassVar[bool] = False
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
-        """The deployed model with its figures on the samples of today, if this trainer can find them."""
+        """The deployed model with its metrics on the current samples, if this trainer can evaluate it."""
         record, start = found.record, self.start
         if not record.is_of(start.enrolment.spec):
             return Evaluated(record)
@@ -81,7 +81,7 @@ class BestCheckpoint:
         local_only: LocalOnlyModel | None,  # noqa: ARG002 - runs without [adoption] train none
         attempt: RoundAttempt,  # noqa: ARG002
     ) -> Choice | None:
-        """The best of the model in use and the candidates, and the run's best checkpoint."""
+        """Choose the best of the deployed model and the candidates, and the run's best checkpoint."""
         for candidate in candidates:
             evaluated = self._evaluated(candidate, in_use)
             record = evaluated.record
@@ -116,7 +116,9 @@ class BestCheckpoint:
         return self.start.trainer.loss(weights, "validation") if self.start.num_validation else None
 
     def _needs_training_loss(self, deployed: ModelRecord | None) -> bool:
-        """Whether the deployed model is of an earlier run, and only the training samples can evaluate it."""
+        """True if the deployed model is of an earlier run and can be evaluated on the training samples
+        only.
+        """
         enrolment = self.start.enrolment
         if deployed is None or deployed.run == enrolment.run:
             return False

@@ -1,25 +1,25 @@
-"""The rule of runs with [adoption]: a model of the fleet must be shown to be better than the local-only one.
+"""The rule of runs with [adoption]: deploy a fleet model only if it is shown to beat the local-only model.
 
-All models that a round leads to are compared on the same held-out samples, of today:
+All models that a round produces are compared on the same current held-out samples:
 
-- The local-only model is the floor. A model of the fleet must be **shown** to lose less than the newest
-  local-only model, with the run's confidence (`paired_test.py`), and must not score lower: a lower loss with
-  more mistakes is no gain. Few held-out samples seldom show anything, and fewer than `LEAST_SAMPLES` never
-  do. Then the device stays with the local-only model.
-- The deployed model of the fleet gives way to another one that passes this test, has no higher mean loss and
-  scores no lower. No confidence is asked for here, because both have passed against local-only. To keep an
-  old model for want of proof was worse than to change (docs/adoption.md).
-- The deployed model of the fleet is compared with local-only again in every round, because that goes on
-  learning. It stays while its mean loss is no higher. In the final evaluation it has to pass the whole test
-  once more. So a model that was let in by chance, in one of many comparisons, is checked again.
-- The local-only model in use follows its own training, unless its newest state is shown to be worse. (Of a
-  model trained on all samples nothing can be shown.) One of an earlier run stays until the new run's loses no
-  more.
+- The local-only model is the baseline. A fleet model must be **shown** to have a lower loss than the newest
+  local-only model, with the run's confidence (`paired_test.py`). It must not score lower either: a lower loss
+  with more mistakes is no gain. With few held-out samples a difference is seldom significant. With fewer than
+  `LEAST_SAMPLES` it never is, and the device stays with the local-only model.
+- A second fleet model replaces the deployed one if it passes this test, has no higher mean loss and scores no
+  lower. No confidence is required here, because both have beaten the local-only model. Requiring proof kept
+  old models and gave worse results (docs/adoption.md).
+- The deployed fleet model is compared with the local-only model again in every round, because the local-only
+  model goes on learning. It stays while its mean loss is no higher. In the final evaluation it must pass the
+  whole test again. This catches a model that passed by chance in one of many comparisons.
+- A deployed local-only model is replaced by its newest state after each training, unless that state is shown
+  to be worse. (For a model trained on all samples nothing can be shown.) A local-only model of an earlier run
+  stays until the new run's has no higher loss.
 - Without a local-only model (`compare_alone = 0`) a candidate only has to beat the deployed model.
-- A deployed model that cannot be evaluated on these samples (it was trained on some of them, or is of another
-  kind) gives way when its known loss is no lower, and in the final evaluation.
+- Some deployed models cannot be evaluated on these samples: they were trained on some of them, or have
+  another structure. Such a model is replaced if its recorded loss is no lower, and in the final evaluation.
 
-`choose` is a function of figures: the same on a device and in a simulation. Called twice it returns the same.
+`choose` is a pure function of these metrics, the same on a device and in a simulation.
 """
 
 import math
@@ -52,7 +52,7 @@ class PairedComparison:
 
     Attributes:
         confidence: see `AdoptionSection`.
-        weights: weights of the held-out samples, shape (n,); None: all weigh the same.
+        weights: weights of the held-out samples, shape (n,); None for equal weights.
     """
 
     confidence: float
@@ -81,7 +81,7 @@ class PairedComparison:
 
 
 class LocalOnlyComparison:
-    """See `AdoptionRule`.
+    """Adoption rule that compares models with the local-only model; see `AdoptionRule`.
 
     Args:
         start: the run, with its [adoption], and the device's model and data.
@@ -96,7 +96,7 @@ class LocalOnlyComparison:
         self._start, self._compare = start, PairedComparison(section.confidence, weights)
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
-        """The deployed model or a version; without losses if it was trained on held-out samples."""
+        """The evaluated deployed model or version; without losses if it was trained on held-out samples."""
         record, start = found.record, self._start
         if not record.is_of(start.enrolment.spec):
             return Evaluated(record)
@@ -104,7 +104,7 @@ class LocalOnlyComparison:
             score = start.trainer.score(found.weights, "test")
             record = replace(record, accuracy=score, samples=start.samples)
         if record.local_only and not record.held_out:
-            # this model was trained on all samples, so the figures of the model it replaces are used
+            # this model was trained on all samples, so the metrics of the model it replaces are used
             return Evaluated(record)
         if start.num_validation and start.enrolment.validation_fraction <= record.held_out:
             return self._evaluated(DeployedModel(record, found.weights))
@@ -120,7 +120,7 @@ class LocalOnlyComparison:
         local_only: LocalOnlyModel | None,
         attempt: RoundAttempt,
     ) -> Choice | None:
-        """The model to deploy by `choose` below, with its lead over the local-only model."""
+        """Choose the model to deploy by `choose` below, and add its lead over the local-only model."""
         own = None if local_only is None else self._local_only(local_only)
         evaluated = [self._evaluated(one) for one in candidates]
         finite = [one for one in evaluated if one.losses is None or np.isfinite(one.losses).all()]
@@ -159,7 +159,7 @@ class LocalOnlyComparison:
         return -score if score is not None and trainer.lower_is_better else score
 
     def _local_only(self, model: LocalOnlyModel) -> Evaluated | None:
-        """The evaluated local-only model; None: it has not been trained yet."""
+        """The evaluated local-only model; None if it has not been trained yet."""
         if not model.round:
             return None
         evaluated = self._evaluated(DeployedModel(record_of_local_only(model, self._start), model.weights))
@@ -177,7 +177,7 @@ class LocalOnlyComparison:
     def _decision(
         self, attempt: RoundAttempt, candidates: Sequence[Evaluated], own: Evaluated | None, choice: Choice
     ) -> Decision:
-        """The decision, as `edge-agent models` shows it."""
+        """The decision, in the form that `edge-agent models` shows."""
         fleet = [one for one in candidates if one.losses is not None and one.losses.size]
         best = min(reversed(fleet), key=self._compare.mean, default=None)
         lead, lead_error = (None, None) if best is None else self._lead(best, own)
@@ -208,17 +208,17 @@ def choose(
     *,
     final: bool,
 ) -> Choice | None:
-    """The model that a device deploys after a round, by the rule at the top of this file.
+    """Choose the model that a device deploys after a round, by the rule at the top of this file.
 
     Args:
-        in_use: the deployed model; None: there is none.
-        local_only: the newest local-only model; None: the run trains none.
-        candidates: what the round led to, finite; untrained ones only where others can be evaluated.
-        compare: of the run.
-        final: whether this is the run's final evaluation.
+        in_use: the deployed model; None if there is none.
+        local_only: the newest local-only model; None if the run trains none.
+        candidates: finite models that the round produced; untrained ones only if others can be evaluated.
+        compare: the run's comparison.
+        final: True in the run's final evaluation.
 
     Returns:
-        None: nothing is fit to be deployed yet.
+        None if no model can be deployed yet.
     """
     used, why = _floor(in_use, local_only, compare, final=final)
     best = _best(candidates, used, compare)
@@ -233,7 +233,7 @@ def choose(
 
 
 def _why_not_changed(best: Evaluated, used: Evaluated, compare: PairedComparison, *, final: bool) -> str:
-    """Why a model of the fleet does not replace the one in use; "": it does."""
+    """Reason why a fleet model does not replace the deployed one; empty if it does."""
     if _same(used, best):
         return "in use"
     if used.losses is None:
@@ -247,7 +247,10 @@ def _why_not_changed(best: Evaluated, used: Evaluated, compare: PairedComparison
 def _floor(
     in_use: Evaluated | None, local_only: Evaluated | None, compare: PairedComparison, *, final: bool
 ) -> tuple[Evaluated | None, str]:
-    """The model that candidates have to beat: the one in use, if it holds against local-only; and why."""
+    """The model that candidates have to beat, and the reason.
+
+    It is the deployed model if that holds against the local-only model, else the local-only model.
+    """
     if local_only is None:
         return in_use, ""
     if in_use is None:
@@ -271,7 +274,9 @@ def _floor(
 def _best(
     candidates: Sequence[Evaluated], used: Evaluated | None, compare: PairedComparison
 ) -> Evaluated | None:
-    """The candidate with the lowest mean loss, of equals the last; the last trained where none has losses."""
+    """The candidate with the lowest mean loss; the last of equals. If none has losses, the last trained
+    one.
+    """
     judged = [one for one in candidates if one.losses is not None and one.losses.size]
     if judged:
         fit = [one for one in judged if one.record.trained or used is not None]
@@ -280,7 +285,7 @@ def _best(
 
 
 def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: PairedComparison) -> str:
-    """Why a model of the fleet is not deployed instead of the local-only one; "": it is."""
+    """Reason why a fleet model is not deployed instead of the local-only one; empty if it is."""
     found = compare.difference(candidate, local_only)
     if found is None or (found.num_samples < LEAST_SAMPLES and not found.shows_better(compare.confidence)):
         count = 0 if found is None else found.num_samples
@@ -294,7 +299,7 @@ def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: Paired
 
 
 def _shown(one: Evaluated) -> str:
-    """A score in the task's own sign, because for some scores lower is better."""
+    """The score with the task's own sign, because for some scores lower is better."""
     if one.score is None:
         return "nothing"
     score = score_named(one.record.score)

@@ -1,4 +1,4 @@
-"""The latest decisions about candidates, shown by `edge-agent models`; nothing else uses them."""
+"""The latest adoption decisions. Only `edge-agent models` reads them."""
 
 import logging
 
@@ -35,12 +35,12 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def round_attempt(self) -> tuple[str, int, bool]:
-        """Run, round, and whether it is the final evaluation."""
+        """Run, round, and True for the final evaluation."""
         return self.run, self.round, self.final_evaluation
 
 
 def write_decision(files: DeployedFiles, decision: Decision) -> None:
-    """Append a decision, or replace the one of the same round. A failure to write is logged only."""
+    """Append a decision, or replace the one of the same round. A failed write is only logged."""
     earlier = [one for one in read_decisions(files) if one.round_attempt != decision.round_attempt]
     try:
         files.decisions.write(msgspec.json.encode([*earlier, decision][-MOST_DECISIONS:]))
@@ -49,7 +49,7 @@ def write_decision(files: DeployedFiles, decision: Decision) -> None:
 
 
 def read_decisions(files: DeployedFiles) -> list[Decision]:
-    """The latest decisions, the oldest first; []: there are none, or they are damaged."""
+    """The latest decisions, oldest first; empty if there are none or they are damaged."""
     try:
         data = files.decisions.read()
         return [] if data is None else msgspec.json.decode(data, type=list[Decision])

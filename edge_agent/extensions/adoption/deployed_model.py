@@ -15,30 +15,31 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """Where a model comes from, and what is known of how well it does.
+    """Where a model comes from, and its known metrics.
 
     Attributes:
-        run, round: in which it was trained.
-        final_evaluation: whether that was in the run's final evaluation.
+        run, round: the run and round that trained it.
+        final_evaluation: True if the run's final evaluation trained it.
         model: hash of its `ModelSpec`.
-        input_shape, num_classes: what it takes and answers.
+        input_shape, num_classes: shape of its inputs, and number of its outputs.
         held_out: share of the training samples that its run held out as validation samples.
-        validation_loss: None: there were no validation samples.
-        trained: whether it comes out of local training here; False: local training started from it.
-        training_loss: of the last epoch, as seen while training; None: not known.
-        accuracy: on the device's test split, 0..1, or another score; None: without one.
-        samples: fingerprint of the samples that the figures were found on, see `DeviceData.fingerprint`.
-        threshold: of a deployed model that reconstructs: larger errors are anomalies.
-        attempt: at the round.
-        local_only: whether it was trained on this device's samples only; False: by the run's method.
+        validation_loss: loss on the validation samples; None if there were none.
+        trained: True if local training on this device produced it; False if local training started from it.
+        training_loss: mean loss of the last epoch during training; None if not known.
+        accuracy: accuracy on the device's test split, 0..1, or the score named in `score`; None without test
+            split.
+        samples: fingerprint of the samples behind the metrics, see `DeviceData.fingerprint`.
+        threshold: for a model that reconstructs its input: a larger error marks an anomaly.
+        attempt: attempt at the round.
+        local_only: True if it was trained on this device's samples only; False for the run's method.
         loss_error: standard error of `validation_loss`.
-        lead: how much lower its validation loss was than that of the local-only model, when it was last
-            evaluated; None: there was none, or it is that model.
+        lead: validation loss of the local-only model minus that of this model, at the last evaluation; None
+            if there was no local-only model, or if this is it.
         lead_error: standard error of `lead`.
-        why: it was chosen, in one line.
-        version: its number among the models that this device has deployed; 0: it has none.
-        score: name of what `accuracy` holds, where that is another score of the run's task.
-        false_alarms: how often `threshold` calls normal samples anomalies; None: not known.
+        why: the reason for choosing it, in one line.
+        version: its number among the models that this device has deployed; 0 if it has none.
+        score: name of the score in `accuracy`, if the run's task uses another one.
+        false_alarms: fraction of normal samples that `threshold` marks as anomalies; None if not known.
     """
 
     run: str
@@ -66,7 +67,7 @@ class ModelRecord:
 
     @property
     def scored(self) -> str:
-        """Its score on the device's test split, for people; "" where that is not known."""
+        """Readable score on the device's test split; empty if not known."""
         if self.accuracy is None:
             return ""
         score = score_named(self.score)
@@ -76,12 +77,12 @@ class ModelRecord:
 
     @property
     def origin(self) -> tuple[object, ...]:
-        """What identifies the model."""
+        """The values that identify the model."""
         return self.run, self.round, self.attempt, self.final_evaluation, self.trained, self.local_only
 
     @property
     def words(self) -> str:
-        """Where the model comes from and how well it does, for people."""
+        """Readable line with the model's origin and metrics."""
         said = [f"run {self.run}, {'final evaluation' if self.final_evaluation else f'round {self.round}'}"]
         if self.local_only:
             said[0] += ", local-only"
@@ -92,7 +93,7 @@ class ModelRecord:
         return "; ".join(said)
 
     def is_of(self, spec: ModelSpec) -> bool:
-        """Whether a trainer of this model can evaluate it."""
+        """True if a trainer of the model `spec` can evaluate this one."""
         return self.model == spec.hash
 
 
@@ -101,7 +102,7 @@ class DeployedModel:
     """The model that a device deploys, or a version of it.
 
     Attributes:
-        record: what is known of it.
+        record: origin and known metrics.
         weights: shape (spec.size,).
     """
 
@@ -110,12 +111,12 @@ class DeployedModel:
 
 
 def other_score(task: Task) -> str:
-    """`ModelRecord.score` of a run of this task."""
+    """Value of `ModelRecord.score` in runs of this task."""
     return "" if task.score == ACCURACY else task.score.name
 
 
 def new_record(enrolment: Enrolment, attempt: RoundAttempt, samples: str = "") -> ModelRecord:
-    """The record of a model of this run, before it is evaluated; `samples` is their fingerprint."""
+    """Make the record of a model of this run before it is evaluated; `samples` is a fingerprint."""
     spec = enrolment.spec
     return ModelRecord(
         run=enrolment.run,
@@ -132,10 +133,10 @@ def new_record(enrolment: Enrolment, attempt: RoundAttempt, samples: str = "") -
 
 
 def read_deployed(data: bytes | None, spec: ModelSpec | None = None) -> DeployedModel | None:
-    """Read the file of a deployed model; None: there is none yet.
+    """Decode the file of a deployed model; None if there is no file yet.
 
     Raises:
-        PacketError: it is damaged, or of another model than `spec`.
+        PacketError: the file is damaged, or holds another model than `spec`.
     """
     return None if data is None else codec.decode(data, DeployedModel, spec)
 
@@ -143,7 +144,7 @@ def read_deployed(data: bytes | None, spec: ModelSpec | None = None) -> Deployed
 def with_threshold(
     record: ModelRecord, weights: FlatArray, enrolment: Enrolment, trainer: EvaluatingTrainer
 ) -> ModelRecord:
-    """`record` with the threshold of anomalies, where the run learns to reconstruct."""
+    """Add the anomaly threshold to `record` if the run learns to reconstruct."""
     if not isinstance(enrolment.learns, Reconstruction):
         return record
     found = trainer.threshold(weights)
@@ -153,6 +154,6 @@ def with_threshold(
 
 
 def threshold_in(record: ModelRecord) -> Threshold | None:
-    """The threshold of anomalies of a deployed model; None: it has none."""
+    """The anomaly threshold of a deployed model; None if it has none."""
     found = record.threshold
     return None if found is None else Threshold(found, record.false_alarms)

@@ -25,7 +25,7 @@ from fleetune.protocols.student_t import student_t_quantile
 Losses = NDArray[np.float64]
 
 LEAST_SAMPLES = 8
-EVEN = 0.5  # the confidence of a coin toss
+EVEN = 0.5  # at this confidence a lower mean is enough, so no test is needed
 # below this skewness the cubic is a line within float precision, and dividing by it would lose digits
 _NO_SKEWNESS = 1e-4
 
@@ -86,15 +86,15 @@ class PairedDifference:
 
 
 def paired_difference(losses: Losses, others: Losses, weights: Losses | None = None) -> PairedDifference:
-    """How much more `losses` are than those of another model, `others`, on the same samples.
+    """The difference between `losses` and another model's losses, `others`, on the same samples.
 
     Args:
         losses: shape (n,).
         others: shape (n,).
-        weights: how much each sample counts, shape (n,), at least 0 and not all 0; None: all alike.
+        weights: weight of each sample, shape (n,), at least 0 and not all 0; None for equal weights.
 
     Returns:
-        Of no samples: nothing is known, the mean is 0 and its error infinite.
+        The difference; without samples its mean is 0 and its error infinite.
     """
     if losses.size == 0:
         return PairedDifference(0.0, math.inf, 0.0, 0.0)
@@ -113,8 +113,9 @@ def paired_difference(losses: Losses, others: Losses, weights: Losses | None = N
 
 
 def newest_count_most(num_samples: int, half_life: float | None) -> Losses | None:
-    """Weights of samples in the order in which they came, shape (num_samples,): each `half_life` samples
-    before the newest halve what one counts. None: all count alike.
+    """Weights of samples in order of arrival, shape (num_samples,); None for equal weights.
+
+    A weight halves with every `half_life` samples before the newest one.
     """
     if half_life is None:
         return None

@@ -1,9 +1,9 @@
 """The versions of the shared model that a device holds in runs with `adoption.canary`.
 
-The coordinator says which version is approved for all devices and, to a canary, which is on trial
-(`coordinator.rounds`). A device deploys the newest that it is given, if the rule of adoption lets it. The
-version gets the device's own running statistics, which no round averages. Until the first version is approved
-the device goes on with the model that it deployed when the run started.
+The coordinator announces the version that is approved for all devices and, to a canary, the version on trial
+(`coordinator.rounds`). A device deploys the newest version that it receives, if the adoption rule allows it.
+The version gets the device's own running statistics, which no round averages. Until the first version is
+approved, the device keeps the model that it deployed when the run started.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class HeldVersion:
     """A version of the shared model on a device.
 
     Attributes:
-        number: of the version, see `Version`.
+        number: number of the version, see `Version`.
         weights: shape (spec.size,), with the device's own running statistics.
     """
 
@@ -34,9 +34,9 @@ class Releases:
     """The versions that a device holds.
 
     Attributes:
-        out: the number of the approved version; 0: there is none.
-        approved: that version; None: the device does not have it.
-        trial: the version on trial; None: this device is not a canary.
+        out: number of the approved version; 0 if none is approved.
+        approved: the approved version; None if the device does not have it.
+        trial: the version on trial; None if this device is not a canary.
     """
 
     out: int = 0
@@ -45,7 +45,7 @@ class Releases:
 
     @property
     def newest(self) -> HeldVersion | None:
-        """The version that the device may deploy; None: none yet."""
+        """The version that the device may deploy; None if there is none yet."""
         return self.trial or self.approved
 
     @property
@@ -54,21 +54,21 @@ class Releases:
         return tuple(one.number for one in (self.approved, self.trial) if one is not None)
 
     def taken_in(self, release: Release, personal: FlatArray, spec: ModelSpec) -> "Releases":
-        """The versions after a task.
+        """The versions that the device holds after a task.
 
         Args:
-            release: of the task.
+            release: the release that the task carries.
             personal: the device's own model, shape (spec.size,).
-            spec: of the model.
+            spec: structure of the model.
 
         Raises:
-            PacketCorrupt: the weights are not of this model.
+            PacketCorrupt: the weights do not fit this model.
         """
         trial = None if release.trial is UNSET else self._held(release.trial, personal, spec)
         return Releases(release.approved.number, self._held(release.approved, personal, spec), trial)
 
     def withdrawn(self, since: "Releases") -> int:
-        """The version that was on trial before and may not be deployed any more; 0: none."""
+        """Number of the earlier trial version that the device must stop deploying; 0 if none."""
         before = since.trial.number if since.trial is not None else 0
         return 0 if before in self.numbers else before
 

@@ -1,6 +1,6 @@
-"""Takes part in a roll-out: holds the shared model's versions, and as a canary compares the one on trial.
+"""Takes part in a roll-out: holds versions of the shared model and, as a canary, tests the one on trial.
 
-A canary compares the version on trial with the one before, on its own held-out samples. It reports the result
+A canary compares the trial version with the one before it on its own held-out samples. It reports the result
 with its reply.
 """
 
@@ -37,9 +37,9 @@ class RollOut(Extension[Releases]):
     """Holds the versions of the shared model in runs with `adoption.canary`.
 
     Args:
-        enrolment: of the run.
-        files: of the deployed model and its versions.
-        weights: of the held-out samples, shape (n,); None: all count alike.
+        enrolment: enrolment of the run.
+        files: files of the deployed model and its versions.
+        weights: weights of the held-out samples, shape (n,); None for equal weights.
     """
 
     name = "releases"
@@ -59,7 +59,7 @@ class RollOut(Extension[Releases]):
     def after_training(
         self, round_: TrainingRound, result: TrainingResult, state: Releases | None
     ) -> Releases | None:
-        """The versions that the device holds from now on; a withdrawn one is deployed no more."""
+        """Update the versions that the device holds, and remove a withdrawn one from deployment."""
         if round_.release is UNSET:
             return None
         before = state or Releases()
@@ -81,14 +81,14 @@ def word_of(
     trainer: EvaluatingTrainer,
     weights: Losses | None,
 ) -> ReleaseWord:
-    """What a device reports of its versions.
+    """The device's report about its versions.
 
     Args:
-        releases: that it holds.
-        before: the model that it deployed when the run started; None: there was none.
-        enrolment: of the run.
-        trainer: its model and data.
-        weights: of its held-out samples, shape (n,); None: all count alike.
+        releases: the versions that it holds.
+        before: the model that it deployed when the run started; None if there was none.
+        enrolment: enrolment of the run.
+        trainer: the device's model and data.
+        weights: weights of its held-out samples, shape (n,); None for equal weights.
     """
     found = UNSET if releases.trial is None else _compared(releases, before, enrolment, trainer, weights)
     return ReleaseWord(releases.numbers, found)
@@ -101,7 +101,7 @@ def _compared(
     trainer: EvaluatingTrainer,
     weights: Losses | None,
 ) -> Comparison | UnsetType:
-    """UNSET: this device cannot compare."""
+    """Compare the trial version with the one before it; UNSET if this device cannot compare."""
     assert releases.trial is not None
     if releases.out and releases.approved is None:
         return UNSET
@@ -125,10 +125,10 @@ def _against_before(
     trainer: EvaluatingTrainer,
     weights: Losses | None,
 ) -> PairedDifference:
-    """The trial version against the model that the device deployed when the run started.
+    """Compare the trial version with the model that the device deployed when the run started.
 
-    It is compared sample by sample if these samples are honest for that model. Of a model of another kind the
-    known mean loss counts. Otherwise the comparison is with the run's initial weights.
+    The comparison is sample by sample if that model was not trained on these samples. For a model of another
+    structure, its recorded mean loss is used. Otherwise the run's initial weights are compared.
     """
     record = None if before is None else before.record
     honest = record is not None and record.held_out >= enrolment.validation_fraction

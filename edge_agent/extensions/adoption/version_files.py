@@ -1,4 +1,6 @@
-"""Reads, deploys and removes a device's versions as files. Which one is the best is decided elsewhere."""
+"""Reads, deploys and removes the files of a device's versions. The adoption rule decides which one is
+best.
+"""
 
 import logging
 
@@ -11,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def read_version(files: DeployedFiles, number: int) -> DeployedModel | None:
-    """A version; None: it is gone, or damaged, which is logged."""
+    """Read a version; None if it is missing or damaged. A damaged file is logged."""
     try:
         return read_deployed(files.version(number).read())
     except (PacketError, StoreError) as problem:
@@ -20,10 +22,10 @@ def read_version(files: DeployedFiles, number: int) -> DeployedModel | None:
 
 
 def deploy_version(files: DeployedFiles, number: int) -> ModelRecord | None:
-    """Deploy a version unchanged, and return its record; None: it is not there, or damaged.
+    """Deploy a version unchanged and return its record; None if it is missing or damaged.
 
     Raises:
-        StoreError: it cannot be written; the deployed model stays.
+        StoreError: the file cannot be written; the deployed model stays.
     """
     try:
         data = files.version(number).read()
@@ -37,12 +39,14 @@ def deploy_version(files: DeployedFiles, number: int) -> ModelRecord | None:
 
 
 def keep_deployed_as_version(files: DeployedFiles, number: int) -> None:
-    """Store the deployed model as a version, so that the device can go back to it, unless it is one already.
+    """Store the deployed model as a version if it is not one yet, so that the device can go back to it.
 
-    `number` is the version's; 0: it has none yet.
+    Args:
+        files: files of the deployed model and its versions.
+        number: number of the version; 0 if it has none yet.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     data, numbers = files.deployed.read(), files.numbers
     is_there = number in numbers if number else any(files.version(one).read() == data for one in numbers)
@@ -53,10 +57,10 @@ def keep_deployed_as_version(files: DeployedFiles, number: int) -> None:
 def withdraw_version(files: DeployedFiles, origin: tuple[object, ...]) -> None:
     """Remove the versions of this origin. If one is deployed, the newest other version replaces it.
 
-    Without another version no model is deployed until there is one.
+    If there is no other version, the device deploys no model until it has one.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: a file cannot be written.
     """
     deployed = read_deployed(files.deployed.read())
     for number in files.numbers:
@@ -75,6 +79,6 @@ def withdraw_version(files: DeployedFiles, origin: tuple[object, ...]) -> None:
 
 
 def newest_of_another_run(files: DeployedFiles, run: str) -> DeployedModel | None:
-    """The newest version of another run; None: there is none."""
+    """The newest version of another run; None if there is none."""
     versions = (read_version(files, number) for number in reversed(files.numbers))
     return next((one for one in versions if one and one.record.run != run), None)
