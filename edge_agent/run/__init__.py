@@ -1,1 +1,1 @@
-"""A device in a run: joining, its rounds from assignment to reply, and declining."""
+"""A device's part in a run: joining, working on each round from assignment to reply, and declining."""

@@ -1,4 +1,4 @@
-"""What an agent does just now, for the program that embeds it."""
+"""The agent's current activity, for the program that embeds it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ CONNECTED = "connected"
 
 @dataclass(frozen=True)
 class Activity:
-    """What an agent does.
+    """The agent's current activity.
 
     Attributes:
-        connection: "connected", "connecting", or why it is not connected.
-        run: id of the run that it has joined; None: none just now.
-        round: that it works on or, between rounds, worked on last; 0: none of this run yet.
-        training: whether it works on a task.
-        resting: why it takes no part just now; None: it takes part.
-        finished: the run that is over; None: none is, or another has started.
+        connection: "connected", "connecting", or the reason why it is not connected.
+        run: id of the joined run; None if no run is joined.
+        round: the current round or, between rounds, the last one; 0 before the first round of the run.
+        training: True while it works on a task.
+        resting: the reason why it takes no part at present; None if it takes part.
+        finished: id of the last finished run; None if there is none or another run has started.
     """
 
     connection: str = "connecting"
@@ -29,7 +29,7 @@ class Activity:
 
 
 class ActivityNotifier:
-    """Holds the latest activity, and calls `tell` when it changes."""
+    """Holds the latest activity, and calls `tell` with each change."""
 
     def __init__(self, tell: Callable[[Activity], None]) -> None:
         self._activity, self._tell = Activity(), tell

@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 
 class Connection:
-    """A device's connection.
+    """A device's connection to its broker.
 
     Args:
-        fleet, device: names.
-        make_transport: makes, from the will and the queue of events, a transport that is not connected yet.
-        events: where the transport puts its events.
-        notifier: is told of the connection.
+        fleet, device: names of the fleet and the device.
+        make_transport: makes an unconnected transport from the will and the queue of events.
+        events: queue for the transport's events.
+        notifier: receives changes of the connection.
 
     Attributes:
-        instance: of this agent; another agent with the same name has another one.
-        wake_at: when to connect again; None: no other device holds this name.
+        instance: random id of this agent process. Another agent with the same device name has another id.
+        wake_at: time of the next connection attempt after `give_way`; None if none is planned.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Connection:
         self._transport.close(self._farewell)
 
     def greet(self) -> None:
-        """Announce this device: the coordinator enrols it."""
+        """Announce this device, so that the coordinator enrols it."""
         self._outage = ""
         log.info("connected; fleet %s, device %s", self._fleet, self._device)
         presence = wire.Presence(True, self.instance, f"fleetune {VERSION}")
@@ -63,26 +63,29 @@ class Connection:
         self._notifier.note(connection=CONNECTED)
 
     def publish(self, packet: Packet) -> None:
-        """Send a packet to the coordinator."""
+        """Publish a packet to the coordinator."""
         self._transport.publish(self._topic(packet.channel), packet.data)
 
     def note_lost(self, reason: str, now: float, finished: str | None) -> None:
-        """Log the reason of an outage once, and the same one again every `REPEAT_S`.
+        """Log the reason of an outage once; repeat the same reason only every `REPEAT_S` seconds.
 
         Args:
-            reason: why the broker is not reached.
-            now: seconds that never jump.
-            finished: the run that was over last, when no other has started.
+            reason: why the broker cannot be reached.
+            now: current time on a monotonic clock, in seconds.
+            finished: the last finished run, if no other has started.
         """
         if self.wake_at is not None:
-            return  # we left
+            return  # we disconnected ourselves
         if reason != self._outage or now - self._logged_at >= REPEAT_S:
             self._outage, self._logged_at = reason, now
             log.warning("%s", _outage_line(reason, finished))
         self._notifier.note(connection=f"not connected: {reason}")
 
     def give_way(self, wait_s: float, now: float) -> None:
-        """Leave the broker for a while: each connection of ours ends that of the device with our name."""
+        """Stay disconnected for `wait_s`, because another device uses the same name.
+
+        Brokers end the older connection of a name, so each of our connections would end the other device's.
+        """
         line = (
             f"another device uses the name {self._device}: this agent tries again in {wait_s:g} s;"
             " give it a name of its own with --device"
@@ -93,7 +96,7 @@ class Connection:
         self._notifier.note(connection=line)
 
     def tick(self, now: float) -> None:
-        """Connect again when it is time."""
+        """Connect again once the wait is over."""
         if self.wake_at is not None and now >= self.wake_at:
             self.wake_at = None
             self._transport.connect()

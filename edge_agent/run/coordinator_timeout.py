@@ -1,4 +1,6 @@
-"""Notices that an agent waits too long for its coordinator, and finds out why: no socket, no clock."""
+"""Detects that an agent waits too long for its coordinator, and finds the reason. It has no socket or
+clock.
+"""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
@@ -8,7 +10,8 @@ from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire.peer_link import Answered, Item, PeerLink
 
 COORDINATOR_TIMEOUT_S = 10.0
-AGAIN_S = 300.0  # between two examinations: each is a second connection to the broker
+# least time between two tests of access rights, because each opens a second connection to the broker
+AGAIN_S = 300.0
 
 NOTHING_HEARD, NOT_HEARD = "nothing heard", "not heard"
 
@@ -16,16 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorTimeout:
-    """What an agent waits for, and since when.
+    """The message that an agent waits for, and the time since when it waits.
 
     Args:
         fleet: name of the agent's fleet.
-        find_rights: finds out, by a second connection, what the device may write and read; None: nothing is
-            examined.
+        find_rights: tests over a second connection what the device may write and read; None to skip the test.
 
     Attributes:
-        wake_at: when `look` has something to do; None: nothing is awaited.
-        nothing_heard: nothing came from a coordinator since the connection.
+        wake_at: when `look` must be called next; None if the agent waits for nothing.
+        nothing_heard: True if no coordinator has sent anything since the agent connected.
     """
 
     def __init__(self, fleet: str = "", find_rights: Callable[[], ChannelRights] | None = None) -> None:
@@ -33,7 +35,7 @@ class CoordinatorTimeout:
         self.wake_at: float | None = None
         self.nothing_heard = True
         self._connected = False
-        self._offers = 0  # of the enrolment, in a row
+        self._offers = 0  # number of offers of the enrolment in a row
         self._awaited: Hashable = None
         self._not_before = float("-inf")
 
@@ -44,9 +46,9 @@ class CoordinatorTimeout:
         self._connected = False
 
     def heard(self, items: Iterable[Item]) -> None:
-        """Take note of what the coordinator sent, which led to these items.
+        """Note that the coordinator sent something, which the link turned into these items.
 
-        It offers the enrolment again and again where it does not receive our answer.
+        A coordinator that does not receive our answer offers the enrolment repeatedly.
         """
         offered = any(
             isinstance(item, Answered) and item.offer.transfer_key.kind == "enrolment" for item in items
@@ -55,7 +57,7 @@ class CoordinatorTimeout:
         self.nothing_heard = False
 
     def look(self, link: PeerLink, now: float) -> bool:
-        """Whether the agent has waited for the same thing for too long; True once for each thing."""
+        """True once for each message that the agent has waited for too long."""
         awaited = self._awaits(link)
         if awaited != self._awaited:
             self._awaited = awaited
@@ -66,7 +68,9 @@ class CoordinatorTimeout:
         return True
 
     def explain(self) -> None:
-        """Log in one line why the coordinator is silent. It takes seconds: call it in the jobs' thread."""
+        """Log in one line why the coordinator is silent. This takes seconds, so call it in the jobs'
+        thread.
+        """
         if self._find_rights is None:
             return
         said = self._explanation(self._find_rights)
@@ -75,7 +79,7 @@ class CoordinatorTimeout:
         self._said = said
 
     def _explanation(self, find_rights: Callable[[], ChannelRights]) -> str:
-        """Why the coordinator is silent; "": nothing is wrong on this side."""
+        """Reason why the coordinator is silent; empty if this side finds no fault."""
         waited = f"no answer from a coordinator of fleet {self._fleet} for {COORDINATOR_TIMEOUT_S:g} s"
         try:
             rights = find_rights()
@@ -88,7 +92,7 @@ class CoordinatorTimeout:
         return f"{waited}; this device joins when one comes. Is the fleet's name right?"
 
     def _awaits(self, link: PeerLink) -> Hashable:
-        """A value that changes with every progress; None: nothing is awaited."""
+        """A value that changes with every progress; None if the agent waits for nothing."""
         if not self._connected:
             return None
         if self.nothing_heard:

@@ -1,4 +1,4 @@
-"""Declines a round or a run: a message for the coordinator, and a line in the log."""
+"""Declines a round or a run: makes the message for the coordinator, and logs the reason."""
 
 import logging
 
@@ -12,9 +12,9 @@ def declined(key: TransferKey, what: str, problem: BaseException) -> Decline:
     """Log `problem`, and return the message for the coordinator.
 
     Args:
-        key: the task, or the enrolment of a run.
-        what: is declined, for the log.
-        problem: why; an unexpected one is logged with its traceback.
+        key: transfer key of the task or of the run's enrolment.
+        what: name of the declined thing, for the log.
+        problem: the reason; an unexpected exception is logged with its traceback.
     """
     if isinstance(problem, FleetuneError):
         reason = readable(str(problem))

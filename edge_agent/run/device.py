@@ -19,21 +19,21 @@ from fleetune.protocols.settings.section import PROCESSOR
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What the owner of a device decides.
+    """Settings that the owner of a device chooses.
 
     Attributes:
-        fleet, device: names.
+        fleet, device: names of the fleet and the device.
         data: source of the device's own samples, see `edge_agent.training.device_data.load`.
         state: folder of the agent's state.
-        board: firmware profile.
-        test_fraction: of its samples, held out as its own test split when the source marks none.
-        threads: processor threads of training.
-        policy: what the owner allows.
+        board: name of the firmware profile.
+        test_fraction: fraction of the samples held out as the device's test split, if the source marks none.
+        threads: number of processor threads for training.
+        policy: limits that the owner sets.
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
-        train_on: what it computes on, see `edge_agent.training.trainers.make_backend`.
-        trusted: modules of the owner's own whose code a run may name (`package.module`).
-        publish: file that the deployed model is written to, for an app; None: unchanged, or nowhere.
-        publish_mode: permissions of that file; None: unchanged, or as the umask says.
+        train_on: hardware to train on, see `edge_agent.training.trainers.make_backend`.
+        trusted: the owner's own modules whose code a run may name (`package.module`).
+        publish: file that the deployed model is written to for an app; None keeps the stored choice, if any.
+        publish_mode: permissions of that file; None keeps the stored choice, or else applies the umask.
     """
 
     fleet: str
@@ -56,13 +56,13 @@ class Device:
     """A device, on which an agent runs.
 
     Attributes:
-        settings: its owner's.
-        store: what it keeps; claimed by this agent.
-        meter: of its board.
-        guard: knows what its owner allows just now.
-        measure_link: the way to the broker, asked once a run, when nothing else is under way.
-        stream: its samples, where its data grow; None: `settings.data` has all of them.
-        lock: its state folder, held while the agent runs.
+        settings: its owner's settings.
+        store: its stored state, claimed by this agent.
+        meter: meter of its board.
+        guard: checks what the owner's policy allows at the moment.
+        measure_link: measures the link to the broker; called once a run while nothing else is in progress.
+        stream: its growing samples; None if `settings.data` has all samples.
+        lock: lock file of the state folder, held while the agent runs.
     """
 
     settings: DeviceSettings
@@ -84,15 +84,15 @@ class Device:
         lock: IO[bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Device":
-        """The device with its state folder claimed.
+        """Claim the state folder and return the device.
 
         Args:
-            settings: its owner's.
-            meter: of its board; None: of this machine.
-            measure_link: called once a run, when nothing else is under way.
-            make_stream: opens its samples, where its data grow, once the folder is held.
-            lock: the state folder, held already; None: it is claimed here.
-            clock: seconds that never jump.
+            settings: its owner's settings.
+            meter: meter of its board; None for this machine.
+            measure_link: measures the link; called once a run while nothing else is in progress.
+            make_stream: opens the growing samples once the folder is claimed; None if the data do not grow.
+            lock: lock file of a folder that is claimed already; None to claim it here.
+            clock: monotonic clock, in seconds.
 
         Raises:
             SettingError: there is no such board.
@@ -112,6 +112,6 @@ class Device:
             self.lock.close()
 
     def at_most(self, ratio: float | None) -> "Device":
-        """The device as if its owner allowed no larger ratio; None: unchanged."""
+        """The same device with an upper bound on its ratio; None for no bound."""
         settings = replace(self.settings, policy=self.settings.policy.at_most(ratio))
         return replace(self, settings=settings)

@@ -1,6 +1,7 @@
-"""Prepares joining a run, one at a time: what has to be fetched or awaited before, and what follows.
+"""Joins runs one at a time: fetches what is missing, waits where the policy requires it, and handles the
+result.
 
-Messages for the coordinator are returned.
+Methods return the messages for the coordinator.
 """
 
 import logging
@@ -23,68 +24,69 @@ from fleetune.protocols.wire.messages import TransferKey
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
-MOST_ARRIVALS = 3  # of a run's bundle or backbone that is not here afterwards
-SAMPLES_AGAIN_S = 2.0  # looking whether there are samples by now costs little
+MOST_ARRIVALS = 3  # most fetches of a run's bundle or backbone that is still missing after it was stored
+SAMPLES_AGAIN_S = 2.0  # short, because checking for new samples costs little
 
 
 class Enrolling:
-    """Joins runs in the jobs' thread, once the owner's policy allows it and all that a run needs is here.
+    """Joins runs in the jobs' thread, once the owner's policy allows it and everything that a run needs is
+    stored.
 
     Args:
-        device: that joins.
-        jobs: `Joined` follows there.
+        device: the device that joins.
+        jobs: the jobs' thread; each join ends with a `Joined` event.
 
     Attributes:
-        finished: the run that was over last, unless it went on.
-        wake_at: when `tick` has something to do; None: never.
+        finished: the last finished run, unless that run was extended.
+        wake_at: when `tick` must be called next; None for never.
 
     Raises:
         SettingError: there is no such trainer.
-        ModelError: it is not installed, or none is, or it cannot compute where it shall.
+        ModelError: the trainer is not installed, or cannot compute on the chosen hardware.
     """
 
     def __init__(self, device: Device, jobs: Jobs) -> None:
         self._device, self._jobs = device, jobs
         self._trainers = Trainers(device.settings.trainer, train_on=device.settings.train_on)
         self._assigned: dict[str, float | None] = {}
-        self._arrivals = Counter[tuple[str, str]]()  # by run and kind
+        self._arrivals = Counter[tuple[str, str]]()  # number of fetches by run and kind
         self._joining: str | None = None
-        self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
-        self._said: tuple[str, str] | None = None  # likewise, as the coordinator knows it
+        self._postponed: tuple[str, str] | None = None  # a postponed run and the reason
+        self._said: tuple[str, str] | None = None  # the same, as last reported to the coordinator
         self.finished: str | None = None
         self.wake_at: float | None = None
 
     def enrol(self, run: str, now: float) -> wire.Message | None:
-        """Join a run whose enrolment is on disk, or fetch what that takes first."""
+        """Join a run whose enrolment is stored, or first fetch what else it needs."""
         if self.finished == run:
             log.warning("run %s goes on, although it was reported as finished", run)
-            self.finished = None  # its number of rounds was raised
+            self.finished = None  # the coordinator raised its number of rounds
         return self._begin(run, now)
 
     def note_assigned(self, run: str, ratio: float | None) -> None:
-        """The run assigns this device a ratio, its largest; None: it leaves the choice to the device."""
+        """Note the largest ratio that the run assigns to this device; None if the device chooses."""
         self._assigned[run] = ratio
 
     def note_arrived(self, key: TransferKey) -> None:
-        """Take note that a run's bundle or backbone was stored."""
+        """Note that a run's bundle or backbone was stored."""
         self._arrivals[key.run, key.kind] += 1
 
     def do_without_bundle(self, run: str, reason: str, now: float) -> wire.Message | None:
-        """Join with another trainer: the coordinator has no bundle of this run."""
+        """Join with a trainer that needs no bundle, because the coordinator has none for this run."""
         if self._device.store.enrolment(run).read() is None:
             return None
         self._trainers.lacking[run] = wire.readable(reason)
         return self._begin(run, now)
 
     def tick(self, now: float) -> wire.Message | None:
-        """Join a postponed run if the board's state allows it by now."""
+        """Join a postponed run if the board's state now allows it."""
         if self.wake_at is None or now < self.wake_at:
             return None
         self.wake_at = None
         return None if self._postponed is None else self._begin(self._postponed[0], now)
 
     def joined(self, event: Joined, now: float) -> JoinedRun | wire.Message | None:
-        """The run that was joined, or a message for the coordinator; None: neither."""
+        """Handle the end of a join: return the joined run, a message for the coordinator, or None."""
         if event.run != self._joining:
             return None
         self._joining = None
@@ -105,7 +107,7 @@ class Enrolling:
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:
-        """Take note that a run is over."""
+        """Note that a run is over."""
         self.finished = run
         if self._postponed is not None and self._postponed[0] == run:
             self._postponed = None
@@ -119,7 +121,7 @@ class Enrolling:
         return None if self._joining == run else self._prepare(run)
 
     def _prepare(self, run: str) -> wire.Message | None:
-        """Join, or ask for the bundle; this is called again when that is here."""
+        """Join, or ask for the bundle; this is called again once the bundle is stored."""
         store = self._device.store
         try:
             kind = self._trainers.kind(run)
@@ -141,7 +143,7 @@ class Enrolling:
         return None
 
     def _fetch(self, run: str, what: Literal["bundle", "backbone"]) -> wire.Message:
-        """Ask for a payload, unless it came several times and is not here: then the disk does not keep it."""
+        """Ask for a payload. Decline if it arrived several times and cannot be read back from the disk."""
         if self._arrivals[run, what] < MOST_ARRIVALS:
             return wire.Fetch(run, what)
         self._arrivals.pop((run, what))
@@ -149,13 +151,16 @@ class Enrolling:
         return _declined(run, f"cannot join run {run}", problem)
 
     def _why_stop(self, run: str) -> str | None:
-        """Why training has to stop; None: it goes on. Called before every batch, in the jobs' thread."""
+        """Reason why training has to stop; None if it may go on.
+
+        The jobs' thread calls this before every batch.
+        """
         if self._jobs.closing:
             return "the agent stops"
         return "the run is finished" if self.finished == run else self._device.guard.reason_not_to_train()
 
     def _postpone(self, run: str, reason: str, now: float, again_s: float = AGAIN_S) -> wire.Message | None:
-        """Join later: joining measures how fast this board trains, which the owner's policy has to allow."""
+        """Join again after `again_s`; return the message for the coordinator if the reason is new."""
         self._postponed, self.wake_at = (run, reason), now + again_s
         if self._said == self._postponed:
             return None

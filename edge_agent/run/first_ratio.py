@@ -1,4 +1,6 @@
-"""The first ratio in a run: from the board's profile, the link, past rounds, and a moment of training."""
+"""The first ratio in a run, chosen from the board's profile, the link, past rounds, and a short training
+test.
+"""
 
 import logging
 import math
@@ -33,16 +35,17 @@ log = logging.getLogger(__name__)
 def first_ratio(
     device: Device, enrolment: Enrolment, trainer: LocalTrainer, kind: Kind, conditions: Conditions
 ) -> RatioController:
-    """A controller that has chosen a ratio once.
+    """Return a ratio controller that has chosen its first ratio.
 
-    It chooses twice: a ratio that fits in memory is trained for a moment, and then its speed is known.
+    It chooses twice. The first choice uses the profile's speed and finds a ratio that fits in memory. A few
+    training steps then measure the real speed for the second choice.
 
     Args:
-        device: that joins.
-        enrolment: of the run.
-        trainer: with the device's samples.
-        kind: of the trainer.
-        conditions: of the board.
+        device: the device that joins.
+        enrolment: enrolment of the run.
+        trainer: trainer with the device's samples.
+        kind: kind of the trainer.
+        conditions: current state of the board.
     """
     settings, known = device.settings, _known_before(device, enrolment, kind)
     past = known.cost_history if known and _trains_alike(known, kind, settings.train_on) else CostHistory()
@@ -69,7 +72,7 @@ def _unmeasured(
     link: LinkSpeed,
     past: CostHistory,
 ) -> RatioController:
-    """By the speed that the board's profile says."""
+    """A controller that uses the speed in the board's profile."""
     settings, board = device.settings, board_named(device.settings.board)
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     report = report_of(
@@ -109,7 +112,7 @@ def _unmeasured(
 
 
 def _known_before(device: Device, enrolment: Enrolment, kind: Kind) -> RatioController | None:
-    """Of this run before a restart; else of the latest run of the same model and trainer."""
+    """The stored controller of this run, or else of the latest run with the same model and trainer."""
     store = device.store
     known = read_ratio_controller(store.ratio_controller(enrolment.run).read())
     if known is not None:
@@ -135,18 +138,20 @@ def _is_of_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
 
 
 def _trains_alike(before: RatioController, kind: Kind, train_on: str) -> bool:
-    """Whether its costs are today's: another trainer takes other times and another amount of memory."""
+    """True if the stored costs still apply: another trainer needs other times and another amount of
+    memory.
+    """
     return (before.capability.trainer, before.capability.train_on) == (kind, train_on)
 
 
 def _link_before(before: RatioController) -> LinkSpeed:
-    """As it was known before a restart: a slow link need not carry another probe."""
+    """The link speed known before a restart, so that a slow link is not measured again."""
     link = before.capability.link
     return LinkSpeed(link.uplink_bps, link.downlink_bps, link.latency_s)
 
 
 def _samples_per_s(trainer: LocalTrainer, enrolment: Enrolment) -> float:
-    """By a few real steps on the device's own samples."""
+    """Training speed, measured with a few real steps on the device's own samples."""
     (speed,) = measure_training(
         trainer.backend,
         trainer.data,

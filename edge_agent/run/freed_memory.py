@@ -1,4 +1,4 @@
-"""Returns freed memory to the board: the C library would keep freed blocks for later."""
+"""Returns freed memory to the operating system, because the C library would keep freed blocks for later."""
 
 import ctypes
 import gc
@@ -6,15 +6,15 @@ import sys
 
 
 def give_back(*, cycles: bool = False) -> None:
-    """Return freed memory to the system, where the C library can (glibc); a fraction of a millisecond.
+    """Return freed memory to the system, if the C library can (glibc). Takes a fraction of a millisecond.
 
     Args:
-        cycles: look for cyclic garbage first, which takes as long as a small round.
+        cycles: collect cyclic garbage first, which takes as long as a small round.
     """
     if cycles:
         gc.collect()
     if sys.platform != "linux":
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl and Android's have none
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl and Android's C library have no malloc_trim
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The samples of a device whose data grow: those of a round, and their figures between rounds."""
+"""The samples of a device whose data grow: the samples of a round, and their statistics between rounds."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def sample_requirements(enrolment: Enrolment, test_fraction: float) -> SampleRequirements:
-    """Which samples of a store the run's model takes. Raises SettingError: see `Enrolment.learns`."""
+    """Requirements for samples that the run's model can use. Raises SettingError: see `Enrolment.learns`."""
     task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
 
     def accepts(label: NDArray[Any]) -> bool:
@@ -52,12 +52,12 @@ def sample_requirements(enrolment: Enrolment, test_fraction: float) -> SampleReq
 
 @dataclass
 class GrowingData:
-    """A stream as one run sees it; see `edge_agent.run.samples.Samples`.
+    """A sample stream as one run uses it; see `edge_agent.run.samples.Samples`.
 
     Attributes:
-        stream: of the device.
-        enrolment: of the run.
-        test_fraction: of the samples, held out for testing.
+        stream: the device's sample stream.
+        enrolment: enrolment of the run.
+        test_fraction: fraction of the samples held out for testing.
     """
 
     stream: SampleStream
@@ -69,33 +69,33 @@ class GrowingData:
 
     @property
     def grow(self) -> bool:
-        """Whether the samples change between rounds."""
+        """True: the samples change between rounds."""
         return True
 
     def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
-        """Token ids as the model takes them; samples with ids that it does not have are left out."""
+        """Token ids as the model takes them, without samples whose ids the model does not know."""
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
-        """Test the loss of the deployed model between rounds from now on.
+        """From now on, test the loss of the deployed model between rounds.
 
         Args:
-            trainer: without samples.
-            deployed: the weights of the deployed model; None: it is not of this run's kind.
+            trainer: trainer without samples.
+            deployed: returns the weights of the deployed model, or None if it has another structure.
         """
         self._watch = trainer, deployed
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """Take note of the trainer of a round, which has its samples."""
+        """Note the trainer of a round, which holds the round's samples."""
         self._round = trainer
 
     def newest(self) -> DeviceData:
-        """All samples there are now. From now on samples that do not fit are refused.
+        """All current samples. From now on the stream rejects samples that do not fit.
 
         Raises:
-            TooFewSamples: none to train on, or none to test on.
-            DataError, SettingError: they do not fit the run.
-            StoreError: they cannot be read.
+            TooFewSamples: there is no sample to train on, or none to test on.
+            DataError, SettingError: the samples do not fit the run.
+            StoreError: the samples cannot be read.
         """
         self.stream.store.require(self.requirements)
         parts, _ = self.stream.newest(self.requirements)
@@ -104,11 +104,11 @@ class GrowingData:
         return self.fitted(parts)
 
     def of_round(self, key: TransferKey) -> DeviceData:
-        """The samples of a round: the same for the same task, also after a crash.
+        """The samples of a round. The same task gets the same samples, also after a crash.
 
         Raises:
             TrainingStopped: there is nothing to train on.
-            StoreError: they cannot be read.
+            StoreError: the samples cannot be read.
         """
         parts = self.stream.round_samples(self.requirements, _training_round(key))
         if not self._trains(parts):
@@ -116,14 +116,14 @@ class GrowingData:
         return self.fitted(parts)
 
     def trained(self, key: TransferKey) -> None:
-        """Mark the samples of a round as trained on: the reply is stored. Raises StoreError."""
-        if key.final_evaluation:  # it trained a copy
+        """Mark the samples of a round as trained on, once the reply is stored. Raises StoreError."""
+        if key.final_evaluation:  # a final evaluation trains a copy
             self._round = None
             return
         self.stream.store.mark_trained(_training_round(key), self._held_out_losses())
 
     def figures(self) -> DataStatistics:
-        """Counts and drift, cached until samples change. Raises StoreError."""
+        """Sample counts and drift, cached until the samples change. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
             self._known = change, self.stream.figures(self.requirements)
@@ -141,7 +141,7 @@ class GrowingData:
         return losses if taken is None else losses[taken]
 
     def loss_is_due(self) -> bool:
-        """Whether enough samples have come to test the loss of the deployed model on them."""
+        """True if enough new samples have arrived to test the deployed model's loss on them."""
         if self._watch is None or not len(self.stream.store.reference_losses):
             return False
         return self._untested() >= WINDOW
@@ -151,9 +151,9 @@ class GrowingData:
         return snapshot.count_training_samples(self.stream.store, self._requirements_for_loss, tested)[1]
 
     def test_loss(self) -> None:
-        """Compare the deployed model's loss on samples that came since with that on earlier held-out ones.
+        """Compare the deployed model's loss on newly arrived samples with its loss on earlier held-out ones.
 
-        It was trained on neither.
+        The model was trained on neither.
 
         Raises:
             StoreError: the store cannot be read or written.
@@ -175,22 +175,22 @@ class GrowingData:
 
     @property
     def _requirements_for_loss(self) -> SampleRequirements:
-        """All samples as training samples, whatever their role."""
+        """Requirements that select all samples as training samples, whatever their role."""
         return replace(self.requirements, test_fraction=0.0, validation_fraction=0.0)
 
     @property
     def requirements(self) -> SampleRequirements:
-        """Which samples of the store the run's model takes."""
+        """Requirements for samples that the run's model can use."""
         return sample_requirements(self.enrolment, self.test_fraction)
 
     def _trains(self, parts: dict[Part, Arrays]) -> bool:
-        """Whether there is a sample that the task trains on."""
+        """True if there is a sample that the task trains on."""
         task, (_, labels) = self.enrolment.learns, parts["train"]
         taken = task.trained_on(task.checked(labels, self.enrolment.spec.num_classes, self.stream.source))
         return bool(len(labels) if taken is None else taken.any())
 
     def fitted(self, parts: dict[Part, Arrays]) -> DeviceData:
-        """Samples as the run's model takes them. Raises DataError: they do not fit."""
+        """Samples in the form that the run's model takes. Raises DataError if they do not fit."""
         arrays: dict[str, Any] = {}
         for part, (x, y) in parts.items():
             arrays |= {f"x_{part}": x, f"y_{part}": y}
@@ -200,7 +200,7 @@ class GrowingData:
 
 
 def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` without samples that hold token ids which the model does not have."""
+    """Copy of `data` without samples that hold token ids unknown to the model."""
     if vocabulary is None:
         return data
     left: dict[str, Any] = {}

@@ -17,24 +17,25 @@ from fleetune.protocols.wire.transfer import Chunk, Receipt, digest_of
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 2**31
-SMALL_BYTES = 2**20  # there is always room for so much
+SMALL_BYTES = 2**20  # a payload of this size is always accepted
 AGAIN_S = 60.0
-COPIES = 2  # at least: in memory packed and unpacked, on disk arriving and kept
+# lower bound: a payload is in memory packed and unpacked, and on disk as a part and as the stored file
+COPIES = 2
 
 
 class Intake(Inbox):
-    """Receives enrolments, bundles, backbones and tasks. It tells the coordinator when the disk is full.
+    """Receives enrolments, bundles, backbones and tasks. It refuses payloads when memory or disk is full.
 
     Args:
-        device: its name.
-        store: where payloads are kept.
-        joined: the run that this device takes part in; None: none.
-        reason_not_to_train: why it would not work at present; None: it would.
-        clock: seconds that never jump.
-        memory: bytes that this process may take; None: not known.
+        device: name of the device.
+        store: stores the payloads.
+        joined: returns the run that this device takes part in, or None.
+        reason_not_to_train: returns why the device would not train at present, or None if it would.
+        clock: monotonic clock, in seconds.
+        memory: bytes that this process may use; None if not known.
 
     Attributes:
-        again_at: when to ask again for what there was no room for.
+        again_at: when to ask again for payloads that did not fit.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class Intake(Inbox):
         self._store, self._joined, self._reason_not_to_train = store, joined, reason_not_to_train
         self._clock, self._memory = clock, memory
         self._transfer, self._offered_at = "", 0.0
-        self._arrived: tuple[str, float] | None = None  # the last transfer that came in whole, and when
+        # the last completed transfer and the time when it ended
+        self._arrived: tuple[str, float] | None = None
         self.again_at: float | None = None
 
     def handle_offer(self, offer: Offer) -> Receipt | Arrived | None:
-        """Answer an offer. Its payload may be here already, from before a restart of either side.
+        """Answer an offer. Its payload may be stored already, from before a restart of either side.
 
-        The offer of a task is not answered while this device takes part in no run: it has just started, and
-        its enrolment comes first.
+        While this device has joined no run, it does not answer the offer of a task. It has just started, and
+        the enrolment comes first.
         """
         if offer.transfer_key.kind == "task" and self._joined() is None:
             return None
@@ -90,7 +92,7 @@ class Intake(Inbox):
             return self._put_off(Chunk.decode(packet).transfer, fault)
 
     def keep(self, arrived: Arrived) -> Refuse | None:
-        """Store a payload; None: it can be accepted, else the refusal to send."""
+        """Store a payload; return None if it can be accepted, else the refusal to send."""
         self._arrived = arrived.offer.transfer, self._clock()
         try:
             self._store_it(arrived.offer, arrived.payload())
@@ -110,7 +112,7 @@ class Intake(Inbox):
             self._store.keep_task(key.run, offer.transfer, payload)
 
     def _runs_deployed(self) -> set[str]:
-        """Runs whose models the device deploys or could go back to, as far as their files can be read."""
+        """Runs whose models the device deploys or could go back to, if their files can be read."""
         files, runs = DeployedFiles.next_to(self._store.deployed), set()
         for file in (self._store.deployed, *map(files.version, files.numbers)):
             with suppress(PacketError, StoreError):
@@ -119,7 +121,7 @@ class Intake(Inbox):
         return runs
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
-        """Refuse what cannot be stored, and remove its parts. When it is offered again, it is tried again."""
+        """Refuse a payload that cannot be stored, and remove its parts. The next offer is tried again."""
         log.error("%s", fault)
         with suppress(StoreError):
             self.give_up(transfer)
@@ -127,13 +129,13 @@ class Intake(Inbox):
         return Refuse(transfer, readable(str(fault)))
 
     def download_s(self, transfer: str) -> float | None:
-        """Seconds from a transfer's offer to its last byte; None: another process received it."""
+        """Seconds from a transfer's offer to its last byte; None if an earlier process received it."""
         if self._arrived is None or not self._arrived[0] == self._transfer == transfer:
             return None
         return self._arrived[1] - self._offered_at
 
     def _has_no_room(self, num_bytes: int) -> str | None:
-        """Why memory or disk have no room for a payload; None: there is room."""
+        """Reason why memory or disk has no room for a payload; None if there is room."""
         if num_bytes <= SMALL_BYTES:
             return None
         size, memory = f"payload of {num_bytes / 1e6:.0f} MB", self._memory()
@@ -156,11 +158,13 @@ class Intake(Inbox):
         return self._store.task(key.run, offer.transfer).read() is not None
 
     def _is_wanted(self, offer: Offer) -> bool:
-        """Whether it is the backbone that its run's enrolment names."""
+        """True if the offer is the backbone that its run's enrolment names."""
         return self._store.wanted_backbone(offer.transfer_key.run) == offer.digest
 
     def _is_gone(self, offer: Offer) -> bool:
-        """Whether a stored payload has left the disk; an older task that a newer one replaced has not."""
+        """True if a stored payload is missing from the disk. A task replaced by a newer one does not
+        count.
+        """
         if offer.transfer_key.kind == "task":
             return not self._store.has_task(offer.transfer_key.run)
         return not self._holds(offer)

@@ -1,6 +1,6 @@
-"""Runs an agent's long work in a thread of its own: joining a run and working on its tasks.
+"""Runs an agent's long work in a separate thread: joining a run and working on its tasks.
 
-One job runs after another, and its result is an event.
+One job runs after another, and each result is an event.
 """
 
 import logging
@@ -62,33 +62,33 @@ class Jobs:
 
     @property
     def closing(self) -> bool:
-        """Whether jobs should end at once."""
+        """True if jobs should end at once."""
         return self._closing.is_set()
 
     def join(self, run: str, do: Callable[[], JoinedRun]) -> None:
-        """Queue joining a run; `Joined` follows."""
+        """Queue joining a run; a `Joined` event follows."""
         self._thread.submit(do).add_done_callback(lambda joined: self._put(Joined(run, joined)))
 
     def work(self, key: TransferKey, do: Callable[[], bytes]) -> None:
-        """Queue the work on a task; `Worked` follows."""
+        """Queue the work on a task; a `Worked` event follows."""
         began = self._clock()
         self._thread.submit(do).add_done_callback(
             lambda reply: self._put(Worked(key, self._clock() - began, reply))
         )
 
     def run(self, do: Callable[[], None]) -> None:
-        """Queue other work; a failure is one line in the log."""
+        """Queue other work; a failure is logged in one line."""
         self._thread.submit(do).add_done_callback(_log_failure)
 
     def progress(self, fraction: float) -> None:
-        """Put an event of the progress, once a second at most. Called after every batch."""
+        """Put a progress event, at most once a second. Called after every batch."""
         now = self._clock()
         if now - self._told_at >= PROGRESS_EVERY_S:
             self._told_at = now
             self._put(Progress(fraction))
 
     def close(self) -> None:
-        """Stop the job at hand and drop the others; returns when that is done."""
+        """Stop the current job and drop the queued ones; return when the thread has ended."""
         self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""A run that this agent has joined: it works on tasks on this board, and measures what they take."""
+"""A run that this agent has joined: it works on tasks on this board, and measures their cost."""
 
 import logging
 import time
@@ -30,16 +30,16 @@ class JoinedRun:
     """Session, round planner and meter of one run.
 
     Args:
-        enrolment: of the run.
-        session: of the device in it.
-        planner: its ratio chosen once.
-        meter: of its board.
+        enrolment: enrolment of the run.
+        session: the device's session in the run.
+        planner: round planner that has chosen a ratio once.
+        meter: meter of the board.
         memory: where the ratio controller is stored.
-        samples: of the device in this run; None: they stay.
+        samples: the device's growing samples in this run; None if the samples stay the same.
         session_of_round: makes a session with the samples of a round.
-        publish: called when a round's work is done: another model may be deployed.
-        clock: seconds that never jump.
-        processor: seconds that this process has used of processors.
+        publish: called when a round's work is done, because the deployed model may have changed.
+        clock: monotonic clock, in seconds.
+        processor: returns the processor time that this process has used, in seconds.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class JoinedRun:
         self._clock, self._processor = clock, processor
         self._tried_at = clock()
         self._work: RoundWork | None = None
-        self._held = 0  # training samples of the last round
+        self._held = 0  # number of training samples in the last round
         planner.samples_told_s = clock()
 
     @property
     def grows(self) -> bool:
-        """Whether the device's data grow."""
+        """True if the device's data grow."""
         return self._samples is not None and self._samples.grow
 
     @property
@@ -79,13 +79,13 @@ class JoinedRun:
 
     @property
     def refusal(self) -> str | None:
-        """Why it does not take part at present; None: it does."""
+        """Reason why the device takes no part at present; None if it takes part."""
         return self.planner.refusal
 
     def ready(self) -> Ready:
-        """The message that this device is ready, with its report, which the coordinator has from now on.
+        """The message that this device is ready, with its latest report. The report counts as sent.
 
-        In the middle of a round it is sent because one of the two was away.
+        In the middle of a round it is sent after the device or the coordinator was away.
         """
         self.planner.interrupt()
         base, report = UNSET if self.base is None else self.base, self.planner.tell()
@@ -93,9 +93,11 @@ class JoinedRun:
         return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
 
     def measured(self, key: TransferKey, *, late: bool = False) -> Measured:
-        """The message of a round's cost so far, and of the predicted cost.
+        """The message with a round's cost so far and its predicted cost.
 
-        `late`: it is the second one, after the update.
+        Args:
+            key: transfer key of the task.
+            late: True for the second such message, which follows the update.
         """
         taken, expected = self.taken, self.expected
         if self.compact:
@@ -105,7 +107,7 @@ class JoinedRun:
 
     @property
     def compact(self) -> bool:
-        """Whether the run wants few messages."""
+        """True if the run asks for few messages."""
         return self.enrolment.compact is True
 
     @property
@@ -129,7 +131,9 @@ class JoinedRun:
             self._note_choice(before)
 
     def work(self, payload: bytes) -> bytes:
-        """The reply to the planned task; what it took is in `taken`. Raises as `Session.reply` does."""
+        """Do the planned task and return the encoded reply; its cost is in `taken`. Raises as
+        `Session.reply` does.
+        """
         assert self._work is not None, "a task is planned before it is worked on"
         self._meter.start()
         began, used, work = self._clock(), self._processor(), self._work
@@ -162,7 +166,7 @@ class JoinedRun:
         return reply
 
     def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, WorkDone]:
-        """The reply, and what it took. Where samples grow, the session and its samples are released then."""
+        """The reply and its cost. If samples grow, the session and its samples are then released."""
         session = self.session
         if session is None:
             assert self._session_of_round is not None, "samples that grow come with it"
@@ -171,19 +175,20 @@ class JoinedRun:
         try:
             reply = session.reply(payload, work.budget, enough, mask_time)
         finally:
-            self.base = session.base  # also where the task could not be read: `ready` then asks for all of it
+            # also if the task could not be read, because `ready` then asks for the whole task
+            self.base = session.base
         self._held = session.num_samples
         if self._samples is not None:
             self._samples.trained(work.key)
         return reply, session.done
 
     def is_at(self, update: TransferKey) -> bool:
-        """Whether this is the update of the task that was planned last."""
+        """True if this update answers the task that was planned last."""
         begun = None if self._work is None else self._work.key
         return begun is not None and (begun.run, begun.round_attempt) == (update.run, update.round_attempt)
 
     def delivered(self, upload_s: float) -> None:
-        """Learn from a round whose update has arrived, and choose the ratio of the next."""
+        """Learn from a round whose update was delivered, and choose the ratio of the next."""
         joules = self._meter.stop()
         if self._work is None or self._work.key.final_evaluation:
             return
@@ -192,10 +197,11 @@ class JoinedRun:
         self._note_choice(before)
 
     def note_samples(self, *, replied: bool = False) -> bool:
-        """Take note of samples that came; return whether they should be reported to the coordinator.
+        """Note newly arrived samples; return True if they should be reported to the coordinator.
 
         Args:
-            replied: a reply is on its way, which claims the samples of its round: no fewer may be reported.
+            replied: True if a reply is being sent. It claims the samples of its round, so no fewer may be
+                reported.
         """
         try:
             found = None if self._samples is None else self._samples.figures()
@@ -213,7 +219,7 @@ class JoinedRun:
         )
 
     def loss_is_due(self) -> bool:
-        """Whether enough samples have come to test the deployed model's loss on them, by `test_loss`."""
+        """True if enough new samples have arrived to test the deployed model's loss with `test_loss`."""
         try:
             return self._samples is not None and self._samples.loss_is_due()
         except StoreError as problem:
@@ -221,12 +227,12 @@ class JoinedRun:
             return False
 
     def test_loss(self) -> None:
-        """Test the deployed model's loss on samples that have come, which takes long. Raises StoreError."""
+        """Test the deployed model's loss on newly arrived samples, which takes long. Raises StoreError."""
         if self._samples is not None:
             self._samples.test_loss()
 
     def try_again(self) -> None:
-        """Choose a ratio again, once a deadline, while none fits."""
+        """Choose a ratio again while none fits, once for each round deadline."""
         now = self._clock()
         if now - self._tried_at < self.enrolment.deadline_s:
             return
@@ -249,8 +255,8 @@ class JoinedRun:
             log.warning("the costs of past rounds will be lost at the next start: %s", problem)
 
 
-# Figures of a clock or a meter have four digits in compact runs: more than they are accurate to. What decides
-# anything to the last bit, a ratio or a count, keeps all digits.
+# Compact runs send measurements with four significant digits, which is more than their accuracy. Values that
+# must be exact on both sides, such as a ratio or a count, keep all digits.
 _DIGITS = 4
 _OF_COST = ("download_s", "train_s", "upload_s", "joules", "left_out")
 _OF_REPORT = ("samples_per_s", "uplink_bps", "downlink_bps", "round_s")
@@ -258,18 +264,18 @@ _OF_CONDITIONS = ("watts", "celsius")
 
 
 def short_cost(cost: RoundCost) -> RoundCost:
-    """The cost with four digits a figure, without the processor's time."""
+    """The cost rounded to four significant digits, without the processor time."""
     return structs.replace(cost, processor_s=None, **_rounded(cost, _OF_COST))
 
 
 def short_report(report: DeviceReport) -> DeviceReport:
-    """The report with four digits a measured figure."""
+    """The report with its measurements rounded to four significant digits."""
     conditions = structs.replace(report.conditions, **_rounded(report.conditions, _OF_CONDITIONS))
     return replace(report, conditions=conditions, **_rounded(report, _OF_REPORT))
 
 
 def known_late(cost: RoundCost) -> RoundCost:
-    """The part of a round's cost that is known only when the update has arrived."""
+    """The part of a round's cost that is known only after the update has arrived."""
     return RoundCost(upload_s=cost.upload_s, joules=cost.joules)
 
 

@@ -1,4 +1,4 @@
-"""Joins a run: from an enrolment to a run that this device is ready to work in."""
+"""Joins a run: turns an enrolment into a run in which this device is ready to work."""
 
 import logging
 from collections.abc import Callable
@@ -36,22 +36,22 @@ def join(
     stop: Callable[[], str | None],
     progress: Callable[[float], None],
 ) -> JoinedRun:
-    """Make this device ready for a run. A run that it knows already goes on where it stopped.
+    """Make this device ready for a run. A known run continues where it stopped.
 
     Args:
-        device: that joins.
-        run: its id.
+        device: the device that joins.
+        run: id of the run.
         data: the encoded `Enrolment`.
-        kind: of the trainer; a bundle that it needs is in the device's store.
+        kind: kind of the trainer; if it needs a bundle, the device's store has it.
         stop: called by local training before every batch, see `LocalTrainer`.
-        progress: called by it after every batch.
+        progress: called by local training after every batch.
 
     Raises:
-        PacketError: the enrolment or the bundle is damaged, or of another run or model.
+        PacketError: the enrolment or the bundle is damaged, or belongs to another run or model.
         DataError: the device's samples are missing or do not fit the model.
         ModelError: the model cannot be built here, or training diverges at once.
-        SettingError: a method or board that this agent does not know, a method that is not for the run's
-            task, or code that its owner does not trust.
+        SettingError: this agent does not know the method or the board, the method does not support the run's
+            task, or the owner does not trust the run's code.
         StoreError: the stored state of this run is damaged.
         BackboneLacking: the frozen part of its model has to be fetched first.
     """

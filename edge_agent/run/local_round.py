@@ -1,4 +1,4 @@
-"""One round's local part: the method's work, the extensions, and the measures of the models it led to."""
+"""The local part of one round: the method's work, the extensions, and the scores of the resulting models."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, wo
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round's work led to: see `SessionState` and `Reply`.
+    """The result of a round's work; see `SessionState` and `Reply`.
 
     Attributes:
-        state: the method's state.
-        update: of the method.
-        measures: of the models.
-        slots: the states of the extensions.
+        state: the method's new state.
+        update: the method's update.
+        measures: scores of the models.
+        slots: the new states of the extensions.
         local_work: share of the run's local training that was done.
     """
 
@@ -46,14 +46,14 @@ class RoundResult:
 
 
 class LocalRound:
-    """Does the work of tasks on this device's samples.
+    """Works on tasks with this device's samples.
 
     Args:
-        enrolment: of the run.
-        device: its name.
+        enrolment: enrolment of the run.
+        device: name of the device.
         method: made from the enrolment.
         trainer: the device's model and data.
-        extensions: of the run.
+        extensions: extensions of the run.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LocalRound:
 
         Args:
             assignment: the task.
-            budget: what the device may do.
+            budget: limits of the device.
             before: the session's state before the round.
             enough: local training ends early once this returns True.
 
@@ -96,7 +96,8 @@ class LocalRound:
             attempt.round, round_.optimiser_memory, local_work=budget.local_work, enough=enough
         )
         observed = ObservedTrainer(trainer, keep_start=attempt.final_evaluation)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
+        # non-finite values are detected and named below
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             state, update = steps.work(self._method, before.state, assignment.task, observed, budget, key)
         self._check_finite(state, update, observed.train_loss)
         personal = self._method.personal_model(state)
@@ -119,7 +120,7 @@ class LocalRound:
         return RoundResult(state, update, measures, round_.slots, local_work)
 
     def _with_final_scores(self, measures: Measures, personal: FlatArray) -> Measures:
-        """The scores of the personal model as it was before the final evaluation."""
+        """Add the scores of the personal model from before the final evaluation."""
         score, scores = self._scores(personal)
         measures = replace(measures, personal=score, scores=scores)
         if self._enrolment.asks_validation is not True:
@@ -127,7 +128,7 @@ class LocalRound:
         return replace(measures, validation=self.trainer.score(personal, "validation"))
 
     def _scores(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
-        """A model's score on the test split, and all scores where the run has a [task]."""
+        """A model's score on the test split, and all scores if the run has a [task]."""
         if self._enrolment.task is UNSET:
             return self.trainer.score(weights), UNSET
         scores = self.trainer.scores(weights)

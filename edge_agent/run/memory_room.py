@@ -1,26 +1,26 @@
-"""Whether this board's memory has room for what a run brings, asked before anything is unpacked."""
+"""Checks, before anything is unpacked, that this board's memory has room for a run's payloads."""
 
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.update import codec
 
-COPIES = 3  # of a payload that is being unpacked: packed, unpacked, and as arrays
+COPIES = 3  # copies of a payload while it is unpacked: packed, unpacked, and as arrays
 
 
 def room(conditions: Conditions) -> int | None:
-    """Bytes that this process may still take; None: not known."""
+    """Bytes that this process may still allocate; None if not known."""
     usable, held = conditions.memory_bytes, process_memory().resident
     return None if usable is None or held is None else max(0, usable - held)
 
 
 def check_unpacks(data: bytes, what: str, conditions: Conditions) -> None:
-    """Raises ModelError: a payload, called `what`, is too large for this board's memory."""
+    """Raise ModelError if the payload named `what` is too large for this board's memory."""
     check_holds(COPIES * codec.unpacked_bytes(data), conditions, f"{what} takes {{}} to unpack")
 
 
 def check_holds(needed: int, conditions: Conditions, what: str = "frozen part takes {}") -> None:
-    """Raises ModelError: this board's memory cannot hold so many bytes more."""
+    """Raise ModelError if this board's memory cannot hold this many more bytes."""
     usable, held = conditions.memory_bytes, process_memory().resident
     if usable is not None and held is not None and held + needed > usable:
         raise ModelError(

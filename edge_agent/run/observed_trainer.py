@@ -1,4 +1,4 @@
-"""A trainer as a session has it: it notes the score before training, the loss, and the work done."""
+"""Wraps a session's trainer: it records the score before training, the loss, and the work done."""
 
 import math
 from collections.abc import Iterable
@@ -13,17 +13,17 @@ from fleetune.protocols.randomness import Key
 
 
 class ObservedTrainer:
-    """A trainer that notes what its first and last `fit` came to.
+    """A trainer that records the results of its first and last `fit`.
 
     Args:
-        trainer: does the work.
-        keep_start: keep a copy of the first weights that are trained.
+        trainer: the trainer that does the work.
+        keep_start: True to keep a copy of the weights that the first `fit` starts from.
 
     Attributes:
-        start: those weights, shape (spec.size,); None: nothing was trained, or they are not kept.
-        before: the score of those weights on the test split.
-        train_loss: of the last `fit`; None: there was none.
-        local_work: the smallest share of the run's epochs that a `fit` did; None: none did any.
+        start: those weights, shape (spec.size,); None if nothing was trained or they are not kept.
+        before: score of those weights on the test split.
+        train_loss: loss of the last `fit`; None before the first.
+        local_work: the smallest share of the run's epochs that a `fit` did; None before the first.
     """
 
     def __init__(self, trainer: EvaluatingTrainer, *, keep_start: bool = False) -> None:

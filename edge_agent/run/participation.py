@@ -1,4 +1,4 @@
-"""The agent's part in the run that it has joined: when it is ready, which task it works on, what it sends."""
+"""The agent's part in its joined run: when it is ready, which task it works on, and what it sends."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -23,18 +23,18 @@ class Participation:
     """Works on the tasks of one run at a time, in the jobs' thread.
 
     Args:
-        device: that takes part.
-        jobs: `Worked` follows there.
-        link: to the coordinator.
-        notifier: is told what the agent does.
+        device: the device that takes part.
+        jobs: the jobs' thread; each task ends with a `Worked` event.
+        link: link to the coordinator.
+        notifier: receives the agent's activity.
         send: sends a message.
-        pass_on: takes what the link returns.
-        download_s: how long a task's transfer took; None: it was here before.
-        clock: seconds that never jump.
+        pass_on: handles the items that the link returns.
+        download_s: returns the duration of a task's transfer, or None if the task was stored before.
+        clock: monotonic clock, in seconds.
 
     Attributes:
-        joined: the run; None: none is joined.
-        wake_at: when `tick` has something to do; None: never.
+        joined: the joined run; None if no run is joined.
+        wake_at: when `tick` must be called next; None for never.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class Participation:
         self._send, self._pass_on, self._download_s, self._clock = send, pass_on, download_s, clock
         self.joined: JoinedRun | None = None
         self._working: TransferKey | None = None
-        self._next: tuple[TransferKey, str] | None = None  # the newest task and its transfer
-        self._resting: str | None = None  # why the device takes no part now
+        self._next: tuple[TransferKey, str] | None = None  # key and transfer of the newest task
+        self._resting: str | None = None  # reason why the device takes no part now
         self.wake_at: float | None = None
 
     @property
     def run(self) -> str | None:
-        """The id of the run; None: none is joined."""
+        """Id of the run; None if no run is joined."""
         return None if self.joined is None else self.joined.enrolment.run
 
     def after_join(self, joined: JoinedRun | wire.Message | None) -> None:
-        """Take part in a run that was joined; else send why it was not."""
+        """Take part in a joined run, or send the message that explains why the join failed."""
         if not isinstance(joined, JoinedRun):
             self._send(joined)
             return
@@ -72,7 +72,7 @@ class Participation:
         self.report_ready()
 
     def report_ready(self) -> None:
-        """Tell the coordinator that this device is ready, or why it is not for the time being."""
+        """Report to the coordinator that this device is ready, or why it is not ready yet."""
         joined = self._joined()
         self._link.compact = joined.compact
         self._resting = self._device.guard.reason_not_to_train() or joined.refusal
@@ -85,10 +85,11 @@ class Participation:
             self._send(declined(key, "resting", TrainingStopped(self._resting)))
         if self._device.guard.is_on or self._resting is not None or joined.grows:
             self.wake_at = self._clock() + LOOK_EVERY_S
-        self._pass_on(self._link.reconnected(self._clock()))  # the coordinator may be a new process
+        # a new coordinator process may not know the reason yet
+        self._pass_on(self._link.reconnected(self._clock()))
 
     def tick(self, now: float) -> None:
-        """Check whether the board's state or its samples have changed, so that the coordinator must know."""
+        """Report changes of the board's state or of its samples to the coordinator."""
         if self.wake_at is None or now < self.wake_at:
             return
         self.wake_at = None
@@ -106,7 +107,7 @@ class Participation:
             self._jobs.run(self.joined.test_loss)
 
     def work(self, key: TransferKey, transfer: str) -> None:
-        """Work on a task now; else, if it is the newest, when the one at hand is done."""
+        """Work on a task now. During other work, do it afterwards if it is still the newest."""
         joined = self._joined()
         overtaken = self._link.drop(
             lambda waiting: waiting.run != key.run or waiting.round_attempt < key.round_attempt, self._clock()
@@ -123,7 +124,7 @@ class Participation:
             self._decline(key, problem)
             return
         if payload is None:
-            return  # a late copy of an offer; a newer task has taken its place
+            return  # a late copy of an offer: a newer task has replaced this one
         log.info("round %d: training", key.round)
         self._working = key
         self._notifier.note(round=key.round, training=True, resting=None)
@@ -131,7 +132,7 @@ class Participation:
         self._jobs.work(key, lambda: joined.work(payload))
 
     def after_work(self, event: Worked, now: float) -> None:
-        """Send the reply to a task, or report why there is none; go on with the newest task."""
+        """Send the reply to a task, or report why there is none. Then start the newest task."""
         newer, self._working, self._next = self._next, None, None
         self._notifier.note(training=newer is not None)
         key = event.key
@@ -152,14 +153,14 @@ class Participation:
     def _send_reply(self, event: Worked, now: float) -> None:
         key, reply, joined = event.key, event.reply.result(), self._joined()
         log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
-        if joined.note_samples(replied=True):  # before the reply, which claims them
+        if joined.note_samples(replied=True):  # sent before the reply, which claims these samples
             self._send(joined.ready())
         self._send(joined.measured(key))
-        again = joined.taken.download_s is None  # another process had its task, and perhaps replied
+        again = joined.taken.download_s is None  # an earlier process received this task, and perhaps replied
         self._pass_on(self._link.post(key.update, reply, now, perhaps_there=again))
 
     def _after_unread(self, key: TransferKey, problem: BaseUnknown, now: float) -> None:
-        """Ask once for the whole of a task that could not be read; then decline it."""
+        """Ask once for the whole of a task that could not be read; the second time, decline it."""
         why_declined = self._joined().planner.why_unread(key)
         if why_declined is None:
             log.info("round %d: %s; asking for all of it", key.round, problem)
@@ -172,7 +173,7 @@ class Participation:
         self.wake_at = now if self._device.guard.is_on else self.wake_at
 
     def note_sent(self, sent: Sent) -> None:
-        """An update was delivered: learn from the round. Or the coordinator refused it."""
+        """Learn from the round of a delivered update, or handle the coordinator's refusal."""
         key, joined = sent.transfer_key, self.joined
         if sent.refused is not None:
             log.warning("round %d: update not taken: %s", key.round, wire.readable(sent.refused))
@@ -187,13 +188,13 @@ class Participation:
             self.report_ready()
 
     def report_progress(self, fraction: float) -> None:
-        """Tell the coordinator how far local training is, 0..1."""
+        """Report the progress of local training to the coordinator, 0..1."""
         if self._working is not None:
             fraction = round(fraction, 2) if self._link.compact else fraction
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
     def finish(self, run: str) -> None:
-        """A run is over."""
+        """Leave a run that is over."""
         if self.run == run:
             self.joined, self._next, self._link.compact = None, None, False
         self._notifier.note(run=None, resting=None, finished=run)

@@ -1,7 +1,7 @@
-"""A device's plan for each round of a run: its ratio, the predicted cost, and what past rounds taught.
+"""A device's plan for each round of a run: its ratio, the predicted cost, and the lessons of past rounds.
 
-It is the same for an agent and for a simulated device: no I/O, no clock. The agent measures the cost of a
-round, the simulator computes it.
+Agents and simulated devices share this code, so it has no I/O and no clock. The agent measures the cost of a
+round; the simulator computes it.
 """
 
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import TransferKey
 
-COMPACT_MOVED = 0.5  # a forecast that moved so much is reported, in runs where each message counts
+COMPACT_MOVED = 0.5  # relative change of the forecast that is reported, in runs that save messages
 UNREAD = "it asked for the whole task, and was sent a difference to a model that it does not hold again"
-TELL_SAMPLES_S = 600.0  # after this time a small change is reported too
+TELL_SAMPLES_S = 600.0  # seconds after which a smaller change is reported too
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class RoundWork:
     """A device's work in one round, from its task to its update.
 
     Attributes:
-        key: of the task.
+        key: transfer key of the task.
         budget: ratio and share of the local training.
         expected: cost that was predicted when the round started.
         taken: cost so far.
-        began_s: when the download started, on a clock that never jumps.
-        span_s: seconds that the round is given; None: not known.
+        began_s: start of the download on a monotonic clock, in seconds.
+        span_s: duration allowed for the round, in seconds; None if not known.
     """
 
     key: TransferKey
@@ -49,7 +49,9 @@ class RoundWork:
         processor_s: float | None = None,
         left_out: float | None = None,
     ) -> "RoundWork":
-        """The work once its reply is made. `local_work` is the share that was done; None: the budget's."""
+        """The work after its reply is made. `local_work` is the share that was done; None for the budget's
+        share.
+        """
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
             train_s=train_s,
@@ -61,7 +63,7 @@ class RoundWork:
         return replace(made, budget=replace(self.budget, local_work=share))
 
     def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
-        """The work once its reply has arrived. `joules` is the energy of the whole round."""
+        """The work after its reply has arrived. `joules` is the energy of the whole round."""
         return self._taking(upload_s=upload_s, joules=joules)
 
     def _taking(self, **figures: float | None) -> "RoundWork":
@@ -73,12 +75,12 @@ class RoundPlanner:
     """Plans the rounds of a device in one run, and learns from them.
 
     Attributes:
-        ratio_controller: what the device can afford; it has chosen once.
-        told: the report that the coordinator has; None: none yet.
-        samples_told_s: when samples were last reported, on a clock that never jumps.
-        compact: the run wants few messages: only a large change of the forecast is reported.
-        newest: the latest task.
-        underway: the round at hand; None: it is done, declined or interrupted.
+        ratio_controller: controller of the ratio; it has chosen once.
+        told: the last report sent to the coordinator; None before the first.
+        samples_told_s: when samples were last reported, on a monotonic clock, in seconds.
+        compact: True if the run asks for few messages; then only large changes of the forecast are reported.
+        newest: key of the latest task.
+        underway: the current round; None if it is done, declined or interrupted.
         unread: the latest task that was a difference to a model that the device does not hold.
     """
 
@@ -97,38 +99,38 @@ class RoundPlanner:
 
     @property
     def refusal(self) -> str | None:
-        """Why no ratio fits at present; None: one does."""
+        """Reason why no ratio fits at present; None if one fits."""
         return None if self.ratio_controller.fits else self.report.reason
 
     @property
     def is_news(self) -> bool:
-        """Whether the present report should be sent to the coordinator."""
+        """True if the current report should be sent to the coordinator."""
         moved = COMPACT_MOVED if self.compact else MOVED
         return self.told is None or self.ratio_controller.is_news(self.told, moved)
 
     @property
     def differs(self) -> bool:
-        """Whether the figures of the samples differ from those that the coordinator has."""
+        """True if the sample statistics differ from those last reported."""
         told, now = self.told, self.report
         figures = [(one.num_samples, one.new_samples, one.drift) for one in (now, told or now)]
         return figures[0] != figures[1]
 
     def tell(self) -> DeviceReport:
-        """The report, which the coordinator has from now on."""
+        """Return the current report and mark it as sent to the coordinator."""
         self.told = self.report
         return self.report
 
     def note_samples(
         self, num_samples: int, new_samples: int, drift: float | None, *, now_s: float, claimed: int = 0
     ) -> bool:
-        """Take note of the device's samples; return whether they should be reported to the coordinator.
+        """Note the device's samples; return True if they should be reported to the coordinator.
 
         Args:
-            num_samples: to train on now.
-            new_samples: of these, since the last training.
-            drift: see `edge_agent.stream.drift`; None: not known.
-            now_s: on a clock that never jumps.
-            claimed: training samples that a reply on its way claims: no fewer may be reported.
+            num_samples: current number of training samples.
+            new_samples: how many of them arrived since the last training.
+            drift: see `edge_agent.stream.drift`; None if not known.
+            now_s: current time on a monotonic clock, in seconds.
+            claimed: training samples that a reply in transit claims; no fewer may be reported.
         """
         held = max(num_samples, claimed)
         self.ratio_controller = self.ratio_controller.holding(held, new_samples, drift)
@@ -148,14 +150,15 @@ class RoundPlanner:
         *,
         began_s: float = 0.0,
     ) -> RoundWork:
-        """Plan a task. A round that is still under way is over: that it was not done in time is learned from.
+        """Plan a task. If a round is still in progress, record that it was not done in time.
 
         Args:
-            key: of the task.
-            num_bytes: of its payload.
-            download_s: seconds of the download; None: the task was here before.
-            proposed: by the coordinator; the device never does more than it can afford. None: it chooses.
-            began_s: when its download began, on a clock that never jumps.
+            key: transfer key of the task.
+            num_bytes: size of its payload.
+            download_s: seconds of the download; None if the task was stored before.
+            proposed: the coordinator's proposal, which the device follows within its own limits; None if the
+                device chooses.
+            began_s: start of the download on a monotonic clock, in seconds.
         """
         self._give_up(key, began_s)
         controller = self.ratio_controller
@@ -166,13 +169,13 @@ class RoundPlanner:
         return work
 
     def going_on(self, work: RoundWork) -> RoundWork:
-        """`work`, now with more of its cost known."""
+        """Replace the current round by `work`, in which more of the cost is known, and return it."""
         if self.underway is not None and self.underway.key == work.key:
             self.underway = work
         return work
 
     def interrupt(self) -> None:
-        """Forget the round at hand: the device was away, or declined it. It teaches nothing."""
+        """Drop the current round without learning from it: the device was away, or declined it."""
         self.underway = None
 
     def _give_up(self, key: TransferKey, now_s: float) -> None:
@@ -188,15 +191,17 @@ class RoundPlanner:
         self.ratio_controller = after.chosen(self.report.conditions)
 
     def why_unread(self, key: TransferKey) -> str | None:
-        """Why the device declines a task that it cannot read; None: it asks for the whole task, once."""
+        """Reason to decline a task that the device cannot read; None the first time, when it asks for the
+        whole task.
+        """
         again, self.unread = self.unread == key, key
         return UNREAD if again else None
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
         """Learn from a finished round, and choose the ratio of the next.
 
-        A final evaluation sends no model back and teaches nothing. Where time has a margin, neither does a
-        round that was over before.
+        A final evaluation sends no model back, so nothing is learned from it. If time has a margin, a round
+        whose task was replaced by a newer one is skipped too.
         """
         controller = self.ratio_controller
         over = self.newest is not None and self.newest != work.key
@@ -206,5 +211,5 @@ class RoundPlanner:
         self.ratio_controller = controller.learned(work.budget, work.taken).chosen(conditions)
 
     def try_again(self, conditions: Conditions) -> None:
-        """Choose again after a while in which no ratio fitted: what was learned may have changed."""
+        """Choose again some time after no ratio fitted, because the learned costs may have changed."""
         self.ratio_controller = self.ratio_controller.declining().chosen(conditions)

@@ -31,11 +31,11 @@ class RoundSessions:
     """Makes the sessions of a device in one run.
 
     Args:
-        device: that takes part.
-        enrolment: of the run.
-        method: made from it.
-        samples: of the device in this run.
-        trainer: of the run, with data that are replaced here.
+        device: the device that takes part.
+        enrolment: enrolment of the run.
+        method: made from the enrolment.
+        samples: the device's samples in this run.
+        trainer: trainer of the run; its data are replaced for each round.
     """
 
     def __init__(
@@ -58,17 +58,20 @@ class RoundSessions:
         return self.of_trainer(self.trainer_of(data))
 
     def trainer_of(self, data: DeviceData) -> LocalTrainer:
-        """A trainer of these samples; where memory has room, of the features below the model's upper part."""
+        """A trainer of these samples. If memory has room, it caches the inputs of the model's upper
+        layers.
+        """
         trainer, upper = self._trainer, self._upper
         if upper is None or not fits(upper, data, room(self._device.meter.conditions())):
             return replace(trainer, data=data)
         return replace(trainer, backend=upper.backend, data=cache_features(upper, data, trainer.stop))
 
     def of_trainer(self, trainer: LocalTrainer) -> Session:
-        """A session that goes on from the stored state, or starts.
+        """A session that continues from the stored state, or starts anew if nothing is stored.
 
         Raises:
-            StoreError: the stored state or the deployed model is damaged. Nothing starts over it.
+            StoreError: the stored state or the deployed model is damaged. It is never overwritten by a new
+                start.
         """
         store, enrolment = self._device.store, self._enrolment
         memory, extensions = store.session(enrolment.run), self._extensions(trainer)

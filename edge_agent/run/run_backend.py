@@ -20,13 +20,13 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.wire.payloads import Enrolment
 
-LONGEST_STEP_S = 60.0  # at least; a step longer than the round is of no use
+LONGEST_STEP_S = 60.0  # lower bound of the step limit; a step longer than the round is of no use
 
 log = logging.getLogger(__name__)
 
 
 def warn_of_single_samples(device: str, backend: Backend, num_samples: int, batch_size: int) -> None:
-    """Raises ModelError: the backend cannot train on the single samples that this device's batches have."""
+    """Warn of batches with a single sample. Raises ModelError if the backend cannot train on them."""
     if has_single_batches(backend.spec, num_samples, batch_size):
         who = f"{device} has {num_samples} training sample{'s' * (num_samples > 1)}"
         if line := describe_single_batches(who, norms_with_fixed_statistics(backend), batch_size):
@@ -44,9 +44,9 @@ def backend_of(
 
     Raises:
         BackboneLacking: the frozen part of the model has to be fetched first.
-        ModelError: memory is too small for it, or the model cannot be built here.
+        ModelError: memory is too small for the model, or it cannot be built here.
         PacketError: the bundle is damaged.
-        StoreError: it cannot be read.
+        StoreError: the bundle cannot be read.
     """
     spec, store = enrolment.spec, device.store
     check_holds(held_bytes(spec, as_kept=kind == "onnx"), conditions)

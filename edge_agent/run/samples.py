@@ -1,4 +1,6 @@
-"""The samples of a device in one run: a source gives those of each round, whether they stay or grow."""
+"""The samples of a device in one run. A source returns the samples of each round, whether fixed or
+growing.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,68 +23,72 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 class Samples(Protocol):
-    """A device's samples, as the run's model takes them."""
+    """A device's samples, in the form that the run's model takes."""
 
     @property
     def grow(self) -> bool:
-        """Whether they change between rounds; then no sample stays in memory between rounds."""
+        """True if the samples change between rounds; then no sample stays in memory between rounds."""
         ...
 
     def newest(self) -> DeviceData:
-        """All samples there are now.
+        """All current samples.
 
         Raises:
-            TooFewSamples: none to train on, or none to test on.
-            DataError, SettingError: they do not fit the run.
-            StoreError: they cannot be read.
+            TooFewSamples: there is no sample to train on, or none to test on.
+            DataError, SettingError: the samples do not fit the run.
+            StoreError: the samples cannot be read.
         """
         ...
 
     def of_round(self, key: TransferKey) -> DeviceData:
-        """The samples of a round: the same for the same task, also after a crash.
+        """The samples of a round. The same task gets the same samples, also after a crash.
 
         Raises:
             TrainingStopped: there is nothing to train on.
-            StoreError: they cannot be read.
+            StoreError: the samples cannot be read.
         """
         ...
 
     def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
-        """Samples as the model takes their token ids. Raises DataError: it does not have one of them."""
+        """Samples with token ids as the model takes them. Raises DataError if the model does not know an
+        id.
+        """
         ...
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
-        """Test the loss of the deployed model between rounds, with this trainer, which has no samples."""
+        """Test the loss of the deployed model between rounds with `trainer`, which has no samples."""
         ...
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """Take note of the trainer of a round, which has its samples."""
+        """Note the trainer of a round, which holds the round's samples."""
         ...
 
     def trained(self, key: TransferKey) -> None:
-        """Take note that the reply to a round's task is stored. Raises StoreError."""
+        """Note that the reply to a round's task is stored. Raises StoreError."""
         ...
 
     def figures(self) -> DataStatistics | None:
-        """Counts and drift, for the coordinator; None: they never change. Raises StoreError."""
+        """Sample counts and drift for the coordinator; None if they never change. Raises StoreError."""
         ...
 
     def loss_is_due(self) -> bool:
-        """Whether enough samples have come to test the deployed model's loss on them. Raises StoreError."""
+        """True if enough new samples have arrived to test the deployed model's loss on them. Raises
+        StoreError.
+        """
         ...
 
     def test_loss(self) -> None:
-        """Test it, which takes long. Raises StoreError."""
+        """Test the deployed model's loss on new samples, which takes long. Raises StoreError."""
         ...
 
 
 @dataclass(frozen=True)
 class FixedSamples:
-    """Samples that are all there when a run is joined. See `Samples`.
+    """Samples that are complete when a run is joined; see `Samples`.
 
     Attributes:
-        settings: of the device, which name the source.
-        enrolment: of the run.
+        settings: settings of the device, which name the source.
+        enrolment: enrolment of the run.
     """
 
     settings: DeviceSettings
@@ -107,13 +113,13 @@ class FixedSamples:
         return for_vocabulary(data, vocabulary)
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
-        """Samples that stay need no watching."""
+        """Do nothing: fixed samples need no loss test."""
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """Nothing depends on it."""
+        """Do nothing: fixed samples do not depend on rounds."""
 
     def trained(self, key: TransferKey) -> None:
-        """Nothing depends on it."""
+        """Do nothing: fixed samples are not marked as trained on."""
 
     def figures(self) -> None:
         return None
@@ -122,4 +128,4 @@ class FixedSamples:
         return False
 
     def test_loss(self) -> None:
-        """Never due."""
+        """Do nothing: the test is never due."""

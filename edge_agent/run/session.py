@@ -1,7 +1,7 @@
-"""One device in one run: a task in, a reply out. No I/O but through the memory it is given.
+"""One device in one run: a task in, a reply out. All I/O goes through the memory that it is given.
 
-A reply is stored together with the state it led to, in one write. So the same task, received again after any
-crash, gets the same reply, and nothing is trained twice.
+A reply is stored together with the new state, in one write. So after any crash the same task gets the same
+reply, and nothing is trained twice.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment, proposed_bud
 
 @dataclass(frozen=True)
 class WorkDone:
-    """What the last reply took.
+    """The work and the encoding of the last reply.
 
     Attributes:
-        local_work: share of the run's local training; None: none was done, the reply was there.
-        left_out: share of the change that the encoding which the task asks for left out, see `RoundCost`.
-        sent: what the reply says, for readers in this process; None: they find out.
+        local_work: share of the run's local training that was done; None if the reply was stored before.
+        left_out: relative compression error of the task's encoding, see `RoundCost`.
+        sent: the decoded values of the reply, for readers in this process; None if they must decode it.
     """
 
     local_work: float | None = None
@@ -48,18 +48,19 @@ class Session:
     """A device in one run.
 
     Args:
-        enrolment: of the run.
-        device: this device's name.
+        enrolment: enrolment of the run.
+        device: name of this device.
         method: made from the enrolment.
         trainer: the device's model and data.
         memory: where the state is stored.
-        extensions: of the run on this device; None: those that need no files.
-        own: the device's model to start with instead of the common one, called when the run starts.
-        keep_replies: store the bytes of the last reply; a simulation does not need them.
-        shared: what sessions of this process remember for each other; None: the device is alone in it.
+        extensions: the run's extensions on this device; None for those that need no files.
+        own: returns the device's own model to start with, or None for the common model. Called when the run
+            starts.
+        keep_replies: True to store the bytes of the last reply; a simulation does not need them.
+        shared: cache shared by the sessions of this process; None if there is only one session.
 
     Attributes:
-        done: what the last reply took.
+        done: work and encoding of the last reply.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class Session:
 
     @property
     def num_samples(self) -> int:
-        """Training samples."""
+        """Number of training samples."""
         return self._local.trainer.num_samples
 
     @property
     def last_round(self) -> int:
-        """The last round that it worked in; 0: none."""
+        """The last round that the device worked in; 0 before the first."""
         return self._state.round
 
     @property
@@ -108,10 +109,11 @@ class Session:
 
     @property
     def base(self) -> str | None:
-        """Digest of the model that the next task may be a difference to; None: it never is one.
+        """Digest of the model that the next task may be a difference to; None if tasks are never
+        differences.
 
-        That is the model which the device holds. After a task that it could not read it is the run's first
-        one.
+        It is the model that the device holds. After a task that could not be read it is the run's initial
+        model.
         """
         if self._enrolment.downlink.name == RAW:
             return None
@@ -124,21 +126,22 @@ class Session:
         enough: Callable[[], bool] = lambda: False,
         mask_time: CodingTime | None = None,
     ) -> bytes:
-        """Do a task within what the device allows; the encoded `Reply`. What it took is in `done`.
+        """Do a task within the device's limits and return the encoded `Reply`; details are in `done`.
 
         Args:
             data: the encoded `Assignment`.
-            budget: what the device allows.
+            budget: limits of the device.
             enough: local training ends early once this returns True.
-            mask_time: how long the device takes to code a mask; None: it does not matter.
+            mask_time: time that the device needs to code a mask; None if it does not matter.
 
         Raises:
             PacketError: the task is damaged, or not for this device.
-            BaseUnknown: it is a difference to a model that this device does not hold; nothing was changed.
-                Until the next task is done, `base` is that of the first weights: such a task can be read.
+            BaseUnknown: the task is a difference to a model that this device does not hold; nothing was
+                changed. Until the next task is done, `base` is the digest of the initial weights, so that the
+                coordinator can send a readable task.
             TrainingStopped: the agent stops; nothing was changed.
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
-            MethodError: the method's `work` failed, or returned what cannot be stored; nothing was changed.
+            MethodError: the method's `work` failed, or its result cannot be stored; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
         self.done = WorkDone()
@@ -191,7 +194,7 @@ class Session:
         return written.data
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        """Do a final evaluation on a copy: nothing of it is stored."""
+        """Do a final evaluation on a copy of the state; nothing of it is stored."""
         result = self._local.work(assignment, budget, self._state)
         data = self._updates.write_measures(assignment, result.measures)
         self._evaluated = assignment.round, assignment.attempt, data
@@ -203,7 +206,7 @@ class Session:
 
 
 def _within(budget: Budget, assignment: Assignment[Any]) -> Budget:
-    """What the device does: no more than it allows, and than the task asks for."""
+    """The smaller of the device's own budget and the task's proposal."""
     proposed = proposed_budget(assignment.ratio, assignment.local_work, assignment.uplink)
     if proposed is None:
         return budget

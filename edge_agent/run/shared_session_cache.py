@@ -1,4 +1,4 @@
-"""What sessions that run one after the other in one process remember for each other."""
+"""A cache for sessions that run one after the other in one process."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -10,11 +10,11 @@ from fleetune.protocols.update.once import ReadBefore
 
 @dataclass(frozen=True)
 class SharedSessionCache:
-    """Values that were read or decoded before. Simulated devices receive the same ones over and over.
+    """Caches decoded values, because simulated devices receive the same ones many times.
 
     Attributes:
-        bases: that tasks were written with.
-        tasks: whose values were read.
+        bases: models that tasks are differences to.
+        tasks: tasks whose values were decoded.
     """
 
     bases: KnownBases = field(default_factory=KnownBases)
@@ -22,5 +22,5 @@ class SharedSessionCache:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
-        """That remembers as many bases of the model as there is room for."""
+        """Make a cache with room for as many base models as memory allows."""
         return cls(KnownBases(num_remembered(spec)))

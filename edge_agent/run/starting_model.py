@@ -1,4 +1,4 @@
-"""The device's own models: the one that it starts a run with, and the one that it deploys."""
+"""The device's own models: the one that starts a run, and the deployed one."""
 
 import logging
 
@@ -12,15 +12,16 @@ log = logging.getLogger(__name__)
 
 
 def deployed_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The deployed model, shape (spec.size,); None: there is none, or it is of another kind."""
+    """The deployed model, shape (spec.size,); None if there is none or it has another structure."""
     found = read_deployed(store.deployed.read())
     return None if found is None or not found.record.is_of(enrolment.spec) else found.weights
 
 
 def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The deployed model, where the run continues one in which this device took part; None: the common model.
+    """The deployed model, if the run continues one in which this device took part; None for the common
+    model.
 
-    Of another version of the model, the layers that this one still has are kept.
+    If the deployed model has another version of the structure, the layers that both share are kept.
     """
     before, deployed = enrolment.continues, read_deployed(store.deployed.read())
     if before is None or deployed is None:
@@ -38,9 +39,9 @@ def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
 def _carried(
     enrolment: Enrolment, deployed: DeployedModel, data: bytes | None
 ) -> tuple[FlatArray | None, str]:
-    """The weights that a run's model keeps of a deployed one, and that in words.
+    """The weights that a run's model takes over from a deployed one, and a readable description of them.
 
-    `data` is the enrolment that the deployed model is from.
+    `data` is the enrolment of the run that the deployed model comes from.
     """
     if deployed.record.is_of(enrolment.spec):
         return deployed.weights, ""

@@ -1,4 +1,4 @@
-"""From the options of `edge-agent run` to the device's samples, where its data grow."""
+"""Turns the options of `edge-agent run` into a sample stream, for a device whose data grow."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,10 +23,11 @@ from fleetune.protocols.settings.run_toml import convert
 def stream_maker(
     options: RunOptions, state: Path, memory_bytes: int | None
 ) -> Callable[[], SampleStream] | None:
-    """What opens the device's samples; None: its data do not grow.
+    """Return a function that opens the device's growing samples; None if its data do not grow.
 
     Raises:
-        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
+        DataError: there are no such data.
+        SettingError: an option is wrong, or needs data that grow.
     """
     given = {one.name: getattr(options, one.name) for one in fields(RetentionLimits)}
     asked = {name: value for name, value in given.items() if value is not None}

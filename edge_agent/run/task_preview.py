@@ -14,11 +14,11 @@ from fleetune.protocols.wire.payloads import proposed_budget
 
 
 class TaskPreview(NamedTuple):
-    """What an `Assignment` proposes.
+    """The budget and the time that an `Assignment` proposes.
 
     Attributes:
-        budget: ratio, local training and encoding; None: the device chooses.
-        span_s: seconds that the round is given; None: not known.
+        budget: ratio, local training and encoding; None if the device chooses.
+        span_s: duration allowed for the round, in seconds; None if not known.
     """
 
     budget: Budget | None = None
@@ -26,7 +26,7 @@ class TaskPreview(NamedTuple):
 
 
 def preview_task(data: bytes, spec: ModelSpec) -> TaskPreview:
-    """The preview of an encoded `Assignment`; an empty one if that cannot be read."""
+    """The preview of an encoded `Assignment`; an empty one if it cannot be read."""
     try:
         header = read_task_header(data, spec)
     except PacketError:

@@ -1,4 +1,4 @@
-"""Reads tasks: from bytes to an `Assignment`, with the model that its values are differences to."""
+"""Decodes tasks: from bytes to an `Assignment`, using the model that its values are differences to."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment
 
 
 class TaskReader:
-    """Reads the tasks of one device in one run.
+    """Decodes the tasks of one device in one run.
 
     Args:
-        enrolment: of the run.
-        device: its name.
+        enrolment: enrolment of the run.
+        device: name of the device.
         method: made from the enrolment.
-        shared: what sessions of this process remember for each other; None: the device is alone in it.
+        shared: cache shared by the sessions of this process; None if there is only one session.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class TaskReader:
         self._enrolment, self._device, self._method, self._shared = enrolment, device, method, shared
 
     def read(self, data: bytes, held: FlatArray) -> Assignment[Any]:
-        """A task for this device.
+        """Decode a task for this device.
 
         Args:
             data: the encoded `Assignment`.
             held: the weights that the device holds from earlier tasks, shape (spec.size,).
 
         Raises:
-            PacketError: it is damaged, or not for this device.
+            PacketError: the task is damaged, or not for this device.
             BaseUnknown: its values are differences to a model that this device does not hold.
         """
         spec, shared = self._method.spec, self._shared
@@ -61,7 +61,7 @@ class TaskReader:
         return assignment
 
     def header(self, data: bytes) -> TaskHeader:
-        """What a task says without its values. Raises PacketError."""
+        """Decode the fields of a task without its values. Raises PacketError."""
         return read_task_header(data, self._method.spec)
 
     def base_after(self, assignment: Assignment[Any], held: FlatArray) -> Base:
@@ -71,11 +71,11 @@ class TaskReader:
         return self.known(self._base(assignment, held).after(assignment.task, self._method.spec))
 
     def digest(self, weights: FlatArray) -> str:
-        """Of a model that a task may be a difference to."""
+        """Digest of a model that a task may be a difference to."""
         return self.known(Base.whole(weights)).digest
 
     def known(self, base: Base) -> Base:
-        """`base`, or the equal one that another session of this process has."""
+        """Return `base`, or the equal one that another session of this process has cached."""
         return base if self._shared is None else self._shared.bases.known(base)
 
     def _base(self, assignment: Assignment[Any], held: FlatArray) -> Base:

@@ -1,4 +1,4 @@
-"""Writes replies: the values of an update by the encoding of the task, with what earlier ones left out."""
+"""Encodes replies: the update's values plus the residual of earlier updates, by the task's encoding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,9 @@ class WrittenReply:
 
     Attributes:
         data: its bytes.
-        residual: what its encoding left out, shape (spec.size,); None: nothing is kept of that.
-        left_out: share of the change that the encoding which the task asks for left out; None: not known.
-        sent: what the reply says, for readers in this process; None: they find out.
+        residual: new residual of error feedback, shape (spec.size,); None if the run uses none.
+        left_out: relative compression error of the task's encoding; None if not known.
+        sent: the decoded values of the reply, for readers in this process; None if they must decode it.
     """
 
     data: bytes
@@ -35,13 +35,13 @@ class WrittenReply:
 
 
 class UpdateWriter:
-    """Writes the replies of one device in one run.
+    """Encodes the replies of one device in one run.
 
     Args:
-        enrolment: of the run.
-        device: its name.
+        enrolment: enrolment of the run.
+        device: name of the device.
         method: made from the enrolment.
-        tells: whether readers in this process are given what a reply says.
+        tells: True if readers in this process receive the decoded values of each reply.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class UpdateWriter:
         residual: FlatArray | None,
         mask_time: CodingTime | None,
     ) -> WrittenReply:
-        """The reply to a round's task.
+        """Encode the reply to a round's task.
 
         Args:
             assignment: the task.
-            result: of its work.
+            result: result of the round's work.
             base: the model that both sides hold.
-            uplink: the encoding, by its place in `Enrolment.uplinks`.
-            residual: what earlier updates left out, shape (spec.size,); None: nothing.
-            mask_time: how long the device takes to code a mask; None: it does not matter.
+            uplink: index of the encoding in `Enrolment.uplinks`.
+            residual: compression error of earlier updates, shape (spec.size,); None for none.
+            mask_time: time that the device needs to code a mask; None if it does not matter.
         """
         writer = self._patch_writer(assignment, base, uplink, residual, mask_time)
         reply = Reply(
@@ -85,7 +85,7 @@ class UpdateWriter:
         return WrittenReply(data, writer.left_out, writer.left_over, sent)
 
     def write_measures(self, assignment: Assignment[Any], measures: Measures) -> bytes:
-        """The reply to a final evaluation: no update goes along."""
+        """Encode the reply to a final evaluation, which carries no update."""
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         return codec.encode(reply, self._method.spec, compact=self._compact)
 
@@ -101,12 +101,13 @@ class UpdateWriter:
         residual: FlatArray | None,
         mask_time: CodingTime | None,
     ) -> PatchWriter | None:
-        """Writes the update's values; None: they are written unchanged."""
+        """The writer of the update's values; None if they are written without an encoding."""
         encoding = self._enrolment.uplinks[uplink]
         if encoding.name == RAW and residual is None:
             return None
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
-        as_asked = assignment.uplink == uplink  # a device that sends less reports no compression error
+        # a device that uses another encoding than the task's reports no compression error
+        as_asked = assignment.uplink == uplink
         return PatchWriter(
             encoding,
             self._method.spec,
