@@ -1,1 +1,3 @@
-"""Whole numbers and flags in as few bits as their chances allow, for encodings and masks."""
+"""Entropy coding for encodings and masks: whole numbers and flags in as few bits as their probabilities
+allow.
+"""

@@ -1,7 +1,7 @@
-"""How likely a flag is, in quarter octaves of its odds, and the symbols in which groups of such are written.
+"""Levels of flags: the probability of a flag in quarter octaves of its odds, and the symbols of such flags.
 
-A flag of level q is True with odds of 2^(q / 4) to 1. The rarer of its two values is the surprise. Whole
-numbers only, so that every machine and language has the same tables.
+A flag of level q is True with odds of 2^(q / 4) to 1. Its rarer value is called the surprise. All arithmetic
+uses whole numbers, so that every machine and language computes the same tables. Bytes: docs/wire.md, *Masks*.
 """
 
 from dataclasses import dataclass
@@ -11,32 +11,34 @@ import numpy as np
 
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
 
-MOST = 60  # a surprise has at least a chance of about 2^-15
+MOST = 60  # at this level a surprise has a probability of about 2^-15
 TOTAL = 1 << 16
-RUNS_FROM = 12  # from there on surprises are so rare that the gaps between them are written
-PATTERN = 8  # flags in a symbol where they are not
+RUNS_FROM = 12  # from this level on, surprises are so rare that the gaps between them are written
+PATTERN = 8  # flags in one symbol, below that level
 _QUARTERS = (32768, 38968, 46341, 55109)  # 2^15 * 2^(k / 4)
 
 
 def _surprise(level: int) -> int:
-    """The chance of a surprise, out of 2^32."""
+    """Probability of a surprise, out of 2^32."""
     odds = _QUARTERS[level % PER_OCTAVE] << level // PER_OCTAVE
     return (1 << 47) // ((1 << 15) + odds)
 
 
 _OF_LEVEL = [_surprise(level) >> 16 for level in range(MOST + 1)]
-# of True, out of `TOTAL`, at level + MOST
+# probability of True, out of `TOTAL`, at index level + MOST
 CHANCES: Ints = np.array([*_OF_LEVEL[:0:-1], *(TOTAL - each for each in _OF_LEVEL)])
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How the gap before a surprise is written: its upper part by `starts`, then `shift` even bits.
+    """Code of the gap before a surprise: the cell by `starts`, then the place in the cell as `shift` even
+    bits.
 
     Attributes:
-        shift: a cell is 2^shift flags.
-        starts: what each of 0..escape cells owns of `TOTAL` begins here; `escape` is "as many, and none yet".
-        escape: the last of them.
+        shift: log2 of the flags in a cell.
+        starts: first number, out of `TOTAL`, of each symbol 0..escape. Symbol `escape` means that none of
+            that many cells has a surprise.
+        escape: the last symbol.
     """
 
     shift: int
@@ -46,7 +48,7 @@ class Runs:
 
 @cache
 def runs(level: int) -> Runs:
-    """Of flags whose level is this or its negative, `RUNS_FROM` to `MOST`."""
+    """Code of gaps for flags of this level or its negative. `level` is from `RUNS_FROM` to `MOST`."""
     shift = level // PER_OCTAVE - 3
     none_in_cell = (1 << 32) - _surprise(level)
     for _ in range(shift):
@@ -60,7 +62,7 @@ def runs(level: int) -> Runs:
 
 @cache
 def patterns(level: int) -> list[int]:
-    """Where each of 256 patterns of surprises begins, the first flag in the highest bit; then their total."""
+    """Starts of the 256 patterns of eight flags, the first flag in the highest bit, and then their total."""
     chance = _OF_LEVEL[level]
     sizes = [max(1, chance**k * (TOTAL - chance) ** (PATTERN - k) >> 112) for k in range(PATTERN + 1)]
     starts = [0]
@@ -70,19 +72,21 @@ def patterns(level: int) -> list[int]:
 
 
 def surprise(level: int) -> int:
-    """The chance of a surprise, out of `TOTAL`; `level` from 0."""
+    """Probability of a surprise, out of `TOTAL`; `level` is at least 0."""
     return _OF_LEVEL[level]
 
 
 @cache
 def pattern_table() -> Ints:
-    """`patterns` of all levels that have them, shape (RUNS_FROM, 257)."""
+    """`patterns` of all levels below `RUNS_FROM`, shape (RUNS_FROM, 257)."""
     return np.array([patterns(level) for level in range(RUNS_FROM)])
 
 
 @cache
 def run_table() -> tuple[Ints, Ints]:
-    """`starts` of each level up to MOST, behind the last `TOTAL`; `escape` of each, 0: no runs."""
+    """`starts` of each level up to MOST, padded with `TOTAL`, and `escape` of each; 0 for levels without
+    runs.
+    """
     tables = [runs(level) for level in range(RUNS_FROM, MOST + 1)]
     starts = np.full((MOST + 1, 1 + max(len(table.starts) for table in tables)), TOTAL)
     escape = np.zeros(MOST + 1, np.int64)

@@ -1,4 +1,4 @@
-"""The symbols of many flags, of many batches at once, each batch as `flags` reads it: level after level."""
+"""Symbols of many batches of flags at once. Each batch can be read by `flags`, level by level."""
 
 from dataclasses import dataclass
 
@@ -18,15 +18,18 @@ from fleetune.protocols.update.entropy.flag_levels import (
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
 from fleetune.protocols.update.entropy.symbols import Symbols
 
-LEVELS = 2 * MOST + 1  # orders that the flags of a batch take
+LEVELS = 2 * MOST + 1  # number of order values that the flags of a batch use
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Flags of one batch and level stand together, group after group.
+    """Groups of flags. A group has all flags of one batch and one level, next to each other.
 
     Attributes:
-        order, level, begin, length: of each group; `level` without its sign, `begin` among all flags.
+        order: order value of each group's symbols.
+        level: level of each group without its sign.
+        begin: index of each group's first flag among all flags.
+        length: number of flags in each group.
     """
 
     order: Ints
@@ -36,12 +39,12 @@ class _Groups:
 
 
 def symbols_of(flags: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
-    """What is written of flags, in the order of their batches.
+    """Symbols of flags, in the order of their batches.
 
     Args:
-        flags: shape (n,), those of each batch in their order.
-        levels: of each, from -MOST to MOST.
-        batches: of each; its symbols have the orders from LEVELS times this on.
+        flags: flags of all batches, shape (n,), those of each batch in their order.
+        levels: level of each flag, from -MOST to MOST.
+        batches: batch of each flag. The order values of a batch start at LEVELS times its number.
     """
     if not flags.size:
         return []
@@ -57,7 +60,7 @@ def symbols_of(flags: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> l
 
 
 def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[Symbols]:
-    """Eight flags in a symbol, and behind them those that are left of a group, one in a symbol."""
+    """Symbols of eight flags each, and then one symbol for each flag that remains in a group."""
     symbols = np.where(chosen, groups.length // PATTERN, 0)
     within = np.arange(surprises.size) - np.repeat(groups.begin, groups.length)
     whole = within < np.repeat(PATTERN * symbols, groups.length)
@@ -74,15 +77,16 @@ def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[
 
 
 def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
-    """Of each surprise the gap before it: as often as it is that long `escape`, cells, and bits of a cell.
+    """Symbols of the gap before each surprise: `escape` as often as needed, the cell, and the bits in the
+    cell.
 
-    Behind the last one of a group, so many cells without any.
+    After the last surprise of a group, cells without surprises fill the group.
     """
     numbers = np.flatnonzero(chosen)
     place = np.flatnonzero(surprises)
     group = np.searchsorted(groups.begin, place, "right") - 1
     place, group = place[chosen[group]], group[chosen[group]]
-    last = np.searchsorted(group, numbers, "right")  # behind the surprises of each group stands its end
+    last = np.searchsorted(group, numbers, "right")  # insert the end of each group after its surprises
     ends = np.insert(np.zeros(place.size, np.bool_), last, values=True)
     place = np.insert(place, last, groups.begin[numbers] + groups.length[numbers])
     group = np.insert(group, last, numbers)
@@ -94,7 +98,9 @@ def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
 
 
 def _gaps(gap: Ints, level: Ints, order: Ints, ends: MaskArray) -> Symbols:
-    """The symbols of gaps before surprises, and before the ends of groups, which take whole cells."""
+    """Symbols of the gaps before surprises and before the ends of groups. Gaps before ends take whole
+    cells.
+    """
     starts, escapes = run_table()
     shift, escape = level // PER_OCTAVE - 3, escapes[level]
     cells = np.where(ends, -(-gap >> shift), gap >> shift)

@@ -1,6 +1,7 @@
-"""Flags of given levels, written and read: rare surprises by the gaps between them, others eight in a symbol.
+"""Write and read flags of given levels: rare surprises by the gaps between them, others eight in a symbol.
 
-So no more than one symbol is coded for eight flags or for a surprise, however many they are.
+So the number of symbols is at most about one for eight flags, or one for a surprise. Bytes: docs/wire.md,
+*Masks*, `Flags`.
 """
 
 import numpy as np
@@ -24,12 +25,12 @@ from fleetune.protocols.update.entropy.symbols import write_symbols
 
 
 def write_flags(out: RangeEncoder, flags: MaskArray, levels: Ints) -> None:
-    """Level after level, of each its flags in their order; shapes (n,)."""
+    """Write flags level by level, each level's flags in their order; shapes (n,)."""
     write_symbols(out, symbols_of(flags, levels, np.zeros(flags.size, np.uint16)))
 
 
 def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
-    """What `write_flags` wrote. Raises PacketCorrupt, PacketTruncated."""
+    """Read what `write_flags` wrote. Raises PacketCorrupt, PacketTruncated."""
     members, groups = _by_level(levels)
     surprises, places = np.zeros(levels.size, np.bool_), list[int]()
     for level, start, stop in groups:
@@ -44,7 +45,7 @@ def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
 
 
 def _by_level(levels: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
-    """The flags in the order of their levels, and where in it each level that there is begins and ends."""
+    """Indices of the flags sorted by level, and (level, begin, end) in it of each level that occurs."""
     members = np.argsort(levels.astype(np.int8), kind="stable")
     counts = np.bincount(levels + MOST)
     present = np.flatnonzero(counts)

@@ -1,4 +1,4 @@
-"""Logarithms in whole numbers, the same on every machine and easy to have in any language."""
+"""Logarithms in whole numbers, equal on every machine and easy to implement in any language."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 PER_OCTAVE = 4
 _STEPS = (35734, 42495, 50536, 60097)  # 2^15 * 2^((k + 1/2) / 4)
-_FRACTION, _EXPONENT, _ZERO = 15, 52, 1023  # bits that are looked at; of float64, and what 2^0 has there
+# number of leading bits compared; fraction bits of float64; its exponent field for 2^0
+_FRACTION, _EXPONENT, _ZERO = 15, 52, 1023
 
 Ints = NDArray[np.integer[Any]]
 
@@ -15,8 +16,8 @@ _QUARTERS = np.searchsorted(_STEPS, np.arange(1 << _FRACTION, 2 << _FRACTION), s
 
 
 def quarter_octaves(numbers: Ints | NDArray[np.float64]) -> Ints:
-    """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
-    bits = numbers.astype(np.float64).view(np.int64)  # exact: below 2^53
+    """4 log2 of whole numbers from 1 to 2^53, rounded to the nearest whole number; same shape."""
+    bits = numbers.astype(np.float64).view(np.int64)  # exact: whole numbers below 2^53
     quarters = _QUARTERS[(bits >> _EXPONENT - _FRACTION) & ((1 << _FRACTION) - 1)]
     levels: Ints = PER_OCTAVE * ((bits >> _EXPONENT) - _ZERO) + quarters
     return levels

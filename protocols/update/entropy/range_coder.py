@@ -1,8 +1,8 @@
-"""A range coder in whole numbers: symbols to bits at the length that their probabilities allow.
+"""Range coder in whole numbers: writes symbols in as many bits as their probabilities require.
 
-State is a 64-bit `low` and a `width` of at most 2^64; 32 bits leave at a time, with carry. Whoever writes and
-whoever reads walk through the same intervals, so both must derive them from what is read before. Source:
-Martin, Range encoding (1979), with the carry resolved in what was written.
+The state is a 64-bit `low` and a `width` of at most 2^64. It emits 32 bits at a time, with carry. Writer and
+reader go through the same intervals, so both must derive them from the symbols before. Source: Martin, Range
+encoding (1979). A carry is added to the bytes already written. Bytes: docs/wire.md, `sparse`, *Range code*.
 """
 
 import struct
@@ -13,11 +13,11 @@ from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
 _WORD = 32
 _TOP = 1 << 64
 _LOW_WORD = (1 << _WORD) - 1
-_SLACK_BYTES = 8  # of zeros behind the end, which are not written
+_SLACK_BYTES = 8  # bytes of 0 that the reader assumes after the end; they are not written
 
 
 def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
-    """Start, size and total of the symbols of a whole number, see `RangeEncoder.write_number`."""
+    """Start, size and total of the symbols that write a whole number, see `RangeEncoder.write_number`."""
     length = number.bit_length()
     found = [(length, 1, num_lengths)]
     if length > 1:
@@ -26,7 +26,7 @@ def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
 
 
 class RangeEncoder:
-    """Writes intervals of a total."""
+    """Writes symbols, each as its interval of a total."""
 
     def __init__(self) -> None:
         self._low = 0
@@ -34,7 +34,7 @@ class RangeEncoder:
         self._words: list[int] = []
 
     def write(self, start: int, size: int, total: int) -> None:
-        """The symbol that owns `size` numbers from `start` of 0..total-1; total < 2^32."""
+        """Write the symbol that owns `size` numbers of 0..total-1 from `start` on; total < 2^32."""
         step = self._width // total
         self._low += step * start
         self._width = step * size
@@ -42,21 +42,23 @@ class RangeEncoder:
             self._shift()
 
     def write_bits(self, value: int, num_bits: int) -> None:
-        """An evenly distributed number below 2^num_bits, num_bits < 32."""
+        """Write a number below 2^num_bits, all equally likely; num_bits < 32."""
         if num_bits:
             self.write(value, 1, 1 << num_bits)
 
     def write_number(self, number: int, num_lengths: int) -> None:
-        """A whole number: how many bits it has, below `num_lengths` <= 32, and these but the first."""
+        """Write a whole number: first its bit length, below `num_lengths` <= 32, then its bits after the
+        first.
+        """
         for interval in intervals_of(number, num_lengths):
             self.write(*interval)
 
     def write_counted(self, symbol: int, counts: list[int]) -> None:
-        """One of 0..len(counts)-1, each as likely as its count."""
+        """Write one of 0..len(counts)-1, each with a probability proportional to its count."""
         self.write(sum(counts[:symbol]), counts[symbol], sum(counts))
 
     def write_all(self, starts: list[int], sizes: list[int], totals: list[int]) -> None:
-        """Symbol after symbol, each as `write` does it."""
+        """Write several symbols, each as `write` does."""
         low, width, words = self._low, self._width, self._words
         for start, size, total in zip(starts, sizes, totals, strict=True):
             step = width // total
@@ -72,8 +74,9 @@ class RangeEncoder:
         self._low, self._width = low, width
 
     def finish(self) -> bytes:
-        """What was written, in as few bytes as tell it from everything else."""
-        zeros = self._width.bit_length() - 1  # at the end of the roundest number inside the interval
+        """End the code, and return it in the fewest bytes that identify it."""
+        # the number inside the interval with the most zero bits at its end
+        zeros = self._width.bit_length() - 1
         self._low = -(-self._low >> zeros) << zeros
         self._shift()
         self._shift()
@@ -97,20 +100,21 @@ class RangeEncoder:
 
 
 class RangeDecoder:
-    """Reads what `RangeEncoder` wrote; bytes behind the end are zeros."""
+    """Reads what `RangeEncoder` wrote. Bytes after the end count as zeros."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._offset = 8
-        self._code = int.from_bytes(data[:8].ljust(8, b"\0"), "big")  # less the writer's `low`
+        # the code read so far, minus the writer's `low`
+        self._code = int.from_bytes(data[:8].ljust(8, b"\0"), "big")
         self._width = _TOP
         self._step = 0
 
     def peek(self, total: int) -> int:
-        """Which number of 0..total-1 comes next; the symbol that owns it is to be taken.
+        """Next number of 0..total-1. The caller then takes the symbol that owns it.
 
         Raises:
-            PacketCorrupt: none that a writer wrote.
+            PacketCorrupt: no writer produces such bytes.
         """
         self._step = self._width // total
         value = self._code // self._step
@@ -119,7 +123,7 @@ class RangeDecoder:
         return value
 
     def take(self, start: int, size: int) -> None:
-        """Pass the symbol at which `peek` looked. Raises PacketTruncated: the bytes end before it."""
+        """Advance past the symbol that `peek` found. Raises PacketTruncated if the bytes end before it."""
         self._code -= self._step * start
         self._width = self._step * size
         if self._width <= _LOW_WORD:
@@ -135,10 +139,13 @@ class RangeDecoder:
             self._width <<= _WORD
 
     def read_symbol(self, starts: list[int], last: int) -> int:
-        """Which of 0..last comes, of a total of 2^16: each owns from its start on, `last` all that is left.
+        """Read one of the symbols 0..last, with a total of 2^16.
+
+        Each symbol owns the numbers from its start to the next start. `last` owns all numbers from its start
+        on.
 
         Raises:
-            PacketTruncated, PacketCorrupt.
+            PacketTruncated, PacketCorrupt: the data end too early or are damaged.
         """
         symbol = min(last, bisect_right(starts, self.peek(1 << 16)) - 1)
         end = 1 << 16 if symbol == last else starts[symbol + 1]
@@ -146,7 +153,7 @@ class RangeDecoder:
         return symbol
 
     def read_counted(self, counts: list[int]) -> int:
-        """What `write_counted` wrote. Raises PacketTruncated, PacketCorrupt."""
+        """Read what `write_counted` wrote. Raises PacketTruncated, PacketCorrupt."""
         value, symbol, start = self.peek(sum(counts)), 0, 0
         while value >= start + counts[symbol]:
             start += counts[symbol]
@@ -155,7 +162,7 @@ class RangeDecoder:
         return symbol
 
     def read_many(self, starts: list[int], count: int) -> bytes:
-        """So many symbols that `write_many` wrote. Raises PacketTruncated, PacketCorrupt."""
+        """Read `count` symbols with common starts, each below 256. Raises PacketTruncated, PacketCorrupt."""
         total, symbols = starts[-1], bytearray(count)
         code, width = self._code, self._width
         for place in range(count):
@@ -175,21 +182,21 @@ class RangeDecoder:
         return bytes(symbols)
 
     def read_bits(self, num_bits: int) -> int:
-        """A number below 2^num_bits. Raises PacketTruncated, PacketCorrupt."""
+        """Read a number below 2^num_bits. Raises PacketTruncated, PacketCorrupt."""
         return self.read_even(1 << num_bits) if num_bits else 0
 
     def read_even(self, total: int) -> int:
-        """A number of 0..total-1, all equally likely. Raises PacketTruncated, PacketCorrupt."""
+        """Read one of 0..total-1, all equally likely. Raises PacketTruncated, PacketCorrupt."""
         value = self.peek(total)
         self.take(value, 1)
         return value
 
     def read_number(self, num_lengths: int) -> int:
-        """What `write_number` wrote. Raises PacketTruncated, PacketCorrupt."""
+        """Read what `write_number` wrote. Raises PacketTruncated, PacketCorrupt."""
         length = self.read_even(num_lengths)
         return 0 if not length else (1 << length - 1) + self.read_bits(length - 1)
 
     def finish(self) -> None:
-        """Raises PacketCorrupt: there are bytes that nobody read."""
+        """Check that all bytes were read. Raises PacketCorrupt if some remain."""
         if self._offset < len(self._data):
             raise PacketCorrupt(f"{len(self._data) - self._offset} bytes behind the entropy-coded values")

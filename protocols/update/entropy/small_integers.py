@@ -1,8 +1,9 @@
-"""Integers of which most are small, entropy-coded by how large each is expected to be.
+"""Entropy coding of integers that are mostly small, from a prediction of the square of each.
 
-An integer is a chain of answers: is it 0, is it more than 1, than 2, and so on; then its sign. How likely an
-answer is has been learned from those before it where about as much was expected. Whole numbers only, so that
-every machine has the same chances. Bytes: docs/wire.md, `lowrank`.
+An integer is written as a chain of answers: is its magnitude more than 0, more than 1, and so on; then its
+sign. The probability of an answer is learned from earlier answers with a similar prediction. All arithmetic
+uses whole numbers, so that every machine has the same probabilities. Bytes: docs/wire.md, `lowrank`,
+*Numbers*.
 """
 
 from dataclasses import dataclass, field
@@ -19,28 +20,29 @@ from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEnc
 from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
 
 LARGEST = (1 << 14) - 1
-_CHAIN = 15  # answers; what is larger is written as a number
-_KINDS = 4  # of answers: the first three, and all others
-_LEAST_SQUARE, _NUM_EXPECTED = -8, 24  # octaves of the mean square that tell integers apart
-_BELIEVED = 8  # answers that what is expected at first counts for
-# quarter octaves of the odds of "yes" at first, by the expected square: of Laplace's distribution
+_CHAIN = 15  # answers at most; larger magnitudes are then written as a number
+_KINDS = 4  # kinds of answers: the first, the second, the third, and all others
+# least octave of the predicted mean square, and number of classes by octave
+_LEAST_SQUARE, _NUM_EXPECTED = -8, 24
+_BELIEVED = 8  # answers that the initial probabilities count for
+# initial odds of "yes" in quarter octaves, by class, from Laplace's distribution
 _NOT_ZERO = (-36, -36, -36, -28, -19, -13, -9, -5, -2, 1, 4, 6, 8, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 _MORE = (-16, -16, -16, -16, -16, -16, -16, -11, -7, -3, 0, 2, 5, 7, 9, 12, 14, 16, 18, 20, 22, 24, 24, 24)
-_SLOTS = _CHAIN + 2  # of a batch: the answers, what is larger, signs
+_SLOTS = _CHAIN + 2  # order slots of a batch: the answers, the larger magnitudes, the signs
 _LARGER, _SIGNS = _CHAIN, _CHAIN + 1
 TURN, MOST_TURNS = _SLOTS * LEVELS, (1 << 16) // _SLOTS
 _POWERS = (16384, 19484, 23170, 27554)  # 2^14 * 2^(k / 4)
 
 
 def expected_level(square: Ints) -> Ints:
-    """How integers are told apart, by 4 log2 of their expected squares; shape as given."""
+    """Class of each integer, from 4 log2 of its predicted square; same shape."""
     levels: Ints = np.clip((square // PER_OCTAVE) - _LEAST_SQUARE, 0, _NUM_EXPECTED - 1)
     return levels
 
 
 @dataclass
 class _Chances:
-    """How often each kind of answer was yes, and how often no, by what was expected, in 1/64."""
+    """Counts of the answers yes and no, in 1/64, for each kind of answer and each class."""
 
     yes: Ints = field(init=False)
     no: Ints = field(init=False)
@@ -53,20 +55,21 @@ class _Chances:
         self.no = 64 * _BELIEVED + 2 - self.yes
 
     def levels(self, kind: int, expected: Ints) -> Ints:
-        """Of answers of one kind, by what was expected of each, shape (n,)."""
+        """Level of each answer of one kind, from the class of its integer, shape (n,)."""
         yes, no = quarter_octaves(np.stack([self.yes[kind], self.no[kind]]))
         levels: Ints = np.minimum(np.maximum(yes - no, -MOST), MOST)[expected]
         return levels
 
     def of_batches(self, asked: Ints) -> Ints:
-        """The levels of all answers of some batches, which are added.
+        """Levels of all answers of several batches, each predicted from those before. All answers are then
+        counted.
 
         Args:
-            asked: how often each question was asked, behind the last one how many were larger; by question,
-                batch and what was expected, shape (questions + 1, batches, expected).
+            asked: number of integers that each question is asked about, by question, batch and class. The
+                last row has the integers above the last question. Shape (questions + 1, batches, classes).
 
         Returns:
-            Shape (questions, batches, expected).
+            Shape (questions, batches, classes).
         """
         yes, no = 64 * asked[1:], 64 * (asked[:-1] - asked[1:])
         levels = np.empty_like(yes)
@@ -82,7 +85,7 @@ class _Chances:
 
 
 def _before(counts: Ints, total: Ints) -> Ints:
-    """What was counted before each question, batch after batch; `total`, before all, becomes that of all."""
+    """Counts before each question, batch by batch. `total`, the counts before all, is updated in place."""
     questions, batches, expected = counts.shape
     in_turn = counts.transpose(1, 0, 2).reshape(-1, expected)
     before = np.cumsum(in_turn, axis=0) - in_turn + total
@@ -91,7 +94,7 @@ def _before(counts: Ints, total: Ints) -> Ints:
 
 
 class IntegerWriter:
-    """Writes batches of integers; what came before tells how likely the next are."""
+    """Writes batches of integers, each predicted from the batches before."""
 
     def __init__(self, out: RangeEncoder) -> None:
         self._out, self._chances = out, _Chances()
@@ -100,20 +103,20 @@ class IntegerWriter:
         """Write one batch of integers from -LARGEST to LARGEST.
 
         Args:
-            integers: shape (n,).
-            square: 4 log2 of their expected squares, same shape.
+            integers: the batch, shape (n,).
+            square: 4 log2 of their predicted squares, same shape.
         """
         write_symbols(self._out, self.symbols(integers, square, [integers.size], [0]))
 
     def symbols(self, integers: Ints, square: Ints, sizes: list[int], turns: list[int]) -> list[Symbols]:
-        """What is to be written of several batches, which takes less time than one after the other.
+        """Symbols of several batches, which takes less time than writing one after the other.
 
         Args:
-            integers: of all batches, shape (n,).
-            square: 4 log2 of their expected squares, same shape.
-            sizes: of the batches.
-            turns: of the batches, ascending, from 0 and below `MOST_TURNS`: symbols have the orders from TURN
-                times this on, so that others can come in between.
+            integers: integers of all batches, shape (n,).
+            square: 4 log2 of their predicted squares, same shape.
+            sizes: number of integers in each batch.
+            turns: turn of each batch, ascending, from 0 and below `MOST_TURNS`. A batch's order values start
+                at TURN times its turn, so that other symbols fit in between.
         """
         batch = np.repeat(np.arange(len(sizes)), sizes)
         kind = batch * _NUM_EXPECTED + expected_level(square)
@@ -139,7 +142,9 @@ class IntegerWriter:
 
     @staticmethod
     def _members(sizes: Ints) -> list[Ints]:
-        """Who is asked each question, those with as many and more; behind the last one, who is larger."""
+        """Indices of the integers that each question is asked about; last, of those above the last
+        question.
+        """
         members: list[Ints] = [np.arange(sizes.size)]
         for answer in range(_CHAIN):
             members.append(members[-1][sizes[members[-1]] > answer])
@@ -147,9 +152,9 @@ class IntegerWriter:
 
 
 def _of_larger(sizes: Ints, turns: Ints) -> Symbols:
-    """Numbers that the chain of answers does not reach, each as `RangeEncoder.write_number` does it."""
+    """Symbols of magnitudes above the last question, as `RangeEncoder.write_number` writes them."""
     number = sizes.astype(np.int64) - _CHAIN
-    length = np.frexp(number.astype(np.float64))[1].astype(np.int64)  # bits
+    length = np.frexp(number.astype(np.float64))[1].astype(np.int64)  # bit length
     below = np.int64(1) << np.maximum(length - 1, 0)
     of_length = np.stack([length, np.ones_like(length), np.full_like(length, LARGEST.bit_length() + 1)])
     of_bits = np.stack([number - below, np.ones_like(length), below])
@@ -166,7 +171,9 @@ class IntegerReader:
         self._data, self._chances = data, _Chances()
 
     def read(self, square: Ints) -> Ints:
-        """So many integers, of these expected squares, int16. Raises PacketCorrupt, PacketTruncated."""
+        """Read a batch of integers with these predicted squares, int16. Raises PacketCorrupt,
+        PacketTruncated.
+        """
         expected = expected_level(square)
         integers, members = np.zeros(square.size, np.int64), np.arange(square.size)
         for answer in range(_CHAIN):

@@ -1,4 +1,4 @@
-"""Symbols that are put together out of order, and written in order: many at once, instead of one by one."""
+"""Symbols that are computed in any order, many at once, and written in their order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeEncoder
 
-Interval = tuple[int, int, int]  # start, size and total
+Interval = tuple[int, int, int]  # (start, size, total)
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Symbols:
     """Intervals for a range coder, see `RangeEncoder.write`.
 
     Attributes:
-        order: symbols are written by it, those of the same one as they stand here; shape (n,).
-        start, size, total: of each, same shape.
+        order: sort key of each symbol; symbols with equal keys are written as they stand here; shape (n,).
+        start, size, total: interval of each symbol, same shape.
     """
 
     order: Ints
@@ -27,12 +27,12 @@ class Symbols:
 
 
 def symbols_in_order(found: Iterable[tuple[int, int, int, int]]) -> Symbols:
-    """Of each its order, start, size and total."""
+    """Symbols from tuples (order, start, size, total)."""
     return Symbols(*np.array(list(found), np.int64).reshape(-1, 4).T)
 
 
 def write_symbols(out: RangeEncoder, parts: list[Symbols]) -> None:
-    """Write all of them, each where its order says."""
+    """Write the symbols of all parts, sorted by their order."""
     by_order = np.argsort(np.concatenate([part.order for part in parts]), kind="stable")
     start, size, total = (
         np.concatenate([getattr(part, name) for part in parts])[by_order].tolist()

@@ -1,1 +1,1 @@
-"""Masks in few bytes: which entries are meant, predicted from what both sides hold."""
+"""Masks in few bytes: each flag is predicted from values that both sides hold."""

@@ -1,7 +1,7 @@
-"""A mask as one range code: all flags equally likely, or each predicted from what both sides hold.
+"""A mask as one range code, with all flags equally likely or each predicted from what both sides hold.
 
-A mask of as many flags as the model has parameters is walked through tensor by tensor, in blocks whose flags
-are put in the order of the base's magnitude; any other mask is one tensor of unknown rows. Bytes:
+A mask with one flag for each parameter of the model is coded tensor by tensor, in blocks. The flags of a
+block are sorted by the magnitude of the base. Any other mask is one tensor with unknown rows. Bytes:
 docs/wire.md, Masks.
 """
 
@@ -24,24 +24,25 @@ from fleetune.protocols.update.entropy.symbols import write_symbols
 from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.masks.context import Walk
 
-BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
-MOST_FLAGS = 1 << 21  # of a mask that is coded: one to two seconds of work here, more on a small board
-SMALLEST = 48  # bytes of a bitmap, compressed; below them nothing is to be gained
-_EVEN, _BY_PLACE, _BY_BASE, _FORMS = 0, 1, 2, 8  # the others are for later versions
+BLOCK = 1 << 14  # flags; the memory that reading needs in addition to the mask grows with it
+# largest coded mask: one to two seconds of work on the test machine, more on a small board
+MOST_FLAGS = 1 << 21
+SMALLEST = 48  # bytes of a compressed bitmap; a code cannot save anything below
+_EVEN, _BY_PLACE, _BY_BASE, _FORMS = 0, 1, 2, 8  # forms from 3 on are reserved for later versions
 _ROW_UNKNOWN = 64
-_SLACK = 8  # bytes: form, level, and the end of a range code
-# what a True flag takes, in 2^-16 bits, by its level
+_SLACK = 8  # bytes of form, level and the end of a range code
+# cost of a True flag by its level, in 2^-16 bits
 _BITS: list[int] = np.rint(-65536 * np.log2(CHANCES / TOTAL)).astype(np.int64).tolist()
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Some flags of a mask: those of a tensor, in the order of the vector.
+    """Flags of a mask that belong to one tensor, in the order of the flat vector.
 
     Attributes:
-        start, stop: which flags of the mask these are.
-        row_size: how many a row has; 0: rows are not known, or are none.
-        base: what both sides hold of these flags' entries; None: nothing.
+        start, stop: range of these flags in the mask.
+        row_size: number of flags in a row; 0 if there are no rows or they are unknown.
+        base: values that both sides hold of these entries; None if they hold none.
     """
 
     start: int
@@ -50,7 +51,9 @@ class _Tensor:
     base: Base | None
 
     def blocks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Of each block its flags' places in the mask, in order, with their rows and columns, shapes (n,)."""
+        """Places in the mask of each block's flags, in coding order, with their rows and columns, shapes
+        (n,).
+        """
         for start in range(self.start, self.stop, BLOCK):
             block = slice(start, min(start + BLOCK, self.stop))
             places = np.arange(start - self.start, block.stop - self.start)
@@ -65,33 +68,36 @@ class _Tensor:
 
 
 def _by(keys: NDArray[np.uint32]) -> Ints:
-    """The stable order of keys, by the lower and then the upper half: numpy sorts 16 bits in one pass."""
+    """Indices that sort the keys, ties in order.
+
+    It sorts by the lower half, then by the upper half, because numpy sorts 16-bit numbers in one pass.
+    """
     lower = np.argsort(keys.astype(np.uint16), kind="stable")
     return lower[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[lower], kind="stable")]
 
 
 def _magnitudes(base: Base, block: slice) -> NDArray[np.uint32]:
-    """In the order of their size, 0 for entries that the base does not hold."""
+    """Sort keys in the order of the base's magnitude; 0 for entries that the base does not hold."""
     magnitudes = np.abs(base.values[block]).view(np.uint32) + np.uint32(1)
     magnitudes[~base.held[block]] = 0
     return magnitudes
 
 
 def _shuffling(places: Ints) -> NDArray[np.uint32]:
-    """Flags of all rows and columns come early, so that these are soon known."""
+    """Sort keys that scatter the flags, so that each row and column has some flags early."""
     return places.astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
 def write_mask(
     mask: MaskArray, spec: ModelSpec, base: Base | None, time: CodingTime | None = None
 ) -> bytes | None:
-    """The mask's smallest code; None: as a bitmap, compressed, it is as small, or sooner there.
+    """The smallest code of a mask; None if the compressed bitmap is at least as small, or arrives sooner.
 
     Args:
-        mask: of any shape.
+        mask: mask of any shape.
         spec: the model.
-        base: what both sides hold; None: nothing.
-        time: that coding takes; None: it is no matter.
+        base: values that both sides hold; None if they hold none.
+        time: speed of the device and its link; None if time does not matter.
     """
     flags = mask.ravel()
     bitmap = np.packbits(flags).tobytes()
@@ -109,7 +115,7 @@ def write_mask(
 
 
 def evenly(flags: MaskArray) -> bytes:
-    """All flags equally likely to be True; shape (n,)."""
+    """Code with one probability for all flags; `flags` has the shape (n,)."""
     level = _level(int(np.count_nonzero(flags)), flags.size)
     out = RangeEncoder()
     out.write(_EVEN, 1, _FORMS)
@@ -121,7 +127,7 @@ def evenly(flags: MaskArray) -> bytes:
 
 
 def predicted(flags: MaskArray, spec: ModelSpec, base: Base | None) -> bytes:
-    """Each flag as likely as what both sides know makes it; shape (n,)."""
+    """Code that predicts each flag from the base and the flags before; `flags` has the shape (n,)."""
     base = base if flags.size == spec.num_parameters else None
     out, walk = RangeEncoder(), Walk()
     out.write(_BY_PLACE if base is None else _BY_BASE, 1, _FORMS)
@@ -135,10 +141,10 @@ def predicted(flags: MaskArray, spec: ModelSpec, base: Base | None) -> bytes:
 
 
 def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> MaskArray:
-    """What `write_mask` wrote of so many flags, shape (size,).
+    """Read a mask of `size` flags that `write_mask` wrote, shape (size,).
 
     Raises:
-        PacketCorrupt, PacketTruncated: it never writes such bytes, or not with such a base.
+        PacketCorrupt, PacketTruncated: it never writes such bytes, or not with this base.
     """
     if size > MOST_FLAGS:
         raise PacketCorrupt(f"coded mask of {size} flags; at most {MOST_FLAGS}")
@@ -166,10 +172,10 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
 
 
 class _Batches:
-    """Those of a block, which are written together: symbols of many are found about as soon as those of one.
+    """Batches of a block, which are coded together: many batches take about as long as one.
 
     Args:
-        flags: the block's, in its order.
+        flags: flags of the block, in coding order.
     """
 
     def __init__(self, flags: MaskArray) -> None:
@@ -177,7 +183,7 @@ class _Batches:
         self._batches: list[tuple[MaskArray, Ints]] = []
 
     def add(self, levels: Ints, batch: slice) -> MaskArray:
-        """See `context.CodeBatch`."""
+        """Add one batch, as a `context.CodeBatch`, and return its flags."""
         flags = self._flags[batch]
         self._batches.append((flags, levels))
         return flags
@@ -191,7 +197,7 @@ class _Batches:
 
 
 def _tensors(size: int, spec: ModelSpec, base: Base | None) -> Iterator[_Tensor]:
-    """Those of the model where a mask has a flag for each parameter, else one for all its flags."""
+    """Tensors of the model if the mask has one flag for each parameter, else one tensor with all flags."""
     if size != spec.num_parameters:
         yield _Tensor(0, size, 0, base)
         return
@@ -205,12 +211,12 @@ def _tensors(size: int, spec: ModelSpec, base: Base | None) -> Iterator[_Tensor]
 
 
 def _level(hits: int, size: int) -> int:
-    """The level of flags of which so many are True."""
+    """Level of `size` flags of which `hits` are True."""
     true, false = quarter_octaves(np.array([hits + 1, size - hits + 1]))
     return max(-MOST, min(int(true - false), MOST))
 
 
 def _bytes_at(level: int, hits: int, size: int) -> int:
-    """What flags of one level take."""
+    """Bytes of `size` flags of one level, of which `hits` are True."""
     num_bits: int = (hits * _BITS[MOST + level] + (size - hits) * _BITS[MOST - level]) >> 16
     return num_bits // 8 + _SLACK

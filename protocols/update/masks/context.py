@@ -1,12 +1,13 @@
-"""What is expected of each flag of a block, from those already known: near it, in its row, in its column.
+"""Prediction of each flag of a block, from known flags nearby, in its row and in its column.
 
-A block is put in order by what both sides hold (the magnitude of the base; see `coded_mask.py`): masks are
-mostly magnitudes above or below something, so that in this order they are long runs with a blurred edge. The
-order is walked through from coarse to fine: every 2^k-th flag, then those half way between, and so on, so
-that each flag has known ones on both sides, and the edge is found like a number by halving.
+The flags of a block are sorted by the magnitude of the base, which both sides hold (see `coded_mask.py`).
+Most masks mark the magnitudes above or below a threshold. So in this order they are long runs with a blurred
+edge. The flags are visited from coarse to fine: every 2^k-th flag, then those half way between, and so on. So
+each flag has known flags on both sides, and the edge is found as in a binary search.
 
-What is near gives a chance. Rows (neurons), columns (what feeds them) and kinds of place then shift its log
-odds by what they had beyond expectation so far. All sums are whole numbers.
+Nearby flags give a first probability. The log odds are then shifted for the flag's row (neuron), its column
+(input) and its kind of place: by how many more True flags these had so far than predicted. All sums are whole
+numbers. Bytes: docs/wire.md, *Masks*, *Predicted*.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,35 +19,37 @@ from fleetune.protocols.model.spec import MaskArray
 from fleetune.protocols.update.entropy.flag_levels import CHANCES, MOST, TOTAL
 from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octaves
 
-FIRST = 16  # so many flags and fewer are known of by what came before the block alone
-_NEAR = ((32, 16), (4, 8), (1, 4))  # known flags on each side; how many the wider estimate counts as
+FIRST = 16  # a block's first flags, at most this many, are predicted from earlier blocks only
+_NEAR = ((32, 16), (4, 8), (1, 4))  # (known flags on each side, weight of the estimate from a wider range)
 _FAR = _NEAR[0][0]
-_BELIEVED_AXIS, _BELIEVED_KIND = 16, 32  # 16 for each flag as expected that counts as seen before
+# weight of the prediction, in 1/16 flags, for rows and columns, and for kinds
+_BELIEVED_AXIS, _BELIEVED_KIND = 16, 32
 _NEAR_KINDS, _SHIFT_KINDS, _NEIGHBOUR_KINDS = 28, 7, 3
 _KINDS = _NEAR_KINDS * _SHIFT_KINDS * _NEIGHBOUR_KINDS
 _PLACES_OF_ODDS = quarter_octaves(np.arange(1, TOTAL + 1))
-_LEVELS = np.zeros(TOTAL, np.int64)  # of a chance out of TOTAL
+_LEVELS = np.zeros(TOTAL, np.int64)  # level of a probability out of TOTAL
 _LEVELS[1:] = np.clip(_PLACES_OF_ODDS[:-1] - _PLACES_OF_ODDS[:-1][::-1], -MOST, MOST)
 _LEVELS[0] = -MOST
-# Sums of levels and shifts stay within this: a shift is at most 168 for as many flags as are coded.
+# Sums of levels and shifts stay within this bound: a shift is at most 168 for the largest mask that is coded.
 _BOUND = 1 << 10
 _SUMS = np.arange(-_BOUND, _BOUND + 1)
 _HELD = np.minimum(np.maximum(_SUMS, -MOST), MOST)
-_CHANCES = CHANCES[_HELD + MOST].astype(np.float64)  # of a sum held within -MOST to MOST
+_CHANCES = CHANCES[_HELD + MOST].astype(np.float64)  # probabilities of sums, clipped to -MOST to MOST
 _KIND_OF_NEAR = np.clip((_SUMS >> 1) + _NEAR_KINDS // 2, 0, _NEAR_KINDS - 1) * _SHIFT_KINDS * _NEIGHBOUR_KINDS
 _KIND_OF_SHIFT = np.clip((_SUMS + 2 >> 2) + _SHIFT_KINDS // 2, 0, _SHIFT_KINDS - 1) * _NEIGHBOUR_KINDS
-_HIT_BITS = 30  # a batch expects less than 2^30 in all
+_HIT_BITS = 30  # the predicted probabilities of a batch sum up to less than 2^30
 
-# levels of the flags of a batch, and which of the order they are -> the flags
+# (levels of the flags of a batch, their range in the block's order) -> the flags
 CodeBatch = Callable[[Ints, slice], MaskArray]
 
 
 class _Counts:
-    """How many flags there were, how many True, how many so expected, of each kind of place, each column and
-    each row. They lie one after the other, so that a batch is counted in one go.
+    """Counts of flags, of True flags, and of predicted True flags, for each kind of place, column and row.
+
+    All three lie one after the other in the same arrays, so that a batch is counted in one call.
 
     Attributes:
-        shifts: quarter octaves by which the odds of each are above what was expected.
+        shifts: observed odds of each relative to the predicted odds, in quarter octaves.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,7 @@ class _Counts:
         self.shifts = np.zeros(_KINDS, np.int64)
 
     def begin_anew(self, first: int, size: int) -> None:
-        """Keep what is counted before place `first`; there are `size` places from now on."""
+        """Keep the counts before place `first`, and reset the others. There are `size` places from now on."""
         self._seen = _kept(self._seen, first, size)
         self._hits = _kept(self._hits, first, size)
         self._expected = _kept(self._expected, first, size)
@@ -63,13 +66,13 @@ class _Counts:
         self.shifts = _kept(self.shifts, first, size)
 
     def add(self, members: Sequence[Ints], levels: Sequence[Ints], flags: MaskArray) -> None:
-        """Flags that count in k places each, where `levels` were expected; all of shape (n,)."""
+        """Count flags in k places each, with the levels predicted there; all arrays have the shape (n,)."""
         places, size = np.concatenate(members), self._seen.size
         weights = np.empty((len(levels), flags.size))
         for weight, level in zip(weights, levels, strict=True):
             weight[:] = _CHANCES[level + _BOUND]
         weights += flags * float(1 << _HIT_BITS)
-        both = np.bincount(places, weights.ravel(), size).astype(np.int64)  # below 2^53: exact
+        both = np.bincount(places, weights.ravel(), size).astype(np.int64)  # exact: below 2^53
         self._seen += np.bincount(places, minlength=size)
         self._hits += both >> _HIT_BITS
         self._expected += both & (1 << _HIT_BITS) - 1
@@ -88,18 +91,18 @@ class _Counts:
 
 
 def _kept(array: Ints, first: int, size: int, new: int = 0) -> NDArray[np.int64]:
-    """What stands before `first`, and `new` from there on; shape (size,)."""
+    """Copy with the entries before `first`, and `new` in all others; shape (size,)."""
     kept = np.full(size, new, np.int64)
     kept[:first] = array[:first]
     return kept
 
 
 class Walk:
-    """Walks through the blocks of one mask."""
+    """Visits the blocks of one mask and codes their flags."""
 
     def __init__(self) -> None:
         self._counts = _Counts()
-        self._first_row = _KINDS  # behind the columns
+        self._first_row = _KINDS  # rows are counted after the columns
         self._seen = self._hits = 0
 
     def start_tensor(self, num_columns: int) -> None:
@@ -107,12 +110,12 @@ class Walk:
         self._counts.begin_anew(_KINDS, self._first_row)
 
     def block(self, rows: Ints, columns: Ints, code: CodeBatch) -> MaskArray:
-        """The flags of a block of the tensor, in its order.
+        """Code the flags of a block of the tensor, and return them in the block's order.
 
         Args:
-            rows: in the block, of each flag, shape (n,).
-            columns: in the tensor, same shape.
-            code: writes or reads the flags of a batch.
+            rows: row of each flag in the block, shape (n,).
+            columns: column of each flag in the tensor, same shape.
+            code: function that writes or reads the flags of a batch.
         """
         self._counts.begin_anew(self._first_row, self._first_row + int(rows.max()) + 1)
         axes = np.empty((2, rows.size), np.int32)
@@ -131,7 +134,7 @@ class Walk:
         return flags
 
     def _coarsest(self, axes: Ints, batch: slice, code: CodeBatch) -> MaskArray:
-        """The first flags of a block, of which no others are known."""
+        """Code the first flags of a block, which have no known neighbours."""
         known = np.array([self._hits + 1, self._seen - self._hits + 1])
         level = _HELD[int(np.subtract(*quarter_octaves(known))) + _BOUND]
         levels = np.full(axes.shape[1], level)
@@ -140,7 +143,7 @@ class Walk:
         return flags
 
     def _finer(self, axes: Ints, known: MaskArray, batch: slice, code: CodeBatch) -> MaskArray:
-        """The flags of a batch between known ones; their columns and rows: shape (2, n)."""
+        """Code the flags of a batch between known ones. `axes`: their columns and rows, shape (2, n)."""
         near, neighbours = _near(known, axes.shape[1])
         by_axis = self._counts.shifts[axes]
         both = by_axis[0] + by_axis[1]
@@ -154,12 +157,13 @@ class Walk:
 
 
 def _near(known: MaskArray, size: int) -> tuple[Ints, Ints]:
-    """The level that the known flags near each new one make likely, and how many of its neighbours are True.
+    """Level that known flags nearby give each new flag, and how many of its two neighbours are True.
 
-    The nearest are believed first, the farther ones where these are few.
+    The estimate starts with a wide range, and gives nearer flags more weight.
     """
-    # Up to each place between them, and beyond. Floats are exact here: quotients below 2^16, by at most 80,
-    # are farther from the next whole number than they are rounded.
+    # Number of True flags up to each place, padded at both ends. Floats are exact here: quotients are below
+    # 2^16 and have a divisor of at most 80. So they are farther from the next whole number than the rounding
+    # error.
     seen = np.arange(-_FAR, known.size + _FAR + 1, dtype=np.float32)
     np.clip(seen, 0, known.size, out=seen)
     hits = np.zeros_like(seen)

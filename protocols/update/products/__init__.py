@@ -1,1 +1,3 @@
-"""Matrices of changes as sums of few outer products: what these are, and which are worth their bytes."""
+"""Matrices of changes as sums of few outer products: their format, and the search for those worth their
+bytes.
+"""

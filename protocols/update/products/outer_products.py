@@ -1,10 +1,11 @@
 """A matrix of changes as a sum of few outer products of integers.
 
-What training changes in a layer is a sum of outer products (what a neuron is to change, by what feeds it), of
-which a few have most of the energy: four of 64 have 0.85 to 0.92 of it in the first layer of an MLP on UCI
-HAR (one device, rounds 2 to 40), where two, at half as many numbers, have 0.68 to 0.82.
+Training changes a layer by a sum of outer products: the change of each neuron, times its inputs. A few of
+them have most of the energy. In the first layer of an MLP on UCI HAR (one device, rounds 2 to 40), four of 64
+have 0.85 to 0.92 of it. Two, with half as many numbers, have 0.68 to 0.82.
 
-Here is what they are; `product_search.py` finds them.
+This module defines products and their sum; `product_search.py` finds them. Bytes: docs/wire.md, `lowrank`,
+*Products*.
 """
 
 import math
@@ -20,8 +21,8 @@ from fleetune.protocols.update.entropy.small_integers import LARGEST
 
 MAX_PRODUCTS = 255
 MAX_OCTAVES = 14
-_UPWARD = 0.4  # of a step, less than a half: what is nearly 0 costs more than it brings
-_ENTRIES, _PRODUCTS = 1 << 16, 32  # of the sum that are made at a time
+_UPWARD = 0.4  # of a step, less than a half: a number near 0 costs more bytes than it gains
+_ENTRIES, _PRODUCTS = 1 << 16, 32  # entries of the sum that are computed at a time
 
 Matrix = NDArray[np.float32]
 Steps = NDArray[np.float64]
@@ -32,8 +33,8 @@ class Product:
     """One outer product: 2^-octaves times `left` by `right`, in steps.
 
     Attributes:
-        octaves: log2 of its norm in steps, about, 0 to MAX_OCTAVES.
-        left, right: integers up to LARGEST, int16, shapes (rows,) and (columns,).
+        octaves: about log2 of its norm in steps, 0 to MAX_OCTAVES.
+        left, right: integers from -LARGEST to LARGEST, int16, shapes (rows,) and (columns,).
     """
 
     octaves: int
@@ -42,13 +43,13 @@ class Product:
 
     @property
     def square(self) -> float:
-        """Of its norm, in squared steps."""
+        """Square of the norm, in squared steps."""
         left, right = (float(np.square(one, dtype=np.int64).sum()) for one in (self.left, self.right))
         return math.ldexp(left * right, -2 * self.octaves)
 
 
 def rounded_down(vector: FlatArray) -> Ints:
-    """To whole numbers, those towards 0 where they are less than 0.6 away."""
+    """Round to whole numbers, towards 0 if the fraction is below 0.6."""
     sizes = np.abs(vector)
     sizes += np.float32(_UPWARD)
     np.minimum(np.floor(sizes, out=sizes), np.float32(LARGEST), out=sizes)
@@ -56,10 +57,10 @@ def rounded_down(vector: FlatArray) -> Ints:
 
 
 def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, Steps]]:
-    """The sum in steps, in parts: which of its entries, row by row, and these.
+    """Sum of the products in steps, in parts: a range of entries, counted row by row, and their values.
 
-    All are multiples of 2^-MAX_OCTAVES and take less than 53 bits, so that any order of adding, and any
-    library's, gives the same.
+    All terms are multiples of 2^-MAX_OCTAVES and take less than 53 bits. So every order of addition, and
+    every library, gives the same result.
     """
     left, right = np.stack([one.left for one in products], 1), np.stack([one.right for one in products])
     octaves = np.array([one.octaves for one in products])

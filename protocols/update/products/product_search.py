@@ -1,16 +1,18 @@
-"""Which outer products take most off a matrix, rounded as they will be sent.
+"""Search for the outer products that reduce a matrix most, rounded as they will be sent.
 
-Products are found many at a time. A few passes over the matrix find the directions in which it has most (a
-randomised range finder: Halko, Martinsson and Tropp 2011, arXiv:0909.4061, with one and a half power
-iterations, three where much is left, and 8 columns to spare); these are rotated to the matrix's own (Rayleigh
-and Ritz), largest first. The shorter factors are rounded first, and the longer ones are the best, all
-together, for them as they were rounded. Where more products pay, the same is done with what is left.
+Many products are found at a time. A few passes over the matrix find the directions with the most energy. This
+is a randomised range finder (Halko, Martinsson and Tropp 2011, arXiv:0909.4061) with one and a half power
+iterations, three if much remains, and 8 spare columns. The directions are rotated to those of the matrix
+(Rayleigh and Ritz), largest first. The shorter factors are rounded first. The longer factors are then the
+best fit, jointly, to the rounded ones. If more products pay off, the search repeats with the remainder.
 
-Of a matrix of which some entries alone are sent, products are fitted to these (alternating least squares),
-one after the other, and tell them as well: two of three entries of a layer of LeNet-5 (SRP-pFed) take a third
-of the bytes that they take one by one. Sums are numpy's own or exact (`whole_matrices.py`), so that they do
-not depend on how many threads a linear algebra library has; the eigenvectors that one is asked for are of
-matrices so small that it takes one.
+If only some entries of a matrix are sent, products are fitted to these, one after the other (alternating
+least squares). This works as well: for two of three entries of a layer of LeNet-5 (SRP-pFed), products take a
+third of the bytes of single entries.
+
+Sums are numpy's own or exact (`whole_matrices.py`), so they do not depend on the number of threads of a
+linear algebra library. The eigenvectors do come from such a library, but their matrices are so small that it
+uses one thread.
 """
 
 import math
@@ -31,29 +33,31 @@ from fleetune.protocols.update.products.outer_products import (
 )
 from fleetune.protocols.update.products.whole_matrices import Array, WholeMatrix, gram, product
 
-_WORTH = 0.25  # squared steps for each number of a product; one that has less is left out
+_WORTH = 0.25  # least gain in squared steps for each number of a product; products below are left out
 _FIRST, _LATER, _SPARE = (
     24,
     48,
     8,
-)  # columns that are looked at at a time, and those of them that are not taken
-_FLAT = 0.2  # of what pays: where the smallest is more, squares fall so slowly that others may be larger
-_INDEPENDENT = 1e-9  # of the largest square: what is below is rounding
+)  # columns searched at first, later, and how many of them are spare
+# of the least square that pays off: if the smallest found square is larger, squares fall so slowly that a
+# second pass is needed
+_FLAT = 0.2
+_INDEPENDENT = 1e-9  # of the largest square: smaller ones are rounding errors
 _DRAWS = Key.of("outer products")
 
-# of matrices with gaps
+# for matrices with gaps
 _ITERATIONS = 3
-_LEAST_WEIGHT = 0.05  # of all that entries could have that a row lacks
+_LEAST_WEIGHT = 0.05  # least weight of a row with gaps, as a share of its weight without gaps
 
 
 def products_of(matrix: Matrix, there: Matrix | None, most: int) -> list[Product]:
-    """The outer products of a matrix in steps that are worth their bytes, at most so many.
+    """Outer products that are worth their bytes, for a matrix in steps.
 
     Args:
-        matrix: 0 where there is no entry.
-        there: 1 where there is an entry, else 0, same shape; None: everywhere. What products are where there
-            is none does not matter.
-        most: so many at most.
+        matrix: changes in steps, 0 where there is no entry.
+        there: 1 for each entry, 0 for each gap, same shape; None if there are no gaps. The values of products
+            in gaps do not matter.
+        most: largest number of products.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     left_over = np.array(matrix.T, order="C") if tall else matrix
@@ -76,7 +80,7 @@ def _in_blocks(matrix: Matrix, most: int) -> list[Product]:
 
 
 def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
-    """The largest products, from so many columns; are these all that pay, or that may be?"""
+    """The largest products, found with `count` columns, and True if the search is complete."""
     whole = WholeMatrix(matrix)
     signs = _DRAWS.generator().choice(np.array([-1.0, 1.0]), (matrix.shape[0], count))
     directions, squares = _directions(whole, signs)
@@ -90,10 +94,10 @@ def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
 
 
 def _directions(matrix: WholeMatrix, start: Array) -> tuple[Array, Array]:
-    """What a step and a half of power iteration make of some left vectors, shape (rows, k).
+    """Refine some left vectors by one and a half power iterations; `start` has the shape (rows, k).
 
     Returns:
-        Orthonormal left vectors, at most as many; the squares that each takes off, largest first.
+        At most k orthonormal left vectors, and the square that each removes, largest first.
     """
     right = _orthonormal(matrix.transposed_times(start))
     left = _orthonormal(matrix.times(right))
@@ -103,7 +107,7 @@ def _directions(matrix: WholeMatrix, start: Array) -> tuple[Array, Array]:
 
 
 def _orthonormal(columns: Array) -> Array:
-    """As many as are independent, shape (n, k)."""
+    """Orthonormal basis of the independent columns, shape (n, at most k)."""
     lengths = np.sqrt(np.square(columns).sum(axis=0))
     columns = columns[:, lengths > 0] / lengths[lengths > 0]
     squares, turn = np.linalg.eigh(gram(columns))
@@ -112,7 +116,7 @@ def _orthonormal(columns: Array) -> Array:
 
 
 def _rounded(matrix: WholeMatrix, directions: Array, squares: Array) -> list[Product]:
-    """Products whose left factors are these directions, as good as whole numbers can be."""
+    """Products whose left factors approximate these directions in whole numbers."""
     octaves = np.clip(np.rint(np.log2(np.sqrt(squares))), 0, MAX_OCTAVES).astype(np.int64)
     short = np.clip(np.rint(np.ldexp(directions, octaves)), -LARGEST, LARGEST)
     there = short.any(axis=0)
@@ -139,7 +143,9 @@ def _without(matrix: Matrix, products: list[Product]) -> Matrix:
 
 
 def _one_by_one(left_over: Matrix, there: Matrix, most: int) -> list[Product]:
-    """Of a matrix with gaps, which is changed."""
+    """Products of a matrix with gaps, found one after the other. Subtracts them from `left_over`, in
+    place.
+    """
     found = list[Product]()
     while len(found) < most and (one := _largest(left_over, there)) is not None:
         change = _scaled(one.left, one.octaves)[:, None] * one.right.astype(np.float32)
@@ -149,7 +155,9 @@ def _one_by_one(left_over: Matrix, there: Matrix, most: int) -> list[Product]:
 
 
 def _largest(matrix: Matrix, there: Matrix) -> Product | None:
-    """The outer product that takes most off a matrix that is not tall; None: none is worth its bytes."""
+    """The outer product that removes most from a matrix with no more rows than columns; None if none pays
+    off.
+    """
     right, gain = matrix[np.einsum("rc,rc->r", matrix, matrix).argmax()], 0.0
     for _ in range(_ITERATIONS):
         left = _unit(_beside(right, matrix, there)[0])
@@ -164,9 +172,9 @@ def _largest(matrix: Matrix, there: Matrix) -> Product | None:
 
 
 def _beside(right: FlatArray, matrix: Matrix, there: Matrix) -> tuple[FlatArray, float]:
-    """The factor that is best beside `right`, by least squares, and the squares that both take off `matrix`.
+    """The best left factor for `right` by least squares, and the square that both remove from `matrix`.
 
-    A row with next to no entries where `right` has something is not led far by them.
+    A least weight limits the factor in rows with few entries where `right` is large.
     """
     square = np.square(right).sum()
     sums = np.einsum("rc,c->r", matrix, right)

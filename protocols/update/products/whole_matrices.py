@@ -1,8 +1,8 @@
-"""Products of matrices whose bits depend neither on how many threads multiply nor on the library.
+"""Matrix products whose bits depend neither on the number of threads nor on the library.
 
-A linear algebra library adds up in an order that depends on its build, on the processor and on its threads.
-Sums of whole numbers below 2^53 are the same in any order: so what is multiplied is rounded to as many bits
-as leave that room. float64 then is about as fast as float32 would be without.
+A linear algebra library adds in an order that depends on its build, the processor and its threads. Sums of
+whole numbers below 2^53 are equal in every order. So factors are rounded to few enough bits that their sums
+stay below 2^53. This takes float64 about as long as float32 takes without rounding.
 """
 
 import math
@@ -17,14 +17,14 @@ _ROOM = 52  # bits of a sum
 _LARGE, _SMALL = (
     21,
     18,
-)  # bits of a large matrix, and of those that it is multiplied by, less where it is long
-_PANEL = 1 << 16  # entries that are looked at at a time: they stay in a processor's cache
+)  # bits of a large matrix, and of its factor; fewer for a long one
+_PANEL = 1 << 16  # entries converted at a time, so that they stay in the processor's cache
 
 Array = NDArray[np.float64]
 
 
 def product(left: Array, right: Array) -> Array:
-    """The matrix product, each told by about 18 bits; shapes (n, k), (k, m), k up to 2^16."""
+    """Matrix product with both factors rounded to about 18 bits; shapes (n, k), (k, m), k up to 2^16."""
     left_whole, left_scale = whole(left, _SMALL)
     right_whole, right_scale = whole(right.T, _SMALL)
     found: Array = left_whole @ right_whole.T
@@ -32,24 +32,24 @@ def product(left: Array, right: Array) -> Array:
 
 
 def gram(columns: Array) -> Array:
-    """columns.T @ columns, shape (k, k)."""
+    """Gram matrix columns.T @ columns, shape (k, k)."""
     numbers, scale = whole(columns, min(_SMALL, (_ROOM - len(columns).bit_length()) // 2))
     found: Array = (numbers.T @ numbers) * scale * scale
     return found
 
 
 def whole(numbers: Array, bits: int) -> tuple[Array, float]:
-    """Whole numbers of so many bits, and the power of 2 by which they are to be multiplied."""
+    """Round to whole numbers of `bits` bits, and return them with the power of 2 that restores the scale."""
     most = max(float(numbers.max(initial=0)), -float(numbers.min(initial=0)))
     exponent = math.frexp(most)[1] - bits
     return np.rint(np.ldexp(numbers, -exponent)), math.ldexp(1.0, exponent)
 
 
 class WholeMatrix:
-    """A matrix of float32, of which a panel at a time is made whole numbers.
+    """A float32 matrix, of which one panel at a time is converted to whole numbers.
 
     Attributes:
-        matrix: shape (rows, columns), finite.
+        matrix: the matrix, shape (rows, columns), finite.
     """
 
     def __init__(self, matrix: FlatArray) -> None:
@@ -58,7 +58,7 @@ class WholeMatrix:
         self._exponent = math.frexp(most)[1] - _LARGE
 
     def times(self, columns: Array) -> Array:
-        """Matrix @ columns, shape (rows, k)."""
+        """Matrix product matrix @ columns, shape (rows, k)."""
         numbers, scale = self._whole(columns)
         found = np.empty((self.matrix.shape[0], columns.shape[1]))
         for rows, panel in self._panels():
@@ -66,7 +66,7 @@ class WholeMatrix:
         return found * math.ldexp(scale, self._exponent)
 
     def transposed_times(self, columns: Array) -> Array:
-        """matrix.T @ columns, shape (columns, k)."""
+        """Matrix product matrix.T @ columns, shape (columns, k)."""
         numbers, scale = self._whole(columns)
         found = np.zeros((self.matrix.shape[1], columns.shape[1]))
         for rows, panel in self._panels():
