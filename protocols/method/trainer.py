@@ -1,4 +1,4 @@
-"""A device's model and data as a method sees them, and how it says that they are to be trained."""
+"""Interface through which a method sees a device's model and data, and plans their training."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.selection import ChosenNeurons
 
-Rows = NDArray[np.intp]  # which training samples, shape (n,)
+Rows = NDArray[np.intp]  # indices of training samples, shape (n,)
 Part = Literal["train", "validation", "test"]
 
 
@@ -22,9 +22,9 @@ class Pull:
     """A term strength * ||w - target||^2 added to the loss (gradient 2 * strength * (w - target)).
 
     Attributes:
-        target: shape (spec.size,).
-        strength: at least 0.
-        mask: entries that are pulled, shape (spec.size,); None: all parameters.
+        target: weights that the term pulls to, shape (spec.size,).
+        strength: factor of the term, at least 0.
+        mask: True for each entry that is pulled, shape (spec.size,); None for all parameters.
     """
 
     target: FlatArray
@@ -34,22 +34,23 @@ class Pull:
 
 @dataclass(frozen=True)
 class LowerLayers:
-    """The first layers, to be trained in a share of the steps only, evenly spread over them.
+    """The first layers, trained only in a share of the steps, which is evenly spread.
 
-    There their gradient counts 1 / share times. In the other steps they stay exactly as they are, the
-    optimiser remembers nothing of these steps for them, and the backward pass ends above them.
+    In these steps their gradient is multiplied by 1 / share. In all other steps these layers stay exactly as
+    they are, the optimiser keeps its state for them, and the backward pass ends above them.
 
     Attributes:
-        stop: the entries before it are theirs.
-        share: of the steps, in (0, 1].
+        stop: end of these layers in the flat vector.
+        share: share of the steps, in (0, 1].
     """
 
     stop: int
     share: float
 
     def train_in(self, step: int, key: Key) -> bool:
-        """Whether they do in this step, of which the first is 0; `key` is that of `Trainer.fit`. Of n steps
-        it is true in floor(share * n) or one more; over keys in share * n in the mean.
+        """True if the layers train in this step. The first step is 0; `key` is that of `Trainer.fit`.
+
+        Of n steps, it is true in floor(share * n) or one more. The mean over keys is share * n.
         """
         begin = key.child("lower layers").value / 2**64
         return math.floor((step + 1) * self.share + begin) > math.floor(step * self.share + begin)
@@ -60,18 +61,18 @@ class FitPlan:
     """How to train locally, beyond the run's [training] settings.
 
     Attributes:
-        trainable: entries that may change, shape (spec.size,); None: all parameters. Whatever the
-            optimiser's momentum or weight decay, the others stay exactly as they are; running
-            statistics always follow the data.
-        neurons: a promise: all parameters between other neurons are 0 in the weights to train from, and not
-            trainable. A trainer may then train the network of these neurons alone, which is the same but for
-            rounding and takes less time; None: nothing is promised.
-        lower: layers that train in a share of the steps only; None: all train in every step.
+        trainable: True for each entry that may change, shape (spec.size,); None for all parameters. All other
+            entries stay exactly as they are, despite momentum or weight decay. Running statistics always
+            follow the data.
+        neurons: neurons that form a smaller network; None if there is no such network. The method guarantees
+            that all parameters between other neurons start at 0 and are not trainable. A trainer may then
+            train this network only, which takes less time and gives the same result but for rounding.
+        lower: layers that train in a share of the steps only; None if all train in every step.
         pull: an extra term of the loss.
-        loss_term: an extra term of the loss by what other models answer; a device whose backend cannot
+        loss_term: an extra term of the loss from the outputs of other models. A device whose backend cannot
             compute it raises ModelError.
-        epochs: instead of the run's number of epochs.
-        keep_last_gradient: also return the gradient of the last batch.
+        epochs: number of epochs; None for that of the run.
+        keep_last_gradient: True to return the gradient of the last batch, too.
     """
 
     trainable: MaskArray | None = None
@@ -85,15 +86,15 @@ class FitPlan:
 
 @dataclass(frozen=True)
 class Fit:
-    """What local training made.
+    """Result of local training.
 
     Attributes:
-        weights: a new vector, shape (spec.size,).
-        loss: mean training loss over the last epoch's samples, as seen while training, without pull or
-            loss term.
-        num_steps: optimiser steps taken.
-        local_work: how much of the run's epochs these are; None: the plan set its own, or there are none.
-        last_gradient: of the last batch at the weights before its step, when asked for.
+        weights: new weights, shape (spec.size,).
+        loss: mean loss of the last epoch's samples during training, without pull or loss term.
+        num_steps: number of optimiser steps.
+        local_work: share of the run's epochs that was trained; None if the plan set its own epochs, or if the
+            run has none.
+        last_gradient: gradient of the last batch at the weights before its step, if the plan requested it.
     """
 
     weights: FlatArray
@@ -104,7 +105,7 @@ class Fit:
 
 
 def num_local_steps(num_steps: int, local_work: float) -> int:
-    """How many steps a device takes that does so much of those of a round; at least one."""
+    """Steps of a device that does a share `local_work` of a round's steps: at least one if there are any."""
     return max(1, round(local_work * num_steps)) if num_steps else 0
 
 
@@ -116,41 +117,42 @@ class Trainer(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Training samples (validation and test not counted)."""
+        """Number of training samples; validation and test samples are not counted."""
         ...
 
     @property
     def num_classes_held(self) -> int:
-        """How many of the model's classes occur among the training samples; 1 where the task has none."""
+        """Number of the model's classes among the training samples; 1 if the task has no classes."""
         ...
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
-        """Train from `weights`; `key` decides the order of samples and dropout.
+        """Train from `weights`. `key` decides the order of samples and dropout.
 
         Raises:
-            TrainingStopped: the agent wants to stop; nothing was changed.
+            TrainingStopped: the agent is stopping; nothing was changed.
         """
         ...
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0."""
+        """Mean loss in evaluation mode over a part, or over its samples in `rows`; 0 without samples."""
         ...
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
-        """Fraction predicted correctly in evaluation mode, 0..1; None: the part is empty, or the task has no
-        accuracy (see `Method.tasks`). A method may ask
-        for the training and validation parts only: nothing is ever chosen by the test split.
+        """Accuracy in evaluation mode, 0..1; None if the part is empty or the task has no accuracy.
+
+        See `Method.tasks`. A method may use the training and validation parts only, because nothing may be
+        chosen by the test split.
         """
         ...
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """Each sample's loss in evaluation mode over a part, shape (n,)."""
+        """Loss of each sample of a part in evaluation mode, shape (n,)."""
         ...
 
     def score(self, weights: FlatArray, part: Part) -> float | None:
         """Score of a model by the run's task (accuracy in classification); None if the part cannot show it.
 
-        A method may not ask for the test part.
+        A method may not use the test part.
         """
         ...
 
@@ -160,9 +162,9 @@ class Trainer(Protocol):
         ...
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        """Gradient of the mean loss in evaluation mode, shape (spec.size,), 0 at running statistics.
+        """Gradient of the mean loss in evaluation mode, shape (spec.size,), 0 for running statistics.
 
-        It is taken over the training samples in `rows`, or over all of them.
+        The mean is over the training samples in `rows`, or over all training samples.
         """
         ...
 
@@ -170,6 +172,6 @@ class Trainer(Protocol):
         """Rows of the training batches in the order of `fit`, for all epochs of the run.
 
         Raises:
-            TrainingStopped: the agent wants to stop.
+            TrainingStopped: the agent is stopping.
         """
         ...
