@@ -1,4 +1,4 @@
-"""edge-sim: a fleet before any device is bought."""
+"""edge-sim: simulate a fleet before any device is bought."""
 
 import os
 from pathlib import Path
@@ -72,7 +72,7 @@ def _num_cards(cards: str | None) -> int:
 
 
 def _begin(workers: int | None) -> None:
-    """Workers import what they need while this process does."""
+    """Start workers early, so that they import their modules while this process imports its own."""
     if workers != 0:
         warm_up()
 

@@ -1,4 +1,4 @@
-"""edge-sim link: real processes behind emulated links, and what links there are."""
+"""edge-sim link: run real processes behind emulated links, and list the presets of links."""
 
 import asyncio
 import contextlib
@@ -197,7 +197,7 @@ def _links(
 
 
 def _links_of_run(run_file: Path) -> "dict[str, Constant | Trace]":
-    """The link of each device of a run.toml. Raises SettingError."""
+    """Map each agent's name to its link. Raises SettingError."""
     from fleetune.protocols.settings.run_toml import read_run
     from fleetune.tools.links.link import Constant, Trace
     from fleetune.tools.simulator.device_specs import device_specs, with_group_devices

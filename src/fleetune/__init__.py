@@ -1,30 +1,35 @@
 """Fleetune: on-device training for fleets of edge devices.
 
-Public is what stands in `__all__`, and what `errors` and `bounds` hold; all else may change from one release
-to the next. Nothing heavy is imported before it is used.
+The public interface is `__all__`, `errors` and `bounds`. Everything else may change from one release to the
+next. Each public name is imported at its first use, so heavy packages are loaded only when they are needed.
 
 A method of your own (docs/add-a-method.md):
-    Method, and what most methods share: ModelAveraging, SubModels, PersonalTargets with PersonalModel,
-    SharedModel, Task, Update; what `plan` and `work` are given and give: Round, Budget, Trainer, FitPlan,
-    Pull, Contrast, Distillation, Fit, lazily; what it costs: Choice, Cost, DeviceReport, estimate_bytes; the
-    model: ModelSpec, TensorSpec, FlatArray, MaskArray; what travels: Patch, CoveredMean, Selection (one of
-    Everything, Layers, Neurons, ChosenNeurons, Entries, DrawnEntries); random draws: Key; what it tells of
-    its inner workings: Diagnostic; types for what a peer may say: `bounds`.
+    Base classes: Method, ModelAveraging, SubModels, PersonalTargets.
+    Types of the base classes: PersonalModel, SharedModel, Task, Update.
+    Arguments and results of `plan` and `work`: Round, Budget, Trainer, FitPlan, Pull, Contrast, Distillation,
+    Fit, lazily.
+    Costs: Choice, Cost, DeviceReport, estimate_bytes.
+    The model: ModelSpec, TensorSpec, FlatArray, MaskArray.
+    Transferred values: Patch, CoveredMean, Selection (one of Everything, Layers, Neurons, ChosenNeurons,
+    Entries, DrawnEntries).
+    Random draws: Key.
+    Diagnostics of a method: Diagnostic.
+    Types that bound a peer's values: `bounds`.
 
 An agent in a program of yours (docs/library.md):
-    Agent takes samples and gives a Prediction by the device's own model; its AgentState tells what stands.
+    Agent takes samples and returns a Prediction of the device's own model; AgentState describes its state.
 
 Runs from Python:
-    simulate plays a run.toml on a virtual clock, to a Result with data frames, which read_result reads from
-    any run's folder; compare plays several methods over seeds, to a ComparisonResult, and sweep every
-    combination of some settings, to a SweepResult; read_run gives the RunSettings of a run.toml, read_summary
-    the Summary of a run; load_data gives the Dataset of a `data.source`, load_board the Board of a firmware
-    profile, board_names their names.
+    simulate runs a run.toml on a virtual clock and returns a Result with data frames. read_result reads the
+    same from any run's folder. compare runs several methods over seeds and returns a ComparisonResult. sweep
+    runs every combination of some settings and returns a SweepResult. read_run returns the RunSettings of a
+    run.toml, read_summary the Summary of a run. load_data returns the Dataset of a `data.source`, load_board
+    the Board of a firmware profile, board_names their names.
 
-What goes wrong is a FleetuneError with one line for people; its kinds are in `errors`.
+Every error is a FleetuneError with a message of one line; its subclasses are in `errors`.
 
-The folders beside this file are links to those at the top of the repository, which is where to read and edit
-them; an installed wheel has them in here.
+The folders next to this file are links to the folders at the top of the repository; read and edit them there.
+An installed wheel contains copies of them.
 """
 
 from importlib import import_module
@@ -153,7 +158,7 @@ __all__ = [
     "sweep",
 ]
 
-_HOMES = {  # module: its public names, `name=theirs` where they are called otherwise there
+_HOMES = {  # public names by module; `name=original` where the module itself uses another name
     "fleetune.coordinator.metrics.summary": "Summary read_summary",
     "fleetune.edge_agent.datasets.dataset": "Dataset",
     "fleetune.edge_agent.datasets.sources": "load_data=load",
@@ -196,7 +201,7 @@ _MODULES = ("bounds", "errors")
 
 
 def __getattr__(name: str) -> object:
-    """A public name, imported when it is first asked for."""
+    """Import and return a public name at its first use."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, theirs = _PLACES[name]

@@ -1,6 +1,7 @@
-"""Links between devices and the coordinator: what they carry and when, and real traffic behind emulated ones.
+"""Links between devices and the coordinator, simulated and emulated.
 
-`link` defines a link, for the simulator's virtual clock and for emulation alike; `presets`, `trace_csv` and
-`radio_cell` make links, `fleet_links` deals them to devices. `network_namespaces` and what it uses emulate
-them with the kernel's means, `proxy` without root; `verify` measures whether they carry what they should.
+`link` defines a link for the simulator's virtual clock and for emulation. `presets`, `trace_csv` and
+`radio_cell` create links; `fleet_links` assigns them to devices. `network_namespaces` and its modules emulate
+links with the kernel, `proxy` without root. `verify` measures whether emulated links have their specified
+rates.
 """

@@ -1,4 +1,4 @@
-"""The link of each device in [fleet]."""
+"""Create the link of each device from the section [fleet]."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from fleetune.tools.links.trace_csv import read_trace
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
-    """The link of each device, in the order of the devices; None: `links` does not name one.
+    """The link of each device, in the order of the devices; None for a device without an entry in `links`.
 
     Args:
         fleet: the section [fleet].
-        seed: seed of the run; random parts of a link are drawn from it and from the device's number.
+        seed: seed of the run; the random parts of a link depend on it and on the device's number.
 
     Raises:
         SettingError: an unknown preset, a trace file that cannot be read, or more links than devices.
@@ -38,14 +38,15 @@ def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
 def links_named(
     name: str, keys: Sequence[Key], *, delay_s: float = 0.0, loss: float = 0.0
 ) -> list[Constant | Trace]:
-    """One link for each key: of the preset of that name, each drawn from its key, or that of the .csv file
-    for all.
+    """One link for each key, from a preset or from a trace file.
+
+    A preset draws each link from its key. A trace file gives all keys the same link.
 
     Args:
-        name: name of a preset, or the path of a trace file.
+        name: name of a preset, or the path of a .csv file.
         keys: one for each link.
-        delay_s: of a trace file's link; a preset has its own.
-        loss: likewise.
+        delay_s: one-way delay for a trace file; a preset has its own.
+        loss: packet loss for a trace file, 0..1; a preset has its own.
 
     Raises:
         SettingError: an unknown preset, or a trace file that cannot be read.

@@ -1,7 +1,8 @@
-"""A helper process that outlives the command that started it, and that other commands can find and end.
+"""Helper processes that outlive the command that started them.
 
-It holds a lock on a file with its process id for as long as it lives. So a locked file always names a process
-of ours, even after a crash of its command. A helper ends by itself when its file is removed.
+A helper holds a lock on a file with its process id for as long as it lives. Other commands find and end it by
+that file. A locked file always names a live helper, even after its command crashed. A helper ends by itself
+when its file is removed.
 
 This module imports only the standard library, because each link's relay is such a helper.
 """
@@ -14,13 +15,15 @@ import time
 from pathlib import Path
 
 STOP_S = 5.0
-WATCH_S = 1.0  # how often a helper looks whether its file is still there
+WATCH_S = 1.0  # seconds between two checks whether the helper's file still exists
 _OPEN_S = 0.02
 
 
 def detach(file: Path) -> None:
-    """Continue as a helper in the background; the called process ends with exit code 0, so that its caller
-    goes on.
+    """Continue as a helper in the background.
+
+    The calling process forks: the child continues here, the parent exits with code 0 so that its caller goes
+    on.
 
     Raises:
         OSError: the folder of `file` is gone, because the network was removed meanwhile.
@@ -44,7 +47,7 @@ def is_wanted(file: Path) -> bool:
 
 
 def is_running(file: Path) -> bool:
-    """True if the helper of `file` lives."""
+    """True if the helper of `file` is alive."""
     try:
         lock = os.open(file, os.O_RDWR)
     except FileNotFoundError:
@@ -56,7 +59,7 @@ def is_running(file: Path) -> bool:
 
 
 def stop(file: Path) -> None:
-    """End the helper of `file`, if there is one, and remove the file.
+    """End the helper of `file`, if one is running, and remove the file.
 
     Raises:
         TimeoutError: the helper does not end.
@@ -68,7 +71,7 @@ def stop(file: Path) -> None:
     try:
         file.unlink(missing_ok=True)
         give_up_at = time.monotonic() + STOP_S
-        while not _lock(lock):  # while it is locked, the process id in it cannot be another's
+        while not _lock(lock):  # while the file is locked, its process id cannot belong to another process
             if number := os.pread(lock, 20, 0):
                 os.kill(int(number), signal.SIGKILL)
             if time.monotonic() > give_up_at:

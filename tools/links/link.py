@@ -1,6 +1,6 @@
-"""What a device's link carries, and when: for transfers on the virtual clock and for emulated links alike.
+"""A device's link and the time of each transfer over it, for the virtual clock and for emulation.
 
-Rates are of TCP payload. A link that loses packets carries less than its rate in simulation, see `tcp_bps`.
+Rates are of TCP payload. In simulation a link with packet loss carries less than its rate, see `tcp_bps`.
 """
 
 import math
@@ -14,15 +14,15 @@ from msgspec import Struct
 from fleetune.protocols.errors import SettingError
 
 Direction = Literal["up", "down"]
-SEGMENT_BYTES = 1448  # TCP payload of a full packet on Ethernet
+SEGMENT_BYTES = 1448  # bytes of TCP payload in a full Ethernet packet
 
 
 class Link(Protocol):
     """One device's link to the coordinator.
 
     Attributes:
-        delay_s: one way; a ping takes twice that.
-        loss: chance that a packet is lost, each way, 0..1.
+        delay_s: one-way delay; a ping takes twice as long.
+        loss: probability that a packet is lost, in each direction, 0..1.
     """
 
     @property
@@ -32,24 +32,24 @@ class Link(Protocol):
     def loss(self) -> float: ...
 
     def rate_bps(self, time_s: float, direction: Direction) -> float:
-        """What the link itself carries at that moment; 0 in an outage."""
+        """Rate of the link at time `time_s`, without the effect of loss; 0 in an outage."""
         ...
 
     def bits(self, start_s: float, end_s: float, direction: Direction) -> float:
-        """What one TCP connection that never pauses gets through between the two moments."""
+        """Bits that one TCP connection without pauses carries between two times."""
         ...
 
     def finish_s(self, start_s: float, num_bytes: float, direction: Direction) -> float:
-        """When the last byte of a transfer that starts at `start_s` >= 0 is there, `delay_s` included."""
+        """Arrival time of the last byte of a transfer that starts at `start_s` >= 0; includes `delay_s`."""
         ...
 
 
 def tcp_bps(rate_bps: float, delay_s: float, loss: float) -> float:
-    """What one TCP connection makes of a link's rate when packets are lost at random.
+    """Average rate of one TCP connection on a link that loses packets at random.
 
-    One window of segments a round trip: sqrt(3 / (2 * loss)) on average (Mathis, Semke, Mahdavi, Ott 1997),
-    or CUBIC's, where that is more (RFC 9438, section 5.1, C = 0.4, beta = 0.7). A window that loss keeps
-    small leaves no queue, so the round trip is twice the delay.
+    The average window is sqrt(3 / (2 * loss)) segments a round trip (Mathis, Semke, Mahdavi, Ott 1997), or
+    CUBIC's window if that is larger (RFC 9438, section 5.1, C = 0.4, beta = 0.7). Loss keeps the window too
+    small to fill a queue, so the round trip is twice the delay.
     """
     if not loss or not delay_s:
         return rate_bps
@@ -66,10 +66,10 @@ def _check(delay_s: float, loss: float) -> None:
 
 
 class Constant(Struct, frozen=True, tag="constant"):
-    """A link that is always the same.
+    """A link with constant rates.
 
     Raises:
-        SettingError: a rate that is not positive, a negative delay, a loss outside 0..1.
+        SettingError: a rate is not positive, the delay is negative, or the loss is outside 0..1.
     """
 
     uplink_bps: float
@@ -96,11 +96,11 @@ class Constant(Struct, frozen=True, tag="constant"):
 
 @dataclass(frozen=True)
 class _Curve:
-    """Bits carried since time 0, piecewise linear over one period and on from there."""
+    """Bits carried since time 0: piecewise linear over one period, which then repeats."""
 
-    times_s: list[float]  # n stretches begin here; the last of the n + 1 is the period's end
-    rates_bps: list[float]  # of the n stretches
-    bits: list[float]  # carried when each stretch begins, and by the period's end
+    times_s: list[float]  # start of each of the n stretches, then the end of the period
+    rates_bps: list[float]  # rate of each of the n stretches
+    bits: list[float]  # bits carried at the start of each stretch, then at the end of the period
 
     def carried(self, time_s: float) -> float:
         periods, rest_s = divmod(time_s, self.times_s[-1])
@@ -108,26 +108,26 @@ class _Curve:
         return periods * self.bits[-1] + self.bits[at] + self.rates_bps[at] * (rest_s - self.times_s[at])
 
     def reached_s(self, bits: float) -> float:
-        """The first moment at which `bits` > 0 are carried."""
+        """The earliest time at which `bits` > 0 have been carried."""
         periods, rest = divmod(bits, self.bits[-1])
         if not rest:
             periods, rest = periods - 1, self.bits[-1]
         end = bisect_left(self.bits, rest)
-        # the stretch before `end` carries something, else `end` would not be the first
+        # the stretch before `end` has a rate above 0, else `end` would not be the first index
         back_s = (self.bits[end] - rest) / self.rates_bps[end - 1]
         return periods * self.times_s[-1] + self.times_s[end] - back_s
 
 
 class Trace(Struct, frozen=True, tag="trace", dict=True):
-    """A link whose rates change with time: constant from each of `times_s` to the next, then all over again.
+    """A link with varying rates: constant from each of `times_s` to the next; the whole trace repeats.
 
     Attributes:
-        times_s: ascending, the first is 0.
-        uplink_bps, downlink_bps: from each of them on; 0: an outage.
-        period_s: after which it repeats, beyond the last of `times_s`.
+        times_s: start of each stretch, ascending; the first is 0.
+        uplink_bps, downlink_bps: rate of each stretch; 0 is an outage.
+        period_s: length of the trace, greater than the last of `times_s`.
 
     Raises:
-        SettingError: nothing ever passes in one direction, a negative delay, a loss outside 0..1.
+        SettingError: all rates of a direction are 0, the delay is negative, or the loss is outside 0..1.
     """
 
     times_s: tuple[float, ...]

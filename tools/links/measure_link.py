@@ -1,11 +1,11 @@
-"""Measures a link: TCP payload in both directions, and small datagrams there and back.
+"""Measure a link: rate of TCP payload in both directions, and round trips of small datagrams.
 
-    python -m fleetune.tools.links.measure_link serve HOST                 prints the port it listens on
-    python -m fleetune.tools.links.measure_link ask HOST PORT SECONDS      prints what it measured, as JSON
+    python -m fleetune.tools.links.measure_link serve HOST                 prints its port
+    python -m fleetune.tools.links.measure_link ask HOST PORT SECONDS      prints the measurement as JSON
 
-A rate is the rate at which bytes arrive, without the first quarter: a connection starts slowly, and the
-link's buffers take the first bytes at once. A lost packet delays those after it, so bytes arrive in groups.
-The count starts and ends after a group.
+A rate is the rate at which bytes arrive. The first quarter does not count: a connection starts slowly, and
+the link's buffers take the first bytes at once. A lost packet delays those after it, so bytes arrive in
+groups. The count starts and ends after a group.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ import time
 from dataclasses import asdict, dataclass
 
 PAYLOAD = bytes(64 << 10)
-BEGINNING, ENDING = (0.25, 0.5), (0.75, 1.0)  # of a transfer's time: where the count begins and ends
+# fractions of the transfer's time at which the count starts and ends
+BEGINNING, ENDING = (0.25, 0.5), (0.75, 1.0)
 PINGS, PING_EVERY_S, PATIENCE_S = 200, 0.01, 2.0
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Bytes that arrived between two moments of the monotonic clock."""
+    """Number of bytes that arrived between two times of the monotonic clock."""
 
     num_bytes: int
     started_s: float
@@ -37,12 +38,13 @@ class Flow:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one agent's link.
+    """Measured values of one agent's link.
 
     Attributes:
-        up, down: payload that arrived.
-        pings, lost: datagrams sent, and not come back.
-        round_trip_s: median; None: none came back.
+        up, down: received payload.
+        pings: number of datagrams sent.
+        lost: number of datagrams without an answer.
+        round_trip_s: median; None if no datagram was answered.
     """
 
     up: Flow
@@ -53,7 +55,7 @@ class Measured:
 
 
 def serve(host: str) -> socket.socket:
-    """Answer `measure` on every connection to the returned listener, until it is closed."""
+    """Start a server that answers `measure` on every connection until the returned listener is closed."""
     listener = socket.create_server((host, 0))
     echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     echo.bind((host, listener.getsockname()[1]))
@@ -66,7 +68,7 @@ def measure(host: str, port: int, seconds: float) -> Measured:
     """Measure the link to a `serve`, up and down for `seconds` each.
 
     Raises:
-        OSError: it is not reached.
+        OSError: the server cannot be reached.
     """
     round_trips = ping(host, port)
     with socket.create_connection((host, port), timeout=seconds + 60) as up:
@@ -87,7 +89,7 @@ def measure(host: str, port: int, seconds: float) -> Measured:
 
 
 def ping(host: str, port: int) -> list[float]:
-    """Send datagrams, and return the round trips in seconds of those that came back."""
+    """Send datagrams and return the round trips, in seconds, of the answered ones."""
     round_trips: list[float] = []
     sent_at: list[float] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
@@ -139,7 +141,7 @@ def _send(wire: socket.socket, seconds: float) -> None:
 
 
 def _receive(wire: socket.socket) -> Flow:
-    """Receive everything until the other side is done."""
+    """Receive data until the other side ends the transfer."""
     arrivals = [(time.monotonic(), 0)]
     while data := wire.recv(1 << 18):
         arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
@@ -147,7 +149,11 @@ def _receive(wire: socket.socket) -> Flow:
 
 
 def flow_of(arrivals: list[tuple[float, int]]) -> Flow:
-    """The steady part of a transfer, from the moments and sums of the bytes that had arrived."""
+    """The steady part of a transfer.
+
+    Args:
+        arrivals: (time, total number of bytes so far) for each arrival.
+    """
     (first_s, _), (last_s, total) = arrivals[0], arrivals[-1]
     seconds = max(last_s - first_s, 1e-9)
 
@@ -163,7 +169,7 @@ def main() -> None:
     if sys.argv[1] == "serve":
         with serve(sys.argv[2]) as listener:
             print(listener.getsockname()[1], flush=True)
-            sys.stdin.read()  # until whoever asked for it is gone
+            sys.stdin.read()  # runs until the process that started it ends
     else:
         print(json.dumps(asdict(measure(sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))))
 

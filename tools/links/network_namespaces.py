@@ -1,8 +1,8 @@
-"""Emulated links: a network namespace for the hub and one for each agent, joined to the hub by its link.
+"""Emulated links: one network namespace for the hub and one for each agent, joined to the hub by its link.
 
-Everything that belongs to a network of a name is found by that name: namespaces NAME-hub and NAME-0, -1, ...,
-and the folder /run/fleetune-link.NAME, which is there before anything else is made and gone after everything
-else. So `down` cleans up after whatever became of `up`. The host's own network is left alone.
+Every part of a network carries the network's name: the namespaces NAME-hub, NAME-0, NAME-1, ..., and the
+folder /run/fleetune-link.NAME. The folder is created first and removed last. So `down` can also remove a
+network whose `up` failed halfway. The host's own network does not change.
 
     with Network([Constant(2e6, 10e6, 0.04)] * 6) as network:
         subprocess.run(network.command(network.agents[0], "ping", HUB_ADDRESS))
@@ -32,22 +32,23 @@ from fleetune.tools.links import helper_process, shaping
 from fleetune.tools.links.link import Constant, Trace
 from fleetune.tools.links.shaping import Kind
 
-RUN, PREFIX = Path("/run"), "fleetune-link."  # as the namespaces, it does not survive a reboot
+RUN, PREFIX = Path("/run"), "fleetune-link."  # like the namespaces, /run does not survive a reboot
 HUB_ADDRESS = "10.213.0.1"
 MAX_AGENTS = 1000
-CONGESTION_CONTROL = "cubic", "reno"  # as on a board, whatever the host has; the first that works
-DEVICE = "uplink"  # an agent's end of its link
+# congestion control as on a board, independent of the host's; the first that works is used
+CONGESTION_CONTROL = "cubic", "reno"
+DEVICE = "uplink"  # device name of an agent's end of its link
 PLAN, REPLAY = "plan.json", "replay"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class Plan(Struct, frozen=True):
-    """What `up` is about to make, or has made.
+    """A network that `up` creates or has created.
 
     Attributes:
         links: one for each agent.
-        kinds: what each is made of.
-        started_s: on the monotonic clock, where traces begin.
+        kinds: implementation of each link.
+        started_s: start of the traces, on the monotonic clock.
     """
 
     links: tuple[Constant | Trace, ...]
@@ -56,7 +57,7 @@ class Plan(Struct, frozen=True):
 
 
 def obstacle() -> str | None:
-    """Why no namespaces can be made here; None if they can."""
+    """The reason why this machine cannot create namespaces; None if it can."""
     if not sys.platform.startswith("linux") or not all(map(shutil.which, ("ip", "tc", "unshare"))):
         return "needs Linux with the commands ip, tc (iproute2) and unshare (util-linux)"
     if os.geteuid() != 0:
@@ -73,8 +74,8 @@ class Network:
 
     Args:
         links: one for each agent.
-        name: name of the network; None: one that nobody has.
-        traces_wait: links stay as their traces begin until `start_traces`.
+        name: name of the network; None chooses an unused one.
+        traces_wait: True keeps the first rates of each trace until `start_traces`.
 
     Attributes:
         hub, agents: names of the namespaces.
@@ -96,14 +97,14 @@ class Network:
         self._traces_wait = traces_wait
 
     def command(self, namespace: str, *words: str) -> list[str]:
-        """`words` as a command line that runs in `namespace`."""
+        """A command line that runs `words` in `namespace`."""
         return ["ip", "netns", "exec", namespace, *words]
 
     def up(self) -> Plan:
-        """Make it all, or nothing.
+        """Create the whole network; on failure remove everything again.
 
         Raises:
-            SettingError: there is one of that name, or something cannot be set up here.
+            SettingError: a network of that name exists, or a part of it cannot be created.
         """
         if problem := obstacle():
             raise SettingError(problem)
@@ -148,10 +149,10 @@ class Network:
         return plan
 
     def start_traces(self) -> None:
-        """Now is when the traces begin; of a network whose traces wait.
+        """Start the traces of a network that was created with `traces_wait`.
 
         Raises:
-            SettingError: it is not up.
+            SettingError: the network is not up.
         """
         plan = msgspec.structs.replace(plan_of(self.name), started_s=time.monotonic())
         write_atomically(self.folder / PLAN, msgspec.json.encode(plan), durable=False)
@@ -175,7 +176,7 @@ class Network:
 def set_rates(
     name: str, index: int, link: Constant | Trace, kind: Kind, rates_bps: tuple[float, float]
 ) -> None:
-    """Make an agent's link carry so many bits a second up and down from now on.
+    """Set the rates of an agent's link, up and down, in bits a second.
 
     Raises:
         SettingError: the kernel refuses.
@@ -185,13 +186,13 @@ def set_rates(
 
 
 def down(name: str) -> dict[str, list[int]]:
-    """Remove what `up` made under that name, whole or in part; nothing at all is fine, too.
+    """Remove everything that `up` created under that name, whole or in part. Accept that nothing exists.
 
     Returns:
-        By namespace, processes that others run there and that have lost their network.
+        By namespace, the ids of other programs' processes there; they have lost their network.
 
     Raises:
-        SettingError: something does not go away.
+        SettingError: a part cannot be removed.
     """
     folder = folder_of(check_name(name))
     if not folder.exists():
@@ -206,7 +207,7 @@ def down(name: str) -> dict[str, list[int]]:
         if pids := [int(pid) for pid in _try("ip", "netns", "pids", namespace).split()]:
             left[namespace] = pids
         for line in _try("ip", "-n", namespace, "-o", "link", "show", "type", "veth").splitlines():
-            device = line.split(": ")[1].split("@")[0]  # a process in there would keep it alive
+            device = line.split(": ")[1].split("@")[0]  # a process in the namespace would keep it alive
             _try("ip", "-n", namespace, "link", "delete", device)
         shaping.run("ip", "netns", "delete", namespace)
     shutil.rmtree(folder, ignore_errors=True)
@@ -214,20 +215,20 @@ def down(name: str) -> dict[str, list[int]]:
 
 
 def networks() -> list[str]:
-    """The names of all networks that are up, or were left half made."""
+    """Names of all networks that are up or only partly created."""
     return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(PREFIX + "*"))
 
 
 def folder_of(name: str) -> Path:
-    """Where the plan of a network and the files of its helper processes lie."""
+    """The folder with a network's plan and the files of its helper processes."""
     return RUN / (PREFIX + name)
 
 
 def plan_of(name: str) -> Plan:
-    """Read what was made under that name.
+    """Read the plan of a network.
 
     Raises:
-        SettingError: it was not finished, or never begun.
+        SettingError: the network does not exist, or `up` did not finish.
     """
     if not folder_of(check_name(name)).exists():
         raise SettingError(f"no network {name!r} is up; there are: {', '.join(networks()) or 'none'}")
@@ -238,26 +239,26 @@ def plan_of(name: str) -> Plan:
 
 
 def namespaces(name: str) -> list[str]:
-    """The namespaces that belong to a network of that name."""
+    """The existing namespaces of a network."""
     listed = [line.split()[0] for line in shaping.run("ip", "netns", "list").splitlines() if line]
     return [one for one in listed if re.fullmatch(re.escape(name) + r"-(hub|\d+)", one)]
 
 
 def ends(name: str, index: int) -> list[tuple[str, str]]:
-    """The hub's and the agent's (namespace, device) of an agent's link."""
+    """The two ends of an agent's link as (namespace, device): the hub's, then the agent's."""
     return [(f"{name}-hub", f"agent-{index}"), (f"{name}-{index}", DEVICE)]
 
 
 def agent_address(index: int) -> str:
-    """The address of an agent."""
+    """The IP address of an agent."""
     return f"10.213.{(index + 2) // 256}.{(index + 2) % 256}"
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can be a network's.
+    """Return `name` if it is a valid name of a network.
 
     Raises:
-        SettingError: it cannot.
+        SettingError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise SettingError(f"{name!r} cannot be a network's name: use letters, digits, - and _, at most 32")
@@ -267,7 +268,7 @@ def check_name(name: str) -> str:
 def _add_namespace(namespace: str) -> None:
     shaping.run("ip", "netns", "add", namespace)
     shaping.run(*f"ip -n {namespace} link set lo up".split())
-    for algorithm in CONGESTION_CONTROL:  # some hosts allow CUBIC to nobody but themselves
+    for algorithm in CONGESTION_CONTROL:  # some hosts do not allow CUBIC in other namespaces
         setting = f"sysctl -q -w net.ipv4.tcp_congestion_control={algorithm}"
         with contextlib.suppress(SettingError):
             shaping.run(*f"ip netns exec {namespace} {setting}".split())

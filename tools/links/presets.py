@@ -1,6 +1,6 @@
-"""Links as they are found in the field, by name; each figure with its source or marked as an estimate.
+"""Typical links in the field by name. Each figure has a source or is marked as an estimate.
 
-Rates and outages are averages. What varies is drawn: each device on a preset has a trace of its own.
+Rates and outages are averages. Each device on a preset gets its own random trace.
 """
 
 import math
@@ -13,7 +13,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.tools.links.link import Constant, Trace
 
 DAY_S = 86_400.0
-PERSISTENCE = 0.8  # correlation of a rate with the one before it, an estimate
+PERSISTENCE = 0.8  # correlation of each rate with the previous one, an estimate
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class Preset:
     """A kind of link.
 
     Attributes:
-        title: what it is.
-        uplink_mbps, downlink_mbps: TCP payload on average while there is no outage, 10^6 bits a second.
-        delay_ms: one way.
-        loss_percent: of packets, each way.
+        title: short description.
+        uplink_mbps, downlink_mbps: mean rate of TCP payload outside outages, 10^6 bits a second.
+        delay_ms: one-way delay.
+        loss_percent: lost packets, in each direction.
         spread: standard deviation of the rate over its mean.
-        outages_per_day, outage_s: how many, and how long on average.
-        step_s: how long a drawn rate holds.
+        outages_per_day: mean number of outages.
+        outage_s: mean length of an outage.
+        step_s: duration of each drawn rate.
         period_s: length of a drawn trace, which then repeats.
     """
 
@@ -51,7 +52,9 @@ class Preset:
     period_s: float
 
     def link(self, key: Key) -> Constant | Trace:
-        """One device's link of this kind: constant where nothing varies, else a trace drawn from `key`."""
+        """One device's link of this kind: a constant link if nothing varies, else a trace drawn from
+        `key`.
+        """
         uplink_bps, downlink_bps = self.uplink_mbps.value * 1e6, self.downlink_mbps.value * 1e6
         delay_s, loss = self.delay_ms.value / 1e3, self.loss_percent.value / 100
         if not self.spread.value and not self.outages_per_day.value:
@@ -74,7 +77,7 @@ class Preset:
         )
 
     def _fading(self, key: Key) -> list[float]:
-        """Log-normal factors of mean 1, one for each step, each correlated with the one before it."""
+        """Log-normal factors with mean 1, one for each step; each is correlated with the previous one."""
         draws = key.generator().standard_normal(math.ceil(self.period_s / self.step_s))
         variance = math.log1p(self.spread.value**2)
         level, factors = 0.0, []
@@ -110,7 +113,7 @@ PRESETS = {
         title="a phone's 4G: Opensignal, USA, first quarter of 2019",
         uplink_mbps=Figure(6.3, _OPENSIGNAL),
         downlink_mbps=Figure(21.3, _OPENSIGNAL),
-        delay_ms=Figure(27.5, _OPENSIGNAL),  # latencies of 44.1 to 66.4 ms there and back, by state
+        delay_ms=Figure(27.5, _OPENSIGNAL),  # round trips of 44.1 to 66.4 ms, by state
         loss_percent=Figure(0),
         spread=Figure(0.5),
         outages_per_day=Figure(24),
@@ -173,7 +176,7 @@ def preset(name: str) -> Preset:
     """The preset of that name.
 
     Raises:
-        SettingError: there is none; it names those there are.
+        SettingError: no preset has that name; the message lists all names.
     """
     if name not in PRESETS:
         raise SettingError(f"no link preset {name!r}; there are {', '.join(PRESETS)}, or name a .csv file")

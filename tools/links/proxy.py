@@ -13,14 +13,14 @@ from fleetune.protocols.errors import TransportError
 from fleetune.tools.links.link import Direction, Link
 
 _BLOCK_BYTES = 4096
-_QUEUE_S = 0.05  # of data that was taken in but is not on its way yet; a real link's buffer
-_SOCKET_BYTES = 16 << 10  # what the kernel takes in besides
+_QUEUE_S = 0.05  # seconds of data read but not sent yet, like the buffer of a real link
+_SOCKET_BYTES = 16 << 10  # bytes that the kernel buffers in addition
 
 
 async def run_proxies(
     links: Sequence[Link], broker: tuple[str, int], on_ready: Callable[[list[int]], None]
 ) -> None:
-    """Serve until cancelled; `on_ready` is told each link's local port.
+    """Serve until cancelled; `on_ready` receives the local port of each link.
 
     Raises:
         TransportError: no port can be opened.
@@ -44,7 +44,7 @@ async def run_proxies(
 
 
 class _Proxy:
-    """One agent's link, which all its connections share."""
+    """One agent's link, shared by all its connections."""
 
     def __init__(self, link: Link, broker: tuple[str, int]) -> None:
         self._link = link
@@ -58,7 +58,7 @@ class _Proxy:
         try:
             broker, to_broker = await asyncio.open_connection(*self._broker, limit=_BLOCK_BYTES)
         except OSError:
-            to_agent.close()  # as if the broker had refused it itself
+            to_agent.close()  # as if the broker had refused the connection
             return
         with contextlib.suppress(OSError):
             await asyncio.gather(self._pass(agent, to_broker, "up"), self._pass(broker, to_agent, "down"))
@@ -75,14 +75,14 @@ class _Proxy:
             while data and not delivery.done():
                 data = await source.read(_BLOCK_BYTES)
                 leaves_s = self._book(len(data), direction)
-                under_way.put_nowait((leaves_s + self._link.delay_s, data))  # no data: the end
+                under_way.put_nowait((leaves_s + self._link.delay_s, data))  # no data: the connection ended
                 await self._sleep_until(leaves_s - _QUEUE_S)
             await delivery
         finally:
             delivery.cancel()
 
     def _book(self, num_bytes: int, direction: Direction) -> float:
-        """When the link is done with the next `num_bytes` in that direction, in seconds since it began."""
+        """Reserve the link for `num_bytes` and return when it has sent them, in seconds since its start."""
         start_s = max(self._clock() - self._began_at, self._busy_until_s[direction])
         leaves_s = self._link.finish_s(start_s, num_bytes, direction) - self._link.delay_s
         self._busy_until_s[direction] = leaves_s

@@ -2,13 +2,14 @@
 
 rate = B * log2(1 + P * g / (N0 * B * I)), g = 10^(gain_db / 10) * (distance / 1 m)^-exponent; fading is 1.
 
-Ours where the paper is silent: interference has no unit in Table 4, it is taken as N(mean, deviation)
-decibels on top of the noise (N(1, 4) as a variance: deviation 2) and holds for the whole run; each
+Our choices where the paper gives none: Table 4 states interference without a unit. We take it as N(mean,
+deviation) decibels on top of the noise (N(1, 4) as a variance: deviation 2), constant for the whole run. Each
 device has the coordinator's whole bandwidth.
 
-Differs from the paper: Table 5's FedAvg takes 19.28 s up and 7.16 s down for 42.65 MiB a device, 18.6 and
-50.0 Mbit/s. Table 4's figures give 7 and 17 Mbit/s on average over devices (8 and 18 without interference),
-and 0.7 and 1.4 as bytes over average time; `path_loss_exponent = 3.4` makes that 18 and 41.
+Differs from the paper: Table 5's FedAvg takes 19.28 s up and 7.16 s down for 42.65 MiB a device, which is
+18.6 and 50.0 Mbit/s. Table 4's figures give 7 and 17 Mbit/s on average over devices (8 and 18 without
+interference). Bytes over average time give 0.7 and 1.4 Mbit/s. `path_loss_exponent = 3.4` gives 18 and 41
+Mbit/s.
 """
 
 import math
@@ -19,7 +20,7 @@ from fleetune.tools.links.link import Constant
 
 
 def wireless_link(cell: WirelessSection, key: Key) -> Constant:
-    """The link of a device that `key` places in the cell."""
+    """The link of one device; `key` draws its place in the cell."""
     draws = key.generator()
     bandwidth_hz = draws.uniform(*cell.bandwidth_mhz) * 1e6
     power_dbm = draws.uniform(*cell.power_dbm)
@@ -34,6 +35,6 @@ def wireless_link(cell: WirelessSection, key: Key) -> Constant:
 
 
 def shannon_bps(bandwidth_hz: float, received_dbm: float, noise_dbm_hz: float) -> float:
-    """Capacity of a channel, bits a second, from the power that arrives and the density of all noise."""
+    """Capacity of a channel in bits a second, from the received power and the density of all noise."""
     ratio_db = received_dbm - noise_dbm_hz - 10 * math.log10(bandwidth_hz)
     return bandwidth_hz * math.log1p(10 ** (ratio_db / 10)) / math.log(2)

@@ -1,7 +1,8 @@
-"""How the kernel is told a link's rate, delay and loss: `tc` and `ip` in the link's two namespaces.
+"""Set a link's rate, delay and loss in the kernel, with `tc` and `ip` in the link's two namespaces.
 
-TBF limits the rate. Delay and loss are netem's where the kernel has it, above TBF; else a relay's between
-two TUN devices (`tools.links.tun_relay`), with TBF on both. A link without delay and loss is a veth pair.
+TBF limits the rate. If the kernel has netem, netem above TBF adds delay and loss. Otherwise a relay between
+two TUN devices (`tools.links.tun_relay`) adds them, with TBF on both. A link without delay and loss is a veth
+pair.
 """
 
 import subprocess
@@ -13,19 +14,19 @@ from fleetune.protocols.errors import SettingError
 from fleetune.tools.links.link import SEGMENT_BYTES
 
 Kind = Literal["plain", "netem", "relay"]
-SMALLEST_DELAY_S = 0.5e-3  # below it the way through the kernel decides
+SMALLEST_DELAY_S = 0.5e-3  # a shorter delay is dominated by the kernel's own processing
 SLOWEST_BPS = 1000.0
-_FRAME_BYTES = {"plain": 1514, "netem": 1514, "relay": 1500}  # as TBF counts a full packet
-_BURST_S, _BURST_BYTES = 0.01, 2 * 1514  # a kernel may look at its clock only every 10 ms
+_FRAME_BYTES = {"plain": 1514, "netem": 1514, "relay": 1500}  # bytes of a full packet as TBF counts them
+_BURST_S, _BURST_BYTES = 0.01, 2 * 1514  # a kernel may read its clock only every 10 ms
 _QUEUE_S = 0.05
-_NETEM_PACKETS = 100_000  # on their way at most: TBF's queue is the one that fills
+_NETEM_PACKETS = 100_000  # maximum number of packets in flight; high, so that only TBF's queue fills
 
 
 def run(*words: str) -> str:
-    """Run a command and return what it prints.
+    """Run a command and return its output.
 
     Raises:
-        SettingError: it fails; with the command and its complaint.
+        SettingError: the command fails; the message has the command and its error output.
     """
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,7 +36,7 @@ def run(*words: str) -> str:
 
 
 def kernel_has_netem() -> bool:
-    """Whether the kernel has netem: tried out in a namespace that is gone when `tc` is."""
+    """True if the kernel has netem. Tries it in a namespace that ends with `tc`."""
     try:
         run("unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     except SettingError:
@@ -44,7 +45,7 @@ def kernel_has_netem() -> bool:
 
 
 def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
-    """What a link of that delay and loss is made of.
+    """The implementation of a link with that delay and loss.
 
     Raises:
         SettingError: the kernel has neither netem nor TUN devices.
@@ -59,17 +60,17 @@ def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
 
 
 def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, file: Path) -> None:
-    """Join two namespaces by a cable that has no rate limit yet.
+    """Join two namespaces by a cable without a rate limit.
 
     Args:
-        kind: see `kind_of`.
+        kind: result of `kind_of`.
         ends: (namespace, device) of the two.
-        delay_s: of a relay.
-        loss: likewise.
-        file: of a relay's process, see `tools.links.helper_process`.
+        delay_s: delay that a relay adds; other kinds ignore it.
+        loss: loss that a relay adds; other kinds ignore it.
+        file: file of a relay's process, see `tools.links.helper_process`.
 
     Raises:
-        SettingError: it cannot be made.
+        SettingError: the cable cannot be created.
     """
     (here, here_name), (there, there_name) = ends
     if kind == "relay":
@@ -88,20 +89,20 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
         )
     else:
         run(*f"ip link add {here_name} netns {here} type veth peer {there_name} netns {there}".split())
-    if kind == "netem":  # else it would lose bundles of packets
+    if kind == "netem":  # otherwise TBF would drop whole bundles of packets
         for namespace, device in ends:
             run(*f"ip -n {namespace} link set {device} gso_max_segs 1".split())
 
 
 def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, loss: float) -> None:
-    """Set what may be sent at one end of a cable, again and again if need be.
+    """Set the sending limit at one end of a cable; may be called repeatedly.
 
     Args:
-        kind: of the cable.
+        kind: implementation of the cable.
         end: (namespace, device).
-        rate_bps: of TCP payload; less than `SLOWEST_BPS`: an outage, everything is lost.
-        delay_s: of the link; a relay sees to it itself.
-        loss: likewise.
+        rate_bps: rate of TCP payload; below `SLOWEST_BPS` it is an outage, in which all packets are lost.
+        delay_s: delay of the link; a relay adds it itself.
+        loss: packet loss of the link; a relay adds it itself.
 
     Raises:
         SettingError: the kernel refuses.
@@ -123,8 +124,9 @@ def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, los
 
 
 def _tbf(kind: Kind, rate_bps: float, delay_s: float) -> str:
-    """Arguments of TBF. Its queue holds half a round trip and 50 ms more: enough for CUBIC to keep the link
-    busy.
+    """Arguments of TBF.
+
+    Its queue holds half a round trip plus 50 ms, enough for CUBIC to keep the link busy.
     """
     wire_bps = rate_bps * _FRAME_BYTES[kind] / SEGMENT_BYTES
     burst = max(round(wire_bps / 8 * _BURST_S), _BURST_BYTES)

@@ -1,4 +1,4 @@
-"""What edge-sim link prints: links and networks in words and tables."""
+"""Texts and tables that `edge-sim link` prints about links and networks."""
 
 import shlex
 import sys
@@ -23,12 +23,12 @@ MADE_OF = {
     "relay": "TUN devices, TBF and a relay process each, because the kernel has no netem",
 }
 DIRECTIONS: tuple[Direction, Direction] = "up", "down"
-SHOWN = 10  # of the agents' commands
+SHOWN = 10  # devices for which a command line is shown
 console = Console(width=None if sys.stdout.isatty() else 100)
 
 
 def words(link: Constant | Trace) -> str:
-    """A link in a few words."""
+    """A short description of a link."""
     if isinstance(link, Constant):
         up, down, kind = link.uplink_bps, link.downlink_bps, ""
     else:
@@ -39,13 +39,13 @@ def words(link: Constant | Trace) -> str:
 
 
 def description(plan: Plan) -> str:
-    """What has been made: one line for each kind of link."""
+    """A description of a network: one line for each kind of link."""
     kinds = Counter(zip(map(words, plan.links), plan.kinds, strict=True))
     return "\n".join(f"{count} x {link} ({MADE_OF[kind]})" for (link, kind), count in kinds.items())
 
 
 def warnings(plan: Plan) -> Iterator[str]:
-    """What a user may not expect of these links."""
+    """Warnings about unexpected properties of these links."""
     for link in dict.fromkeys(link for link in plan.links if isinstance(link, Constant)):
         most = tcp_bps(max(link.uplink_bps, link.downlink_bps), link.delay_s, link.loss)
         if most < max(link.uplink_bps, link.downlink_bps):
@@ -58,7 +58,7 @@ def warnings(plan: Plan) -> Iterator[str]:
 
 
 def commands(network: Network, devices: list[str]) -> str:
-    """How to run a coordinator and agents in a network."""
+    """Command lines that start a coordinator and agents in a network."""
     here = Path(sys.executable).parent
     everywhere = "0.0.0.0"  # noqa: S104 - in a namespace that only the agents share
     program = str(here / "edge-coordinator")
@@ -75,7 +75,7 @@ def commands(network: Network, devices: list[str]) -> str:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """A table of what was asked and measured, with a row for each agent."""
+    """A table of specified and measured values, one row for each agent."""
     table = Table("link", "carried, Mbit/s", "of expected", "round trip", "lost", "verdict")
     for verdict in verdicts:
         found, expected = verdict.measured, verdict.expected_bps
@@ -99,7 +99,7 @@ def _share(bps: float, expected_bps: float) -> str:
 
 
 def print_presets() -> None:
-    """All presets with their figures and where those come from."""
+    """Print all presets with their figures and sources."""
     columns = ["preset", "up", "down", "delay", "loss", "spread", "outages", "what it is"]
     table = Table(*columns, caption="* an estimate. Mbit/s, ms one way, % of packets, % of the mean, a day")
     sources = []
@@ -130,7 +130,7 @@ def _value(figure: Figure, scale: float = 1) -> str:
 
 
 def preset_csv(name: str, seed: int) -> str:
-    """A device's trace of a preset, as the text of a trace file; a constant link is a trace of one row.
+    """One device's trace of a preset as the text of a trace file; a constant link gives one row.
 
     Raises:
         SettingError: there is no preset of that name.

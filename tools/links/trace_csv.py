@@ -1,7 +1,7 @@
-"""Link traces as CSV files: `time_s,uplink_bps,downlink_bps`, each row until the next, then all over again.
+"""Link traces as CSV files with the columns `time_s,uplink_bps,downlink_bps`.
 
-Lines that begin with # are comments. Times are counted from the first row's; the last row lasts as long as
-the one before it.
+Each row holds until the next one. After the last row the trace repeats. Lines that begin with # are comments.
+Times are relative to the first row; the last row lasts as long as the one before it.
 """
 
 import csv
@@ -23,11 +23,11 @@ def read_trace(path: Path, *, delay_s: float = 0.0, loss: float = 0.0) -> Trace:
 
     Args:
         path: the file.
-        delay_s: of the link; the file does not say.
-        loss: likewise.
+        delay_s: one-way delay of the link; the file does not contain it.
+        loss: packet loss of the link, 0..1; the file does not contain it.
 
     Raises:
-        SettingError: the file is missing, too long or no such CSV; a line that is wrong is named.
+        SettingError: the file is missing, too long or not a valid trace; the message names a wrong line.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -79,7 +79,8 @@ def _number(cell: str, where: str) -> float:
 
 
 def as_csv(trace: Trace, comments: list[str]) -> str:
-    """The text of a trace file that reads as `trace`, but for its delay and loss, to 1 ms and 1 bit/s.
+    """The text of a trace file with the rates of `trace`, exact to 1 ms and 1 bit/s; delay and loss are left
+    out.
 
     The last stretch becomes two rows of half its length, so that the last is as long as the one before.
     """

@@ -1,8 +1,8 @@
-"""Change the rates of emulated links as their traces go.
+"""Change the rates of emulated links by their traces.
 
     python -m fleetune.tools.links.trace_replay NAME
 
-takes over the traces of the network NAME that is up, and detaches (`tools.links.helper_process`).
+replays the traces of the running network NAME in the background (`tools.links.helper_process`).
 """
 
 import heapq
@@ -17,7 +17,7 @@ from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, pla
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
-    """The changes of an agent's rates, for ever: when, in seconds after the start, whose, and to what."""
+    """Endless changes of an agent's rates: (seconds after the start, index of the agent, new rates)."""
     begins_s = 0.0
     while True:
         for time_s, up, down in zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True):
@@ -44,7 +44,7 @@ def main() -> None:
         helper_process.detach(folder_of(name) / REPLAY)
         replay(name, plan)
     except (SettingError, OSError) as problem:
-        sys.exit(str(problem))  # once detached nobody reads it: it was taken down
+        sys.exit(str(problem))  # nobody reads an error of a detached process; the network was taken down
 
 
 if __name__ == "__main__":

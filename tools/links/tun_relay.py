@@ -1,9 +1,9 @@
-"""Delay and loss on a kernel without netem: a link of two TUN devices with this process between them.
+"""Delay and loss on a kernel without netem: this process relays packets between two TUN devices.
 
     python -m fleetune.tools.links.tun_relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
 
-makes the two devices, moves them to their namespaces, and detaches (`tools.links.helper_process`). A packet
-that leaves one device enters the other `DELAY_S` later, or is lost. This takes about 35 us of processor time
+creates the two devices, moves them to their namespaces, and detaches (`tools.links.helper_process`). A packet
+that leaves one device enters the other after `DELAY_S`, or is lost. This takes about 35 us of processor time
 a packet. The module imports only the standard library, because each link has its own relay.
 """
 
@@ -25,19 +25,19 @@ from fleetune.tools.links import helper_process
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _PACKET_BYTES = 65_536
-_BATCH = 64  # packets read from one end before the other is looked at
+_BATCH = 64  # packets read from one end before the relay reads the other
 Queue = deque[tuple[float, bytes]]
 
 
 def open_tun(name: str) -> int:
-    """Make a TUN device of that name. It is gone when the returned file descriptor is closed."""
+    """Create a TUN device of that name. It exists until the returned file descriptor is closed."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return end
 
 
 def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> None:
-    """Pass packets on until `file` or one of the devices is gone."""
+    """Relay packets until `file` or one of the devices is gone."""
     under_way: tuple[Queue, Queue] = (deque(), deque())
     draw = random.Random().random  # noqa: S311 - real loss repeats no pattern either
     look_at = 0.0
@@ -56,7 +56,7 @@ def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> Non
 
 
 def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Callable[[], float]) -> bool:
-    """Read what came out of one end. False: the device is gone."""
+    """Read packets from one end into the queue. False if the device is gone."""
     due = time.monotonic() + delay_s
     try:
         for _ in range(_BATCH):
@@ -74,7 +74,7 @@ def _let_out(ends: tuple[int, int], under_way: tuple[Queue, Queue]) -> None:
     now = time.monotonic()
     for sink, queue in zip(reversed(ends), under_way, strict=True):
         while queue and queue[0][0] <= now:
-            with contextlib.suppress(OSError):  # a device that is not up takes nothing: lost
+            with contextlib.suppress(OSError):  # a device that is not up refuses the packet: it is lost
                 os.write(sink, queue.popleft()[1])
 
 

@@ -1,6 +1,4 @@
-"""Checks if a network carries what its links specify, by a real transfer in each direction over every
-link.
-"""
+"""Check that a network has its specified links, by a real transfer in each direction over every link."""
 
 import json
 import subprocess
@@ -14,10 +12,10 @@ from fleetune.tools.links.measure_link import Flow, Measured
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
 
 RATE_ERROR = 0.05
-LOSSY_SHARE = 0.3  # of the expected rate at least: what loss leaves of one connection varies widely
+LOSSY_SHARE = 0.3  # minimum share of the expected rate: the rate of one connection with loss varies widely
 ROUND_TRIP_ERROR, ROUND_TRIP_ERROR_S = 0.1, 3e-3
-MANY_BITS, LONGEST_S = 1e6, 20.0  # a slow link is measured for longer
-SECOND_LOOK = 3  # times as long, at a link that was not as it should be
+MANY_BITS, LONGEST_S = 1e6, 20.0  # bytes of a transfer at least: a slow link is measured for longer
+SECOND_LOOK = 3  # a link that deviates is measured again for so many times as long
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,11 @@ class Verdict:
 
 
 def verify(name: str, seconds: float) -> Iterator[Verdict]:
-    """Measure a network's links one after the other, each way for `seconds`, or longer where that is short.
+    """Measure a network's links one after the other, each direction for `seconds`, or longer if the link is
+    slow.
 
     Raises:
-        SettingError: there is no such network, or it was not finished.
+        SettingError: there is no such network, or `up` did not finish.
     """
     plan = plan_of(name)
     network = Network(plan.links, name)
@@ -56,7 +55,8 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
             for index in range(len(plan.links)):
                 dead = tuple(_dead(network, plan, index))
                 verdict = judge(plan, index, _measure(network, index, port, seconds))
-                if verdict.measured and verdict.problems and not dead:  # perhaps this machine was busy
+                # the machine may have been busy: measure again
+                if verdict.measured and verdict.problems and not dead:
                     verdict = judge(plan, index, _measure(network, index, port, SECOND_LOOK * seconds))
                 yield replace(verdict, problems=(*dead, *verdict.problems))
         finally:
@@ -94,7 +94,7 @@ def _dead(network: Network, plan: Plan, index: int) -> Iterator[str]:
 
 
 def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:
-    """Compare what an agent's link carried with what it should have carried at that time."""
+    """Compare an agent's measured link with its specified link at that time."""
     link = plan.links[index]
     if measured is None:
         return Verdict(index, link, None, None, ("the hub is not reached",))

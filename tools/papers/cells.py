@@ -1,4 +1,7 @@
-"""The cells of the papers' tables by name: a file of tools/papers is a cell, its `rows` are further cells."""
+"""Read the cells of the papers' tables by name.
+
+Each file of tools/papers is a cell. Its `rows` are further cells.
+"""
 
 import difflib
 import tomllib
@@ -22,7 +25,7 @@ Content = dict[str, Any]
 def read_cell(
     name: str, changes: Sequence[str] = (), data: str | None = None
 ) -> tuple[RunSettings, RunSettings]:
-    """The settings of a cell as its file has them, and with the changes of the user.
+    """The settings of a cell: those of its file, and the same with the user's changes.
 
     Args:
         name: name of a cell of tools/papers, or a path to a file of the same form.
@@ -30,7 +33,7 @@ def read_cell(
         data: the folder of the cell's files, or another source as in data.source.
 
     Raises:
-        SettingError: there is no such cell, a change is wrong, or it makes a cell of another paper.
+        SettingError: there is no such cell, a change is wrong, or a change replaces [paper].
     """
     file, row = (Path(name), None) if name.endswith(".toml") else _place_of(name)
     adapt = None if row is None else _adapted(row)
@@ -58,11 +61,11 @@ def read_cell(
 def read_variant(
     base: str, own: Mapping[str, Any], name: str, changes: Sequence[str] = ()
 ) -> tuple[RunSettings, RunSettings]:
-    """The settings of a cell that is made of another one, and with the changes of the user.
+    """The settings of a cell that is derived from another one, and the same with the user's changes.
 
     Args:
         base: name of a cell of tools/papers.
-        own: the sections and keys that differ, as of `PaperSection.rows`.
+        own: the sections and keys that differ, in the form of `PaperSection.rows`.
         name: name of the new cell.
         changes: section.key=value each.
 
@@ -76,12 +79,12 @@ def read_variant(
 
 
 def cell_names(pattern: str = "*") -> list[str]:
-    """The cells of tools/papers that match a pattern."""
+    """The names of the cells in tools/papers that match a pattern."""
     return sorted(name for name in _places() if fnmatch(name, pattern))
 
 
 def _places() -> dict[str, tuple[Path, str | None]]:
-    """The file of each cell, and the row of it; None: the cell is the file itself."""
+    """The file and the row of each cell; the row is None if the cell is the file itself."""
     places: dict[str, tuple[Path, str | None]] = {}
     for file in CELLS.glob("*.toml"):
         places[file.stem] = file, None
@@ -98,7 +101,7 @@ def _place_of(name: str) -> tuple[Path, str | None]:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What a user may have meant by a name that is not known."""
+    """A suggestion of similar names for an unknown name."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
@@ -107,7 +110,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 def _adapted(
     row: str | None, own: Mapping[str, Any] | None = None, name: str = ""
 ) -> Callable[[Content], Content]:
-    """Changes the content of a file to that of one of its rows, then to that of a variant."""
+    """A function that changes a file's content to that of one of its rows, then to that of a variant."""
 
     def adapt(content: Content) -> Content:
         if row is not None:
@@ -118,10 +121,10 @@ def _adapted(
 
 
 def _differing(content: Content, own: Mapping[str, Any], name: str) -> Content:
-    """The content with the keys of `own`; if the method changes, its keys and its open choices go."""
+    """The content with the keys of `own`. A new method removes the old method's keys and open choices."""
     paper = dict(content["paper"])
     paper.pop("rows", None)
-    if "value" in own.get("paper", {}):  # the cell's deviation is that of the cell's value
+    if "value" in own.get("paper", {}):  # the cell's deviation belongs to the cell's value
         paper.pop("deviation", None)
     method = own.get("method", {})
     if method.get("name", content["method"]["name"]) != content["method"]["name"]:
@@ -132,7 +135,7 @@ def _differing(content: Content, own: Mapping[str, Any], name: str) -> Content:
 
 
 def merged(content: Mapping[str, Any], own: Mapping[str, Any]) -> Content:
-    """`content` with the keys of `own` in their place, tables key by key."""
+    """A copy of `content` in which the keys of `own` replace its own, tables key by key."""
     both = dict(content)
     for key, value in own.items():
         old = both.get(key)

@@ -1,9 +1,9 @@
-"""What a paper's number means, and what our runs of a cell say about it. No I/O.
+"""Definitions of the papers' numbers, and the same numbers of our runs. No I/O.
 
 Papers differ in which models they test, when, and over which devices they average. `MEASURES` has these
-readings by name; [paper] accuracy names the reading of a cell. Accuracies are fractions on the devices' own
-test samples. Traffic has two readings: the seconds of payloads on their links, and bytes as papers count them
-(`tools.papers.traffic`).
+definitions by name; [paper] accuracy names the one of a cell. Accuracies are fractions on the devices' own
+test samples. Traffic has two definitions: the seconds of payloads on their links, and bytes as papers count
+them (`tools.papers.traffic`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,19 +40,20 @@ _SAME_RUN = (
     "run.seed",
     "run.final_evaluation",
     "data.source",
-)  # the source is compared by its size
-_WHERE = ("fleet.trainer", "fleet.train_on")  # the hardware is no part of a paper's cell
+)  # the size of the data set is compared instead of its source
+_WHERE = ("fleet.trainer", "fleet.train_on")  # a paper's cell does not include the hardware
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One reading of a paper's number.
+    """One definition of a paper's number.
 
     Attributes:
-        about: what it is.
-        of: its value for a finished run; None: not measured.
+        about: description.
+        of: function that returns the value of a finished run; None if it was not measured.
         unit: `%` is a fraction; MB are 2^20 bytes, Gbit 10^9 bits.
-        counted: reads it from the traffic of a method, without any training; `of` returns None then.
+        counted: function that reads the value from a method's traffic, without training; `of` then returns
+            None.
     """
 
     about: str
@@ -74,7 +75,7 @@ def _before_mean(devices: Collection[Measures]) -> Value:
 
 
 def _best_of_fleet(average: Average) -> OfRun:
-    """The highest score of the whole fleet after a round, each device with its latest reply.
+    """A function that returns the highest score of the whole fleet, each device with its latest reply.
 
     Rounds count from the one by which half of all devices had taken part (`FinishedRun.settled`).
     """
@@ -91,7 +92,7 @@ def _fleet(run: FinishedRun) -> Iterator[list[Measures]]:
 
 
 def _best_of_participants(average: Average) -> OfRun:
-    """The highest score of the participants of a round."""
+    """A function that returns the highest mean score of a round's participants."""
     return lambda run: _highest(
         average([reply.measures for reply in record.devices.values()]) for record in run.records
     )
@@ -102,7 +103,7 @@ def _highest(values: Iterator[Value]) -> Value:
 
 
 def _at_the_end(*metrics: Metric) -> OfRun:
-    """The first of these metrics that summary.json has."""
+    """A function that returns the first of these metrics that summary.json has."""
 
     def of(run: FinishedRun) -> Value:
         values = (metric.of_run(run.summary) for metric in metrics)
@@ -112,7 +113,7 @@ def _at_the_end(*metrics: Metric) -> OfRun:
 
 
 def _seconds_up(run: FinishedRun) -> Value:
-    """The time for which a device sent updates, in all rounds together, mean over devices."""
+    """Seconds for which a device sent updates, in all rounds together, mean over devices."""
     by_device: dict[str, float] = {}
     for record in run.records:
         for device, reply in record.devices.items():
@@ -151,7 +152,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def measures_with(name: str) -> list[str]:
-    """The measures that a result shows: the cell's own first, then the others that the same runs give."""
+    """The measures that a result shows: the cell's own first, then the others of the same runs."""
     if MEASURES[name].counted:
         return [name]
     return sorted(
@@ -161,12 +162,12 @@ def measures_with(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Label:
-    """How far a run is that of the paper.
+    """Differences between a run and the paper's cell.
 
     Attributes:
-        scaled: what is smaller or different; (): everything that the paper gives is the same.
-        chosen: keys that the paper leaves open and that differ from the cell's file.
-        changes: those of both that differ from the cell's file.
+        scaled: settings that differ from those the paper gives; () if all are the same.
+        chosen: settings that the paper leaves open and that differ from the cell's file.
+        changes: all settings that differ from the cell's file.
     """
 
     scaled: tuple[str, ...]
@@ -184,8 +185,8 @@ def label_of(cell: RunSettings, asked: RunSettings, num_samples: int) -> Label:
 
     Args:
         cell: the file's settings, [paper] included.
-        asked: these with the changes of the user.
-        num_samples: of the data source.
+        asked: the same with the user's changes.
+        num_samples: number of samples of the data source.
     """
     paper = paper_of(cell)
     ours, theirs = _flat(asked), _flat(cell)
@@ -210,7 +211,7 @@ def _is_open(key: str, paper: PaperSection) -> bool:
 
 
 def _flat(settings: RunSettings) -> dict[str, Any]:
-    """Every key of a run by `section.key`, except those that no run reads."""
+    """Every key of a run by `section.key`, without those that no run uses."""
 
     def walk(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in content.items():
@@ -230,9 +231,9 @@ class CellResult:
     Attributes:
         name: name of the cell.
         paper: its [paper] table.
-        label: how far the runs are those of the paper.
-        runs: finished ones.
-        traffic: of a cell about bytes, by seed.
+        label: differences between the runs and the paper's cell.
+        runs: finished runs.
+        traffic: counted traffic by seed, for a cell about bytes.
     """
 
     name: str
@@ -243,7 +244,7 @@ class CellResult:
 
     @property
     def ours(self) -> Spread | None:
-        """Our number for the paper's."""
+        """Our value of the paper's number."""
         return self.measured(self.paper.accuracy)
 
     @property
@@ -253,11 +254,11 @@ class CellResult:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """The paper's number and ours, for people."""
+        """The paper's number and ours as texts."""
         return number(self.paper.value, self.paper.deviation, self.unit), number_of(self.ours, self.unit)
 
     def measured(self, measure: str) -> Spread | None:
-        """Mean and standard deviation over seeds; None when no run has it."""
+        """Mean and standard deviation over seeds; None if no run has the measure."""
         counted = MEASURES[measure].counted
         if counted:
             return spread(counted(sent) for sent in self.traffic.values())
@@ -265,7 +266,7 @@ class CellResult:
 
     @property
     def verdict(self) -> str:
-        """What may be claimed, in points of percent or in the measure's unit."""
+        """The comparison of both numbers in words, in percentage points or in the measure's unit."""
         ours, paper, unit = self.ours, self.paper, self.unit
         if ours is None:
             return "nothing measured"
@@ -305,7 +306,7 @@ class CellResult:
 
 
 def spread_as_dict(found: Spread | None) -> dict[str, Any] | None:
-    """Mean, deviation and number of seeds."""
+    """Mean, deviation and number of seeds as a dict."""
     return {"mean": found.mean, "deviation": found.deviation, "seeds": found.count} if found else None
 
 

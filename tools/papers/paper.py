@@ -38,7 +38,7 @@ ALL = "all"
 
 
 def list_cells(console: Console) -> None:
-    """Show all cells, and what they need."""
+    """Show all cells and their requirements."""
     table = Table(box=None, pad_edge=False)
     table.add_column("cell", no_wrap=True)
     table.add_column("paper", no_wrap=True)
@@ -57,20 +57,20 @@ def list_cells(console: Console) -> None:
 def run_cell(
     name: str, execution: Execution, *, seeds: int, changes: Sequence[str] = (), data: str | None = None
 ) -> CellResult:
-    """Run the seeds of a cell that are not finished; show and keep the paper's number and ours.
+    """Run the unfinished seeds of a cell; show and store the paper's number and ours.
 
     Args:
         name: see `read_cell`.
-        execution: how; its folder is RUNS/paper. A cell without changes is kept in NAME there, one with
-            changes in a folder that is named after them.
+        execution: how the runs are executed; its folder is RUNS/paper. A cell without changes is stored in
+            NAME there, one with changes in a folder that is named after them.
         seeds: number of runs.
         changes: see `read_cell`.
-        data: likewise.
+        data: see `read_cell`.
 
     Raises:
         SettingError, DataError: the cell, a change or the data is wrong; nothing was executed.
-        FleetuneError: seeds failed; the result is of the others.
-        KeyboardInterrupt: interrupted; the result is of what is finished.
+        FleetuneError: some seeds failed; the result has the others.
+        KeyboardInterrupt: interrupted; the result has the finished seeds.
     """
     cell, asked = read_cell(name, changes, data)
     command = command_line("paper", name, seeds, changes, data)
@@ -80,7 +80,7 @@ def run_cell(
 def run_cell_settings(
     name: str, cell: RunSettings, asked: RunSettings, command: str, seeds: int, execution: Execution
 ) -> CellResult:
-    """The same for the settings of a cell and the settings that `command` asks for."""
+    """As `run_cell`, for a cell's settings and the settings that `command` requests."""
     chosen = seeds_of(asked, seeds)
     if asked.run.is_open:
         raise SettingError('run.rounds = "open": a cell of a paper needs a number of rounds')
@@ -109,9 +109,9 @@ def run_cell_settings(
 def finished_result(
     name: str, cell: RunSettings, asked: RunSettings, seeds: int, execution: Execution
 ) -> CellResult | None:
-    """The result of the finished runs of a cell; None: there is none.
+    """The result of the finished runs of a cell; None if there are none.
 
-    Nothing is executed, and no data is read: the source counts as that of the paper.
+    It executes nothing and reads no data: it assumes that the source is that of the paper.
     """
     paper = paper_of(cell)
     if MEASURES[paper.accuracy].counted:
@@ -137,10 +137,10 @@ def _num_samples(settings: RunSettings) -> int:
 def run_cells(pattern: str, execution: Execution, *, seeds: int, changes: Sequence[str] = ()) -> None:
     """Run all cells that match a pattern (`all`: every cell), the cheapest first.
 
-    A cell that cannot be run is skipped with a line. The results are kept in one table, RUNS/paper/cells.md.
+    A cell that cannot be run is skipped with a line. One table, RUNS/paper/cells.md, has all results.
 
     Raises:
-        SettingError: nothing matches.
+        SettingError: no cell matches.
         KeyboardInterrupt: interrupted; the same command continues.
     """
     names = cell_names("*" if pattern == ALL else pattern)
@@ -165,7 +165,7 @@ def run_cells(pattern: str, execution: Execution, *, seeds: int, changes: Sequen
 
 
 def command_line(command: str, name: str, seeds: int, changes: Sequence[str], data: str | None = None) -> str:
-    """The command that gives a result again."""
+    """The command that reproduces a result."""
     words = ["edge-sim", command, name, "--seeds", str(seeds)]
     words += [word for change in changes for word in ("--set", change)]
     return shlex.join(words + (["--data", data] if data else []))
@@ -187,7 +187,7 @@ _HEADS = ("", "paper", "ours", "seeds")
 
 
 def table_of(result: CellResult) -> Table:
-    """For the terminal: the paper's number and ours, then the other readings of our runs."""
+    """A table for the terminal: the paper's number and ours, then the other measures of our runs."""
     title = escape(f"{result.paper.table}\n{result.label}")
     table = Table(title=title, caption=result.verdict, title_justify="left", caption_justify="left")
     for head in _HEADS:
@@ -198,7 +198,7 @@ def table_of(result: CellResult) -> Table:
 
 
 def markdown_of(result: CellResult, command: str, date: str) -> str:
-    """The same as Markdown, with its origin and what the paper leaves open."""
+    """The result as Markdown, with its origin and the choices that the paper leaves open."""
     lines = [f"# {result.paper.table}", "", f"{result.label}. {result.verdict}.", ""]
     lines += [f"`{command}`, {date}", "", *markdown_table(_HEADS, _rows(result))]
     lines += ["", f"The paper: {result.paper.meaning}. It leaves open:", ""]
@@ -207,7 +207,7 @@ def markdown_of(result: CellResult, command: str, date: str) -> str:
 
 
 def _rows(result: CellResult) -> list[list[str]]:
-    """The paper's reading first."""
+    """Rows of the result's table; the paper's measure is first."""
     rows = []
     for name in measures_with(result.paper.accuracy):
         found, measure = result.measured(name), MEASURES[name]

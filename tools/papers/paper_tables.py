@@ -24,7 +24,7 @@ from fleetune.tools.papers.table_files import (
     table_names,
 )
 
-SCALED = "*"  # marks a number of ours that is of a smaller run than the paper's
+SCALED = "*"  # marks one of our numbers if its run is smaller than the paper's
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class FilledCell:
 
 @dataclass(frozen=True)
 class TableRequest:
-    """How a table is filled.
+    """Options for filling a table.
 
     Attributes:
         seeds: runs of each cell.
         changes: section.key=value each, for every cell; with any, all results are scaled.
-        show: nothing is executed; the finished runs are shown.
-        execution: of the cells; its folder is RUNS/paper.
+        show: True only shows the finished runs and executes nothing.
+        execution: how cells are executed; its folder is RUNS/paper.
     """
 
     seeds: int
@@ -88,13 +88,13 @@ def list_tables(console: Console) -> None:
 
 
 def fill_table(name: str, request: TableRequest) -> None:
-    """Run every cell that is possible and not finished, the cheapest first.
+    """Run every possible cell that is not finished, the cheapest first.
 
-    Leaves RUNS/paper/table-NAME.md and .json, written anew after each cell, and shows the table.
+    Rewrites RUNS/paper/table-NAME.md and .json after each cell, and shows the table.
 
     Raises:
         SettingError: there is no such table, or a change is wrong; nothing was executed.
-        KeyboardInterrupt: interrupted; the table has what is finished.
+        KeyboardInterrupt: interrupted; the table has the finished cells.
     """
     if request.seeds < 1:
         raise SettingError(f"--seeds {request.seeds}: at least 1")
@@ -175,7 +175,7 @@ def _as_dict(one: FilledCell) -> dict[str, Any]:
 
 
 def markdown_of(table: PaperTable, found: Found, command: str) -> str:
-    """The table as Markdown: the paper's number / ours, and below it why cells are empty."""
+    """The table as Markdown: the paper's number / ours, then the reasons for empty cells."""
     columns, rows = _grid(table, found, " / ")
     lines = [f"# {table.title}", "", f"The paper's number / ours. `{command}`", ""]
     lines += [*markdown_table(["", *columns], rows), ""]
@@ -197,7 +197,7 @@ def _show(name: str, table: PaperTable, found: Found, request: TableRequest) -> 
 
 
 def _grid(table: PaperTable, found: Found, between: str) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns, and the rows with both numbers of each cell."""
+    """The column heads, and the rows with both numbers of each cell."""
     methods, settings = list(table.methods), list(table.settings)
     across = table.across == "methods"
     columns, names = (methods, settings) if across else (settings, methods)
@@ -210,7 +210,7 @@ def _grid(table: PaperTable, found: Found, between: str) -> tuple[list[str], lis
 
 
 def _notes(found: Found) -> list[str]:
-    """The meaning of a star, and why cells are empty: each reason once, with its cells."""
+    """Notes below a table: the meaning of a star, and each reason for empty cells with its cells."""
     lines = []
     if any(one.result and one.result.label.scaled for one in found.values()):
         lines.append(f"{SCALED} a scaled run, which says nothing about the paper's number")

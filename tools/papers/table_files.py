@@ -1,6 +1,6 @@
 """Whole tables of the papers as TOML files: each pair of a method and a setting is a cell.
 
-A cell is a cell of tools/papers with some changes. If it cannot be run, the file says why.
+A cell is a cell of tools/papers with some changes. If it cannot be run, the file gives the reason.
 """
 
 import re
@@ -24,9 +24,9 @@ class TableMethod(Struct, frozen=True, forbid_unknown_fields=True):
     """A method of a table.
 
     Attributes:
-        cell: of tools/papers.
-        method: its [method] section instead of the cell's.
-        lacks: why none of its cells can be run.
+        cell: its cell of tools/papers.
+        method: [method] section that replaces the cell's.
+        lacks: the reason why none of its cells can be run; "" if they can.
     """
 
     cell: str = ""
@@ -35,14 +35,14 @@ class TableMethod(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableSetting(Struct, frozen=True, forbid_unknown_fields=True):
-    """What all methods of a row or of a column have in common.
+    """Settings that all methods of a row or a column share.
 
     Attributes:
-        values: as printed, by method: a number, a number and its standard deviation, or words.
-        change: what differs from the methods' own cells.
-        of: by method, further changes.
-        cells: by method, the cell of tools/papers that this is, without changes.
-        lacks: why none of its cells can be run.
+        values: printed values by method: a number, a number and its standard deviation, or words.
+        change: differences from the methods' own cells.
+        of: further changes by method.
+        cells: by method, the cell of tools/papers that is identical, without changes.
+        lacks: the reason why none of its cells can be run; "" if they can.
     """
 
     values: dict[str, Printed]
@@ -57,7 +57,7 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         title: the paper, its table, and the subject.
-        across: what the columns are; the rows are the other.
+        across: `methods` or `settings`, whichever the columns are; the rows are the other.
         methods, settings: by their names in the paper, in its order.
     """
 
@@ -71,12 +71,12 @@ class TableCell(Struct, frozen=True):
     """One number of a table.
 
     Attributes:
-        name: name of its folder; the name in tools/papers if it is a cell from there without changes.
+        name: name of its folder; for an unchanged cell of tools/papers, that cell's name.
         method, setting: the cell's place in the table.
-        printed: as the paper has it.
-        base: the cell of tools/papers that it is made of.
-        own: the changes to it.
-        lacks: why it cannot be run; "": it can.
+        printed: the value in the paper.
+        base: the cell of tools/papers from which it is derived.
+        own: the changes to that cell.
+        lacks: the reason why it cannot be run; "" if it can.
     """
 
     name: str
@@ -88,7 +88,7 @@ class TableCell(Struct, frozen=True):
     lacks: str
 
     def read(self, changes: Sequence[str] = ()) -> tuple[RunSettings, RunSettings]:
-        """Its settings, and these with `changes` (section.key=value each).
+        """The settings of this cell, and the same with `changes` (section.key=value each).
 
         Raises:
             SettingError: a change is wrong.
@@ -103,7 +103,7 @@ class TableCell(Struct, frozen=True):
 
 
 def table_names() -> list[str]:
-    """All tables."""
+    """The names of all tables."""
     return sorted(file.stem for file in TABLES.glob("*.toml"))
 
 

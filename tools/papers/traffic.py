@@ -1,8 +1,8 @@
-"""The traffic of a method as papers count it: each number at its full width, masks at one bit a mark.
+"""Count the traffic of a method as papers do: each number at its full width, masks at one bit an entry.
 
-Compression and packaging do not count. The method's own plan, work and aggregate steps are executed with the
-run's keys, so that the same devices take part with the same neurons as in a simulation. Only training is left
-out: FedAvg, FedCAC and FedSPU send the same whatever their devices learn. A thousand rounds take seconds, and
+Compression and framing do not count. The method's own plan, work and aggregate steps are executed with the
+run's keys, so the same devices take part with the same neurons as in a simulation. Only training is omitted,
+because the traffic of FedAvg, FedCAC and FedSPU does not depend on it. A thousand rounds take seconds, and
 need no data.
 """
 
@@ -24,8 +24,8 @@ from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.device_specs import device_specs
 
-_NUM_SAMPLES = 100  # of each device, because averages are weighted by them
-_DRAWS = 4096  # then they repeat, because a draw for each weight would take most of the time
+_NUM_SAMPLES = 100  # samples of each device; averages are weighted by them
+_DRAWS = 4096  # number of distinct random steps; a draw for each weight would take most of the time
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Traffic:
     """Bytes of one run.
 
     Attributes:
-        up: an update, mean over all.
-        down: a task, mean over those after the first round, in which a device may already have the model.
-        total: all tasks and updates.
+        up: mean bytes of an update.
+        down: mean bytes of a task after the first round; from then on a device may already have the model.
+        total: bytes of all tasks and updates.
     """
 
     up: float
@@ -45,7 +45,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StillTrainer:
-    """A trainer that learns nothing: weights take small random steps, all losses are equal."""
+    """A trainer without learning: weights take small random steps, all losses are equal."""
 
     spec: ModelSpec
     num_samples: int = _NUM_SAMPLES
@@ -72,10 +72,11 @@ class StillTrainer:
 
 
 def count_traffic(settings: RunSettings) -> Traffic:
-    """Execute the rounds of a run without training, each device at the ratio that [fleet] assigns, else at 1.
+    """Execute the rounds of a run without training, each device at the ratio that [fleet] assigns, else at
+    1.
 
     Raises:
-        SettingError, ModelError: the model or the method cannot be made; [model] must say its shape.
+        SettingError, ModelError: the model or the method cannot be created; [model] must define its shape.
     """
     model = find_model(settings)
     method: Any = from_section(settings.method, model.spec)

@@ -1,1 +1,1 @@
-"""What a researcher writes in a notebook: simulate, compare, read_result, and results as data frames."""
+"""Functions for notebooks: simulate, compare, sweep and read_result, with results as data frames."""

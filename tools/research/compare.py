@@ -52,24 +52,26 @@ class ComparisonResult:
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """A row a run: all figures, as in runs.csv."""
+        """All metrics as in runs.csv, one row for each run."""
         return frame_of(self.comparison.run_rows())
 
     @cached_property
     def means(self) -> "pd.DataFrame":
-        """A row a configuration: of each figure `mean`, `std` (sample deviation) and `count` over seeds."""
+        """One row for each configuration: `mean`, `std` (sample deviation) and `count` over seeds of each
+        metric.
+        """
         by: Any = list(self.comparison.keys) or "configuration"
         figures = self.frame.drop(columns=[one for one in ("configuration", "method", "seed") if one != by])
         return figures.groupby(by, sort=False, dropna=False).agg(["mean", "std", "count"])
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """A row a run and round, as in rounds.csv; see `tools.compare.rows.round_rows`."""
+        """One row for each run and round, as in rounds.csv; see `tools.compare.rows.round_rows`."""
         return frame_of(self.comparison.round_rows())
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """A row a run and device; see `tools.compare.rows.device_rows`."""
+        """One row for each run and device; see `tools.compare.rows.device_rows`."""
         return frame_of(
             {**self.comparison.identity(run.label), "seed": run.seed, **row}
             for run in self.comparison.runs
@@ -77,9 +79,9 @@ class ComparisonResult:
         )
 
     def gains(self, over: str = LOCAL) -> "pd.DataFrame":
-        """By how much each device's personal model is better than with the configuration `over`.
+        """Gain of each device's personal model over the configuration `over`.
 
-        A row a run and device, paired by seed; `gain` is above 0 if it is better, whatever the score.
+        One row for each run and device, paired by seed. A `gain` above 0 is an improvement, for every score.
 
         Raises:
             SettingError: `over` has no finished run.
@@ -102,8 +104,8 @@ class ComparisonResult:
 
         Args:
             name: `accuracy-by-round`, `accuracy-before-by-round`, `accuracy-by-uplink`, `accuracy-by-time`,
-                `before-and-after` or `spread-over-devices`, whatever the score; of a sweep also
-                `score-by-SECTION.KEY`.
+                `before-and-after` or `spread-over-devices`. The names are the same for every score. A sweep
+                also has `score-by-SECTION.KEY`.
 
         Raises:
             SettingError: there is no such picture.
@@ -141,34 +143,35 @@ def compare(
     address: str | None = None,
     console: Console | None = None,
 ) -> ComparisonResult:
-    """Simulate several methods with several seeds, and leave tables and a page in `runs`/<name>.compare.
+    """Simulate several methods with several seeds, and write tables and a page to `runs`/<name>.compare.
 
     Runs that are finished there with the same settings are not repeated. After an interruption the same call
     continues.
 
     Args:
-        settings: as of `fleetune.simulate`.
-        methods: names of methods, patterns of names, or labels of [compare] tables; or a dict of these with
-            the settings that each has: {"fedspu": {}, "small": {"name": "fedspu", "ratios": [0.2]}}. None:
-            local-only, fedavg, the settings' own method, and all of [compare].
-        seeds: how many, from `run.seed` on, or which.
+        settings: see `fleetune.simulate`.
+        methods: names of methods, patterns of names, or labels of [compare] tables. Or a dict of labels with
+            their settings: {"fedspu": {}, "small": {"name": "fedspu", "ratios": [0.2]}}. None: local-only,
+            fedavg, the settings' own method, and all of [compare].
+        seeds: number of seeds from `run.seed` on, or a list of seeds.
         runs: the folder of runs.
-        set: as of `fleetune.simulate`.
-        data: likewise.
-        partition: likewise; a function is called once a seed.
-        target: score whose cost is reported; None: 95 % of what the best method ended with.
+        set: see `fleetune.simulate`.
+        data: see `fleetune.simulate`.
+        partition: see `fleetune.simulate`; a function is called once a seed.
+        target: score whose cost is reported; None: 95 % of the best method's final score.
         on_round: called for each closed training round with its configuration, method, seed, round and score.
-        workers: processes in all, each with a run of its own; 0: this process does all the work; None: one a
-            core.
-        fresh: repeat finished runs, too.
-        trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
-        engine: as of `fleetune.simulate`.
-        address: likewise.
-        console: shows progress and the tables; None: nothing is shown.
+        workers: total number of processes, each with a run of its own. 0: this process does all the work;
+            None: one process a core.
+        fresh: True repeats finished runs, too.
+        trackers: experiment trackers that follow each run, see `fleetune.simulate`.
+        engine: see `fleetune.simulate`.
+        address: see `fleetune.simulate`.
+        console: shows progress and the tables; None shows nothing.
 
     Raises:
-        FleetuneError: a setting is wrong, and nothing was executed; or runs failed, and the others are kept.
-        KeyboardInterrupt: interrupted; finished runs are kept.
+        FleetuneError: a setting is wrong, and nothing was executed; or some runs failed, and the others are
+            stored.
+        KeyboardInterrupt: interrupted; finished runs are stored.
     """
     changes = dict(set or {})
     if isinstance(methods, Mapping):

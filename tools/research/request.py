@@ -1,4 +1,4 @@
-"""What a caller asks for: settings, samples of its own, and who executes the runs."""
+"""The request of a caller: settings, samples of its own, and the workers that execute the runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from fleetune.tools.simulator.engine import Engine, Workers, open_workers
 
 @dataclass(frozen=True)
 class Request:
-    """Settings, and the samples and partition that the caller gives instead of those that [data] names."""
+    """Settings, with the caller's own samples and partition in place of those that [data] names."""
 
     settings: RunSettings
     dataset: Dataset | None
@@ -40,10 +40,10 @@ def request_of(
     data: Data | None,
     partition: Assignment | None,
 ) -> Request:
-    """The request of a call; the arguments are those of `fleetune.simulate`.
+    """The request of a call; for the arguments see `fleetune.simulate`.
 
     Raises:
-        SettingError: a setting is wrong, or these are no data.
+        SettingError: a setting is wrong, or `data` is not valid.
     """
     changes, dataset = dict(changes or {}), caller_dataset(data)
     if isinstance(dataset, str):
@@ -55,14 +55,15 @@ def request_of(
 def workers_of(
     engine: str, address: str | None, workers: int | None, num_cards: int = 0, *, in_arguments: bool = True
 ) -> Iterator[Workers]:
-    """The workers of a call; 0: this process alone, and on a Ray cluster as many as it has processors.
+    """The workers of a call. With `workers` = 0 a local call uses this process only, a Ray cluster all
+    processors.
 
     Args:
         engine: see `engine.open_workers`.
-        address: likewise.
-        workers: likewise.
-        num_cards: likewise.
-        in_arguments: errors inside of the block name an argument, `seeds`, instead of an option, `--seeds`.
+        address: see `engine.open_workers`.
+        workers: see `engine.open_workers`.
+        num_cards: see `engine.open_workers`.
+        in_arguments: True if errors in the block name an argument, `seeds`, instead of an option, `--seeds`.
     """
     on_ray = engine == Engine.RAY and workers == 0
     try:

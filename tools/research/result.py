@@ -1,4 +1,4 @@
-"""The results of a run, simulated or of a real fleet, as data frames, read from the run's folder."""
+"""Results of a run as data frames, read from the folder of a simulation or of a real fleet."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,15 +42,15 @@ class Result:
     """The results of a run.
 
     Its data frames need pandas. Columns are metrics, with the same names as in summary.json and CSV files;
-    units are in the names. Columns of scores have the name of the task's score: `accuracy_after` or
+    units are in the names. A score's column has the name of the task's score: `accuracy_after` or
     `mae_after`. A share is a fraction of 1.
 
     Attributes:
         folder: folder of the run.
         settings: settings of the run.
-        summary: the content of its summary.json; of a run in progress its present state.
+        summary: content of its summary.json; for a run in progress its present state.
         records: records of its closed rounds, ascending, the final evaluation included.
-        finished: whether all its rounds are done.
+        finished: True if all rounds are done.
     """
 
     folder: Path
@@ -61,23 +61,25 @@ class Result:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """A row a training round, indexed by its number; see `tools.compare.rows.round_rows`."""
+        """One row for each training round, indexed by its number; see `tools.compare.rows.round_rows`."""
         return frame_of(round_rows(self._finished_run), "round", columns_of_rounds(self.summary.judged_by))
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """A row a device, indexed by its name; see `tools.compare.rows.device_rows`."""
+        """One row for each device, indexed by its name; see `tools.compare.rows.device_rows`."""
         rows = device_rows(self._finished_run, self.settings)
         return frame_of(rows, "device", columns_of_devices(self.summary.judged_by))
 
     @cached_property
     def days(self) -> "pd.DataFrame":
-        """A row a day, of a simulation in which devices' data grow; see `tools.compare.rows.day_rows`."""
+        """One row for each day of a simulation in which devices' data grow; see
+        `tools.compare.rows.day_rows`.
+        """
         return frame_of(day_rows(self.summary), "day", ["day"])
 
     @cached_property
     def diagnostics(self) -> "pd.DataFrame":
-        """The diagnostics of the method: a row a figure, a round, and a part of the figure."""
+        """The method's diagnostics: one row for each diagnostic, round and part of the diagnostic."""
         return frame_of(diagnostics_rows(self.summary), columns=("round", "figure", "part", "mean"))
 
     @property
@@ -100,7 +102,8 @@ def read_result(folder: Path | str) -> Result:
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: what it holds is damaged; StoreVersion: it has a format that is not read here.
+        StoreError: the content is damaged.
+        StoreVersion: this version cannot read the content's format.
     """
     folder = Path(folder)
     if not (folder / STATE).exists():
@@ -116,7 +119,7 @@ def read_result(folder: Path | str) -> Result:
 
 
 def _of_comparison(folder: Path) -> Result:
-    """The results of a run of a comparison, which keeps figures and settings only."""
+    """The results of one run of a comparison, which stores only metrics and settings."""
     try:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
         lines = (folder / ROUNDS).read_bytes().splitlines()

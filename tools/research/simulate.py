@@ -41,34 +41,34 @@ def simulate(
     engine: str = "local",
     address: str | None = None,
 ) -> Result:
-    """Simulate a run, and leave its report, weights and pictures in `runs`/<name>.
+    """Simulate a run, and write its report, weights and pictures to `runs`/<name>.
 
-    A run that is finished there is read instead of repeated. A run that was stopped continues after the last
-    round that it closed, with the same figures in the end.
+    A finished run there is read instead of repeated. An interrupted run continues after its last closed
+    round, with the same results in the end.
 
     Args:
         settings: the path of a run.toml, its content as a dict, or the result of `fleetune.read_run`.
         runs: the folder of runs.
-        set: values by `section.key`, on top of the settings: {"run.rounds": 20, "method.name": "fedspu"}.
-        data: instead of `data.source`: another source, (x, y), arrays by name, a `fleetune.Dataset`, or a
+        set: values by `section.key` that replace settings: {"run.rounds": 20, "method.name": "fedspu"}.
+        data: replaces `data.source`: another source, (x, y), arrays by name, a `fleetune.Dataset`, or a
             function that returns such arrays.
-        partition: instead of `data.partition`: for each device the numbers of its samples, or (training
+        partition: replaces `data.partition`: for each device the numbers of its samples, or (training
             samples, test samples); or a function that returns this list. Its arguments are the labels, the
             number of devices, and a NumPy generator that depends on the run's seed only.
-        on_round: called with a row of `Result.rounds` when a training round has closed. If it returns True,
+        on_round: called with a row of `Result.rounds` after each training round. If it returns True,
             no further round begins. An exception in it ends the simulation.
         workers: processes that train devices, one torch thread each; 0: this process does all the work, and
             on a Ray cluster each processor has a worker.
-        fresh: replace the files of an earlier run of this name.
-        report: leave pictures and report.html, too; they take longer than a small run.
+        fresh: True replaces the files of an earlier run of this name.
+        report: True also writes pictures and report.html, which takes longer than a small run.
         trackers: experiment trackers that follow the run: "tensorboard", "mlflow", or a factory of your own
             (docs/python.md).
-        engine: where devices work: "local" (this machine) or "ray" (the nodes of a Ray cluster).
-        address: of that cluster; None: $RAY_ADDRESS, and without it a cluster exists during this call.
+        engine: where devices train: "local" (this machine) or "ray" (the nodes of a Ray cluster).
+        address: address of the Ray cluster; None: $RAY_ADDRESS, or without it a cluster for this call only.
 
     Raises:
-        FleetuneError: settings, data or model are wrong; there is another run of this name, or another
-            process simulates it now.
+        FleetuneError: settings, data or model are wrong; another run has this name; or another process
+            simulates it now.
         StoreError: the disk is full.
     """
     request = request_of(settings, set, data, partition)
@@ -108,7 +108,7 @@ class _Stop:
         self.early = False
 
     def on_closed(self, record: RoundRecord) -> bool:
-        """Pass a closed round on; whether it was the last."""
+        """Pass a closed round to `on_round`; True if it was the last."""
         assert self._on_round is not None
         answer = self._on_round(round_row(record, self._score))
         self.early = isinstance(answer, bool | np.bool_) and bool(answer)

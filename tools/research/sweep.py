@@ -1,4 +1,4 @@
-"""`fleetune.sweep`: combinations of settings, all of them or those that a search chooses, ranked by score."""
+"""`fleetune.sweep`: combinations of settings, all of them or those of a search, ranked by score."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from fleetune.tools.simulator.caller_samples import Assignment, Data
 class SweepResult(ComparisonResult):
     """Combinations of some settings, the best first.
 
-    Each row of its data frames has the settings by their `section.key`, too; a setting that is no number and
-    no text is JSON there. They are the index of `means`.
+    Each row of its data frames also has the varied settings by their `section.key`, as JSON unless they are
+    numbers or texts. They are the index of `means`.
     """
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The settings that differ, in the order of the call."""
+        """The varied settings, in the order of the call."""
         return self.comparison.keys
 
     @property
     def best(self) -> dict[str, Any]:
-        """The settings whose personal models are best, for `set` in another run."""
+        """The settings with the best personal models, for `set` in another run."""
         return {key: self.comparison.shown[0].value(key) for key in self.keys}
 
     def __repr__(self) -> str:
@@ -66,34 +66,35 @@ def sweep(
     address: str | None = None,
     console: Console | None = None,
 ) -> SweepResult:
-    """Simulate combinations of some settings with several seeds, rank them, and leave `runs`/<name>.sweep.
+    """Simulate combinations of some settings with several seeds, rank them, and write `runs`/<name>.sweep.
 
     Runs that are finished there with the same settings are not repeated. After an interruption the same call
     continues. With more values or seeds only the new runs are executed.
 
     Args:
-        settings: as of `fleetune.simulate`.
+        settings: see `fleetune.simulate`.
         over: values by `section.key`: {"training.epochs": [1, 3], "training.learning_rate": [0.02, 0.05]};
             arrays and numbers of NumPy too. With `search` also a range as text:
             {"training.learning_rate": "0.01..0.2:log", "training.epochs": "1..5"}. Or a list of
             "section.key=value,value".
-        seeds: how many, from `run.seed` on, or which.
+        seeds: number of seeds from `run.seed` on, or a list of seeds.
         runs: the folder of runs.
-        set: as of `fleetune.simulate`.
-        data: likewise.
-        partition: likewise; a function is called once a seed.
-        target: score whose cost is reported; None: 95 % of what the best combination ended with.
+        set: see `fleetune.simulate`.
+        data: see `fleetune.simulate`.
+        partition: see `fleetune.simulate`; a function is called once a seed.
+        target: score whose cost is reported; None: 95 % of the best combination's final score.
         search: number of trials that Optuna may choose, earlier ones included; None: every combination.
-        workers: as of `fleetune.compare`.
-        fresh: repeat finished runs, too.
-        trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
-        engine: as of `fleetune.simulate`.
-        address: likewise.
-        console: shows progress and the tables; None: nothing is shown.
+        workers: see `fleetune.compare`.
+        fresh: True repeats finished runs, too.
+        trackers: experiment trackers that follow each run, see `fleetune.simulate`.
+        engine: see `fleetune.simulate`.
+        address: see `fleetune.simulate`.
+        console: shows progress and the tables; None shows nothing.
 
     Raises:
-        FleetuneError: a setting is wrong, and nothing was executed; or runs failed, and the others are kept.
-        KeyboardInterrupt: interrupted; finished runs are kept.
+        FleetuneError: a setting is wrong, and nothing was executed; or some runs failed, and the others are
+            stored.
+        KeyboardInterrupt: interrupted; finished runs are stored.
     """
     request = request_of(settings, set, data, partition)
     asked = request.settings
