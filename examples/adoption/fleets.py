@@ -1,11 +1,11 @@
-"""Fleets to judge `[adoption]` on: fifteen devices each, alike, or with a third on which collaboration hurts.
+"""Fleets that test `[adoption]`: fifteen devices each, all alike, or with a third that collaboration harms.
 
-Each function is a `data.source` of a run.toml with `partition = { kind = "group" }`: a group, a device. Those
-that end in `_third` make devices 0, 3, 6, ... unlike the others, as happens in real fleets: a label scheme of
-their own, a sensor mounted the other way round, a machine whose normal is another's fault. Their task is as
-hard as before, and everybody else's model is wrong about it.
+Each function is a `data.source` of a run.toml with `partition = { kind = "group" }`: one group for each
+device. Functions that end in `_third` make devices 0, 3, 6, ... different from the others, as in real fleets.
+These devices have their own label scheme, a sensor mounted the other way round, or a machine whose normal
+state is a fault elsewhere. Their task is as hard as before, but the other devices' models are wrong for it.
 
-`$FLEETUNE_DATA` is looked in for the original files; `$HAR_SOURCE` is another source of UCI HAR, for example
+The original files are searched in `$FLEETUNE_DATA`. `$HAR_SOURCE` is another source of UCI HAR, for example
 an .npz.
 """
 
@@ -18,35 +18,37 @@ from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.sources import load
 
 DEVICES, EVERY, SEED = 15, 3, 0
-SHOWN, AHEAD = 96, 16  # samples of a forecast's windows, at 50 Hz
-WALKING = (0, 1, 2)  # on the level, up and down stairs
+SHOWN, AHEAD = 96, 16  # samples of a forecast's input and target, at 50 Hz
+WALKING = (0, 1, 2)  # activities: walking on the level, upstairs and downstairs
 TWO, SEVEN = 2, 7
-BLOCK = 8  # windows
+BLOCK = 8  # number of windows
 NEWS = "csv:ag_news/ag_news_test.csv.gz?names=class,title,words&label=class&classes=1,2,3,4&text=title,words"
-PRETRAINED_ON = 20_000  # of Fashion-MNIST's images, see ../pretrained/pretrain.py
+PRETRAINED_ON = 20_000  # number of Fashion-MNIST images, see ../pretrained/pretrain.py
 Arrays = dict[str, NDArray[np.generic]]
 
 
 def har() -> Arrays:
-    """UCI HAR, two persons a device: which of six activities."""
+    """UCI HAR with two persons a device; the labels are six activities."""
     found, device = _persons()
     return {"x": found.x, "y": found.y, "group": device}
 
 
 def har_third() -> Arrays:
-    """Of every third device the six activities are permuted."""
+    """As `har`, but every third device has permuted activities."""
     return _permuted(**har())
 
 
 def forecast() -> Arrays:
-    """UCI HAR, two persons a device: how the body accelerates along the three axes of the phone in 1.92 s of
-    walking on the level or on stairs, and in the 0.32 s after along the first.
+    """UCI HAR with two persons a device, as a forecast of walking on the level or on stairs.
+
+    The input is the body's acceleration along the phone's three axes during 1.92 s. The target is the next
+    0.32 s along the first axis.
     """
     return _ahead(*_walks())
 
 
 def forecast_third() -> Arrays:
-    """Every third device's phone is mounted the other way round, and its axes are called otherwise."""
+    """As `forecast`, but every third device's phone is mounted the other way round, with renamed axes."""
     x, whose = _walks()
     turned = whose["group"] % EVERY == 0
     x[turned] = -x[turned][:, [1, 2, 0]]
@@ -59,48 +61,55 @@ def anomaly() -> Arrays:
 
 
 def anomaly_third() -> Arrays:
-    """For every third device sevens are normal, and other digits, twos among them, are not."""
+    """As `anomaly`, but on every third device sevens are normal, and all other digits, twos included, are
+    not.
+    """
     return _inspected({device: TWO if device % EVERY else SEVEN for device in range(DEVICES)})
 
 
 def news() -> Arrays:
-    """AG News, 300 texts a device, classes by Dir(0.5): which of four."""
+    """AG News with 300 texts a device and four classes, mixed by Dir(0.5)."""
     return _dealt(load(NEWS), samples=300, alpha=0.5)
 
 
 def news_third() -> Arrays:
-    """Of every third device the four classes are permuted."""
+    """As `news`, but every third device has permuted classes."""
     return _permuted(**news())
 
 
 def images() -> Arrays:
-    """Fashion-MNIST that ../pretrained/pretrain.py has not seen, 80 images a device, classes by Dir(0.3)."""
+    """Fashion-MNIST images that ../pretrained/pretrain.py does not use, 80 a device, classes mixed by
+    Dir(0.3).
+    """
     found = load("idx:fashion-mnist")
     return _dealt(Dataset(found.x[PRETRAINED_ON:], found.y[PRETRAINED_ON:]), samples=80, alpha=0.3)
 
 
 def images_third() -> Arrays:
-    """Of every third device the ten classes are permuted."""
+    """As `images`, but every third device has permuted classes."""
     return _permuted(**images())
 
 
 def fashion_third() -> Arrays:
-    """Fashion-MNIST, 400 images a device, classes by Dir(0.1); of every third device they are permuted."""
+    """Fashion-MNIST with 400 images a device, classes mixed by Dir(0.1); every third device has permuted
+    classes.
+    """
     return _permuted(**_dealt(load("idx:fashion-mnist"), samples=400, alpha=0.1))
 
 
 def _persons() -> tuple[Dataset, NDArray[np.intp]]:
-    """UCI HAR, and each window's device."""
+    """UCI HAR, and the device of each window."""
     found = load(os.environ.get("HAR_SOURCE", "har:UCI HAR Dataset"))
     person = np.unique(np.asarray(found.group), return_inverse=True)[1]
     return found, person // 2
 
 
 def _walks() -> tuple[NDArray[np.float32], Arrays]:
-    """UCI HAR while a person walks: the body's acceleration, shape (n, 3, 128), and whose it is.
+    """UCI HAR while a person walks: the body's acceleration, shape (n, 3, 128), and the person of each
+    window.
 
-    Windows overlap by half. Blocks of them that follow one another have one role; the last of each is left
-    out, so that no two blocks share a reading.
+    Windows overlap by half. Consecutive windows form blocks with one role. The last window of each block is
+    left out, so that no two blocks share a reading.
     """
     found, device = _persons()
     place = np.empty(len(device), np.intp)
@@ -112,12 +121,12 @@ def _walks() -> tuple[NDArray[np.float32], Arrays]:
 
 
 def _ahead(x: NDArray[np.float32], whose: Arrays) -> Arrays:
-    """Of each window the first part, and how it goes on along the first axis."""
+    """The first part of each window as input, and its continuation along the first axis as target."""
     return {"x": x[:, :, :SHOWN], "y": x[:, 0, SHOWN : SHOWN + AHEAD], **whose}
 
 
 def _inspected(normal: dict[int, int]) -> Arrays:
-    """To each device 80 images of its normal digit and 60 of others, nothing twice."""
+    """80 images of each device's normal digit and 60 of other digits, without repeats."""
     found, rng = load("idx:mnist"), np.random.default_rng(SEED)
     left = rng.permutation(len(found.y))
     x, y, group = [], [], []
@@ -132,7 +141,7 @@ def _inspected(normal: dict[int, int]) -> Arrays:
 
 
 def _dealt(found: Dataset, samples: int, alpha: float) -> Arrays:
-    """As many samples to each device, its mix of classes by Dir(`alpha`), nothing twice."""
+    """Equally many samples for each device, its mix of classes by Dir(`alpha`), without repeats."""
     rng = np.random.default_rng(SEED)
     classes = int(found.y.max()) + 1
     left = [list(rng.permutation(np.flatnonzero(found.y == label))) for label in range(classes)]
@@ -149,7 +158,7 @@ def _dealt(found: Dataset, samples: int, alpha: float) -> Arrays:
 
 
 def _drawn(rows: list[int], count: int) -> NDArray[np.intp]:
-    """`count` of these rows, which are taken out of them."""
+    """Remove `count` of these rows from the list and return them."""
     taken, rows[:] = rows[:count], rows[count:]
     return np.array(taken, np.intp)
 
@@ -159,7 +168,7 @@ def _permuted(x: NDArray[np.generic], y: NDArray[np.int64], group: NDArray[np.in
     classes = int(y.max()) + 1
     for device in range(0, DEVICES, EVERY):
         order = rng.permutation(classes)
-        while (order == np.arange(classes)).any():  # no class keeps its name
+        while (order == np.arange(classes)).any():  # no class keeps its label
             order = rng.permutation(classes)
         mine = group == device
         y[mine] = order[y[mine]]

@@ -1,4 +1,4 @@
-"""A camera with a pretrained network, whose head learns what this camera sees.
+"""A camera with a pretrained network whose head learns from this camera's images.
 
     cd examples/library; export FLEETUNE_DATA=FOLDER PYTHONPATH=../pretrained   # has fashion-mnist/train-...
     (cd ../pretrained; python pretrain.py)           # pretrained.safetensors, some minutes
@@ -6,8 +6,8 @@
     python camera.py door --sees 0,2,4,6             # in another terminal: tops
     python camera.py floor --sees 5,7,9              # and another: shoes
 
-Five images a second of the classes that this camera sees, as bytes; the network has seen none of them. Told
-is how many of the latest 50 were recognised before their label came.
+The camera gets five images a second of its classes, as bytes. None of them was used for pretraining. It
+prints how many of the latest 50 images it recognised before their label arrived.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""UCI HAR as a stream: a phone says how its person moves, is told a while later, and learns.
+"""UCI HAR as a stream: a phone predicts its person's activity, gets the label later, and learns.
 
     cd examples/library; export FLEETUNE_DATA=FOLDER   # uci_har/uci_har_inertial.npz or UCI HAR Dataset
     edge-coordinator serve har.toml
     python har_stream.py phone-1 --person 1          # in another terminal
     python har_stream.py phone-2 --person 3          # and another
 
-Five windows a second, the person's own, drawn in an order that stays; begun again it goes on behind those it
-has. A label comes ten windows later; told is how many of the latest 50 were recognised when they were new.
+The phone gets five windows of its person a second, in a fixed random order. After a restart it continues
+after its stored windows. A label arrives ten windows later. The script prints how many of the latest 50
+windows were recognised when they were new.
 """
 
 import argparse
@@ -29,19 +30,19 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 
 def windows_of(person: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shape (n, 9, 128), and activities from 0."""
+    """Windows of one person, shape (n, 9, 128), and their activities from 0."""
     file = Path(os.environ.get("FLEETUNE_DATA", ".")) / "uci_har" / "uci_har_inertial.npz"
     if not file.exists():
         found = load_data("har:UCI HAR Dataset")
         return found.x[found.group == person], found.y[found.group == person]
-    stored = np.load(file)  # windows overlap by half: each half is there once
+    stored = np.load(file)  # windows overlap by half: every second one covers all readings once
     rows = np.flatnonzero(stored["subject"] == person)
     first, second = (stored["halves"][stored["idx"][rows, half]] for half in (0, 1))
     return np.concatenate([first, second], -1), stored["y"][rows].astype(int)
 
 
 async def main() -> None:
-    """The sensor loop, in asyncio: `add`, `label` and `predict` are quick; what waits goes to a thread."""
+    """The sensor loop, in asyncio: `add`, `label` and `predict` are quick; blocking calls run in a thread."""
     x, y = windows_of(given.person)
     right, late = deque[bool](maxlen=50), deque[tuple[str, int]]()
     agent = await asyncio.to_thread(Agent, given.broker, fleet="har", device=given.device)

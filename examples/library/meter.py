@@ -1,13 +1,13 @@
-"""An electricity meter: every six hours it forecasts the next six, and learns how right it was.
+"""An electricity meter that forecasts the next six hours, every six hours, and learns from the real values.
 
     cd examples/library; export PYTHONPATH=../tasks
     edge-coordinator serve meters.toml
     python meter.py house-0 --house 0                # in another terminal
     python meter.py house-1 --house 1                # and another
 
-Made-up readings; an hour takes 20 ms here. A window is added without its label, which is what the meter reads
-in the next six hours, and comes then. The error told is that of forecasts made before, beside that of saying
-"as yesterday".
+The readings are synthetic; an hour takes 20 ms here. The meter adds a window without its label. The label is
+the readings of the next six hours and is added when they are known. The script prints the error of earlier
+forecasts, and the error of the baseline "as yesterday".
 """
 
 import argparse
@@ -19,7 +19,7 @@ from meters import HORIZON, WINDOW, readings
 
 from fleetune import Agent
 
-DAY, MONTH = 24, 112  # hours; forecasts in 28 days
+DAY, MONTH = 24, 112  # hours of a forecast; number of forecasts in 28 days
 
 parser = argparse.ArgumentParser()
 parser.add_argument("device")
@@ -33,7 +33,8 @@ kwh = readings(given.weeks)[given.house]
 errors, as_yesterday = [], []
 with Agent(given.broker, fleet="meters", device=given.device) as agent:
     kept = agent.state.samples
-    first = WINDOW + HORIZON * (kept.train + kept.test + kept.unlabelled)  # begun again, it goes on
+    # after a restart, continue after the stored windows
+    first = WINDOW + HORIZON * (kept.train + kept.test + kept.unlabelled)
     for hour in range(first, len(kwh) - HORIZON, HORIZON):
         window = kwh[None, hour - WINDOW : hour]
         forecast = agent.predict(window)

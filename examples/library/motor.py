@@ -1,12 +1,15 @@
-"""A motor's vibration sensor: it learns what is normal for this motor, and says when the motor is worn.
+"""A motor's vibration sensor: it learns the normal vibration of its motor and reports wear.
 
     cd examples/library; export PYTHONPATH=../tasks
     edge-coordinator serve motors.toml
     python motor.py pump-3 --seed 3                  # in another terminal
     python motor.py pump-4 --seed 4                  # and another
+    edge-agent models --fleet motors --device pump-3 # shows the models of a sensor
 
-Kill one and begin it again: it goes on. Beside it: edge-agent models --fleet motors --device pump-3
-Made-up windows of 64 readings, 50 a second; the motor is worn after --worn-after of them.
+A killed sensor continues when it is started again.
+
+The windows are synthetic: 64 readings each, 50 windows a second. The motor is worn after --worn-after of
+them.
 """
 
 import argparse
@@ -40,7 +43,7 @@ with Agent(given.broker, fleet="motors", device=given.device) as agent:
         vibration = window(draw, speed, loud, damaged=worn)
         prediction = agent.predict(vibration)
         if prediction is None or not prediction.anomaly:
-            agent.add(vibration)  # what sounds wrong is not learned as normal
+            agent.add(vibration)  # abnormal windows must not be learned as normal
         if prediction is not None:
             heard.append(bool(prediction.anomaly))
         if len(heard) == LATEST and np.mean(heard) > ALARM:

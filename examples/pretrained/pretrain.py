@@ -1,9 +1,9 @@
-"""Pretrain ResNet-8 on a part of Fashion-MNIST, and deal the fleet from the rest.
+"""Pretrain ResNet-8 on a part of Fashion-MNIST, and assign the rest to the fleet.
 
     cd examples/pretrained
     FLEETUNE_DATA=FOLDER python pretrain.py     # FOLDER has fashion-mnist/train-images-idx3-ubyte.gz, ...
 
-writes pretrained.safetensors, which personal.toml begins with.
+writes pretrained.safetensors, from which personal.toml starts.
 """
 
 import gzip
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-PRETRAINED = 20_000  # the first images
-DEALT = 4_000  # those behind them
+PRETRAINED = 20_000  # number of images for pretraining: the first ones
+DEALT = 4_000  # number of images for the fleet: those after them
 EPOCHS, BATCH, RATE = 2, 64, 0.05
 
 
@@ -29,7 +29,7 @@ def _idx(name: str) -> Array:
 
 
 def data() -> dict[str, Array]:
-    """What the fleet's devices are dealt: images that the backbone has not seen."""
+    """Samples for the fleet's devices: images that the backbone was not trained on."""
     images, labels = _idx("train-images-idx3"), _idx("train-labels-idx1")
     rows = slice(PRETRAINED, PRETRAINED + DEALT)
     return {"x": images[rows, None], "y": labels[rows].astype(np.int64)}

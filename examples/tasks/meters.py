@@ -1,7 +1,8 @@
-"""Electricity meters of twenty households, by the hour: each its own rhythm and weekends, one weather.
+"""Synthetic hourly readings of twenty households' electricity meters.
 
-`data` gives windows of two days and the six hours that come next, in blocks of a week: a block's windows are
-trained on or tested on together. Made up, with a fixed seed; a file of your own goes the same way with
+Each household has its own rhythm and weekends; all share the weather. `data` returns windows of two days and
+the following six hours, in blocks of a week. All windows of a block are for training, or all for testing. The
+seed is fixed. For a file of your own use
 `csv:meters.csv?label=kwh&columns=kwh&group=house&window=48&horizon=6&block=168`.
 """
 
@@ -29,7 +30,7 @@ def readings(weeks: int = WEEKS) -> np.ndarray:
 
 
 def data() -> dict[str, np.ndarray]:
-    """Windows, shape (n, 1, WINDOW); the HORIZON hours behind them; whose they are; and their blocks."""
+    """Windows, shape (n, 1, WINDOW); the next HORIZON hours; the house of each; the block of each."""
     x, y, group, block = [], [], [], []
     for house, series in enumerate(readings()):
         for week in range(WEEKS):

@@ -1,8 +1,8 @@
-"""Vibration of twelve motors: windows of 64 readings; some of each motor's are of a damaged bearing.
+"""Synthetic vibration of twelve motors in windows of 64 readings; some windows are of a damaged bearing.
 
-A motor's vibration is its shaft's turning with two overtones, louder or softer as the motor is built, and
-noise; a damaged bearing adds short knocks. What is normal for one motor is not for the next. Made up, with a
-fixed seed. Labels (0 normal, 1 anomaly) are for testing alone: nothing is trained on anomalies.
+A motor's vibration is its rotation with two overtones, whose loudness differs between motors, and noise. A
+damaged bearing adds short knocks. Normal vibration differs from motor to motor. The seed is fixed. Labels (0
+normal, 1 anomaly) are for testing only: training uses no anomalies.
 """
 
 import numpy as np
@@ -11,7 +11,9 @@ MOTORS, NORMAL, DAMAGED, LENGTH = 12, 80, 60, 64
 
 
 def window(draw: np.random.Generator, speed: float, loud: np.ndarray, *, damaged: bool) -> np.ndarray:
-    """Vibration of a motor that turns at `speed` (turns a reading), with overtones as `loud`: (1, LENGTH)."""
+    """Vibration of a motor at `speed` (turns a reading), with overtones of loudness `loud`; shape (1,
+    LENGTH).
+    """
     turned = 2 * np.pi * speed * (np.arange(LENGTH) + draw.uniform(0, 1 / speed)) * draw.normal(1, 0.01)
     wave = sum(size * np.sin(order * turned) for order, size in enumerate(loud, start=1))
     wave += 0.1 * draw.normal(size=LENGTH)
@@ -22,7 +24,7 @@ def window(draw: np.random.Generator, speed: float, loud: np.ndarray, *, damaged
 
 
 def data() -> dict[str, np.ndarray]:
-    """Windows, shape (n, 1, LENGTH); labels; whose they are."""
+    """Windows, shape (n, 1, LENGTH); their labels; the motor of each."""
     draw = np.random.default_rng(9)
     x, y, group = [], [], []
     for motor in range(MOTORS):

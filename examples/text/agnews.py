@@ -1,4 +1,4 @@
-"""AG News, four classes of news: words as ids, an embedding, their mean, one layer.
+"""AG News with four classes: word ids, an embedding, its mean, and one layer.
 
 `data` reads ag_news/ag_news_test.csv.gz (7,600 texts: class, title, text) in $FLEETUNE_DATA or here.
 """
@@ -18,8 +18,9 @@ FILE = Path(os.environ.get("FLEETUNE_DATA", "."), "ag_news", "ag_news_test.csv.g
 
 
 def ids(text: str) -> list[int]:
-    """The first words of a text as numbers, by their checksums, so that no device needs a dictionary; 0 is no
-    word.
+    """Ids of the first words of a text; 0 pads short texts.
+
+    An id is a checksum of the word, so that no device needs a dictionary.
     """
     words = re.findall(r"[a-z0-9']+", text.lower())[:WORDS]
     found = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in words]
@@ -27,7 +28,7 @@ def ids(text: str) -> list[int]:
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Ids, uint16, shape (n, WORDS), and labels, shape (n,)."""
+    """Word ids, uint16, shape (n, WORDS), and labels, shape (n,)."""
     with gzip.open(FILE, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     x = np.array([ids(f"{title} {text}") for _, title, text in rows], np.uint16)
@@ -45,5 +46,5 @@ class MeanOfWords(nn.Module):
 
 
 def net(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:  # noqa: ARG001
-    """Called by Fleetune: `model.name = "agnews:net"`."""
+    """The network; Fleetune calls this function for `model.name = "agnews:net"`."""
     return MeanOfWords(num_classes)

@@ -1,4 +1,4 @@
-"""Boards as trees of files and answers of commands, for readers that take a root folder."""
+"""Simulated boards for readers that take a root folder: trees of files and answers of commands."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,9 @@ VmData:\t  800000 kB
 
 @dataclass
 class FakeBoard:
-    """Files by path below the root, and answers by command line; other commands are not installed."""
+    """A board with files by path below its root, and answers by command line; other commands are not
+    installed.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
@@ -49,12 +51,12 @@ class FakeBoard:
 
 
 def estimates(board):
-    """Keys of a board's profile whose figures are estimates."""
+    """Keys of a board's profile whose values are estimates."""
     return {key for key, figure in stated(board.profile.figures).items() if figure.source == ESTIMATE}
 
 
 def no_commands(_):
-    """Runs external commands on a board that has none."""
+    """A runner of external commands on a board that has none."""
 
 
 def memory(total_mib, available_mib):
@@ -224,7 +226,7 @@ def laptop():
 
 
 def phone():
-    """Android 13 in Termux: the kernel's files on power and heat are closed to programs."""
+    """Android 13 in Termux, where programs cannot read the kernel's files on power and temperature."""
     return FakeBoard(
         memory(3700, 1500) | {"system/build.prop": "", "sys/devices/system/cpu/online": "0-7"},
         {

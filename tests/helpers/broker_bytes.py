@@ -18,12 +18,12 @@ from fleetune.protocols.wire import messages, topics
 
 
 class Ear:
-    """Hears everything that is said in a fleet.
+    """A listener to all messages of a fleet.
 
     Attributes:
-        num_bytes, count: of what devices said, by type of message; a chunk of an update is an `update`, and
-            all that a device said before it was ready is `joining`.
-        raw: the same, in order: type of message and bytes.
+        num_bytes, count: bytes and number of the devices' messages by type. A chunk of an update counts as
+            `update`; everything before a device was ready counts as `joining`.
+        raw: type and bytes of each of these messages, in order.
     """
 
     def __init__(self, port, fleet):
@@ -48,7 +48,7 @@ class Ear:
         self.count[kind] += 1
 
     def kind(self, data):
-        """The type of a small message of a device."""
+        """The type of a small message from a device."""
         try:
             return type(messages.read_from_device(data)).__name__
         except PacketError:
@@ -60,7 +60,7 @@ class Ear:
 
 
 def heard(encoding, rounds, folder):
-    """What the devices of a run with this [encoding] said; the run's summary."""
+    """Run devices with this [encoding]; return the listener to their messages, and the run's summary."""
     model = {
         "model": "lenet5",
         "shape": "[1, 28, 28]",

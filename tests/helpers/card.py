@@ -1,8 +1,8 @@
-"""A card for torch where there is none: the device `card`, two of them, with a memory of their own.
+"""A fake GPU for torch: the device `card`, with two cards that have separate memories.
 
-Its tensors compute by the processor's own kernels, so that results must be the same to the bit; but a call
-that takes tensors of both memories fails, as on a real card, and only `to` and `copy_` cross over. Nothing
-here is a measure of a card's speed or rounding.
+Its tensors are computed by the processor's own kernels, so results must be equal to the bit. A call with
+tensors of both memories fails, as on a real GPU; only `to` and `copy_` cross over. It does not reproduce the
+speed or rounding of a GPU.
 """
 
 from typing import Any, Self
@@ -17,7 +17,7 @@ _CROSSING = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 
 class _Cards:
-    """What torch asks a device's module."""
+    """The functions that torch requires of a device's module."""
 
     def is_available(self) -> bool:
         return True
@@ -51,7 +51,7 @@ class _Cards:
 
 
 class OnCard(Tensor):
-    """A tensor there; `raw` is where its numbers really are."""
+    """A tensor on the fake card; `raw` holds its values in processor memory."""
 
     raw: Tensor
 
@@ -99,7 +99,7 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if device is not None:
         kwargs = {**kwargs, "device": "cpu"}
     result = func(*_raw(args), **_raw(kwargs))
-    if name.endswith("_") and isinstance(result, Tensor):  # in place
+    if name.endswith("_") and isinstance(result, Tensor):  # the operation writes in place
         return args[0]
     return tree_map_only(Tensor, OnCard, result) if ends_there else result
 
@@ -112,6 +112,7 @@ def _there(func: Any, *args: Any, **kwargs: Any) -> Any:
     return _called(func, args, kwargs)
 
 
-backend_registration._setup_privateuseone_for_python_backend(NAME, _Cards())  # once in a process
+# torch allows this once in a process
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Cards())
 _LIBRARY = torch.library.Library("_", "IMPL")
 _LIBRARY.fallback(_there, "PrivateUse1")

@@ -5,12 +5,12 @@ from fleetune.coordinator.rounds.events import Aggregated
 
 
 def handled(engine, event, now):
-    """The actions that follow from an event; every `Aggregate` among them is answered at once."""
+    """The actions that follow from an event; every `Aggregate` is answered at once."""
     return answered(engine, engine.handle(event, now), now)
 
 
 def answered(engine, actions, now):
-    """The actions without `Aggregate`, each of which is answered with `Aggregated`."""
+    """The actions without `Aggregate`; each `Aggregate` is answered with `Aggregated`."""
     todo, done = list(actions), []
     for action in todo:
         if isinstance(action, Aggregate):

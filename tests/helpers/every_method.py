@@ -1,4 +1,4 @@
-"""Every method, with its defaults and in its other forms: (name, settings)."""
+"""Every method as (name, settings): with its defaults and in its other variants."""
 
 from fleetune.protocols.methods import REGISTRY
 

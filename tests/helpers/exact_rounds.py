@@ -1,8 +1,8 @@
 """Whole rounds of real methods on a fleet whose local training can be checked by hand.
 
-`Exact` goes a quarter of the way down the gradient of ||w - target||^2 / 2 in every epoch, whatever the key;
-all its numbers are small. `Fleet` plays rounds: three devices of different data, samples and ratios, of which
-one is away in the second round, and another one's update gets lost there.
+In every epoch, `Exact` moves a quarter of the gradient of ||w - target||^2 / 2, for every key. All numbers
+are small. `Fleet` runs rounds with three devices of different data, sample counts and ratios. In the second
+round one device is absent, and another one's update is lost.
 """
 
 import numpy as np
@@ -17,15 +17,16 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.payloads import run_key, work_key
 
 SPEC = tiny_spec(40)
-DEVICES = {"a": (1, 0.5), "b": (2, 1.0), "c": (5, 0.5)}  # training samples, ratio
-ROUNDS = (("abc", "abc"), ("ac", "a"), ("abc", "abc"))  # who takes part, whose updates arrive
+DEVICES = {"a": (1, 0.5), "b": (2, 1.0), "c": (5, 0.5)}  # training samples and ratio of each device
+# participants of each round, and the devices whose updates arrive
+ROUNDS = (("abc", "abc"), ("ac", "a"), ("abc", "abc"))
 RUN_EPOCHS = 2
 START = Key.of("start").uniform(SPEC.size).astype(np.float32) - np.float32(0.5)
 PARAMETERS = np.arange(SPEC.size) < SPEC.num_parameters
 
 
 class Exact:
-    """A trainer. Running statistics halve with every fit and take a device's own number on."""
+    """A trainer. Each fit halves the running statistics and adds the device's own number."""
 
     spec = SPEC
     num_classes_held = 2
@@ -48,7 +49,7 @@ class Exact:
         return Fit(w, 0.0, 1, gradient if plan.keep_last_gradient else None)
 
     def train(self, weights, **plan):
-        """The weights that `fit` ends with."""
+        """The weights at the end of `fit`."""
         return self.fit(np.asarray(weights, np.float32), FitPlan(**plan), Key(0)).weights
 
     def loss(self, weights, part="train", rows=None):
@@ -58,7 +59,7 @@ class Exact:
         return 1 / (1 + self.loss(weights, part))
 
     def gradient(self, weights, rows=None):
-        """A batch's target is the row's number times all samples' one."""
+        """Gradient at `weights`. A batch's target is the row's number times the target of all samples."""
         scale = np.float32(1 if rows is None else rows[0])
         return np.where(PARAMETERS, weights - scale * self.targets["train"], np.float32(0))
 
@@ -67,7 +68,7 @@ class Exact:
 
 
 def _extra(w, plan):
-    """What a pull and a loss term add to the gradient: here a loss term acts on the weights themselves."""
+    """Gradient of a pull and of an extra loss term; here a loss term acts on the weights themselves."""
     total = np.zeros_like(w)
     if plan.pull is not None:
         mask = True if plan.pull.mask is None else plan.pull.mask
@@ -83,8 +84,10 @@ def _extra(w, plan):
 
 
 class Fleet:
-    """`tasks` and `updates` are the last round's; `device` and `state` what is kept. With `ratio` all devices
-    run at it, instead of at their own.
+    """Devices and coordinator of a method.
+
+    `tasks` and `updates` are those of the last round; `device` and `state` persist. With `ratio` all devices
+    use that ratio instead of their own.
     """
 
     def __init__(self, name, settings=None, devices="abc", ratio=None):
@@ -122,12 +125,12 @@ class Fleet:
 
 
 def mean(models, weights):
-    """Weighted, entry by entry, in float64."""
+    """Weighted mean of each entry, in float64."""
     return np.average(np.asarray(models, np.float64), axis=0, weights=weights)
 
 
 def covered(previous, sent):
-    """Each entry's mean over those who sent it; `sent`: (model, mask, samples) each."""
+    """Mean of each entry over the devices that sent it; `sent`: (model, mask, samples) of each device."""
     top = sum(n * np.where(mask, model.astype(np.float64), 0) for model, mask, n in sent)
     bottom = sum(n * mask.astype(np.float64) for _, mask, n in sent)
     return np.where(bottom > 0, top / np.where(bottom > 0, bottom, 1), previous)

@@ -1,6 +1,6 @@
-"""A fleet of real processes on loopback: broker, coordinator, agents; to be killed and restarted.
+"""A fleet of real processes on loopback: broker, coordinator and agents, which tests kill and restart.
 
-What is expected of it is what the simulation of the same run.toml ends with.
+The expected results are those of a simulation of the same run.toml.
 """
 
 import os
@@ -37,8 +37,8 @@ from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.write_device_files import write_device_files
 
 PATIENCE_S = 90
-BOARDS = ("raspberry-pi-zero-2w", "raspberry-pi-4b", "n100-gateway")  # in the order of run.toml
-RATIOS = (0.2, 0.6, 1.0)  # likewise
+BOARDS = ("raspberry-pi-zero-2w", "raspberry-pi-4b", "n100-gateway")  # devices in the order of run.toml
+RATIOS = (0.2, 0.6, 1.0)  # also in the order of run.toml
 
 RUN_TOML = """
 [run]
@@ -91,10 +91,10 @@ def run_toml(
 
 
 def images():
-    """Made-up images, 1 x 28 x 28, for a model whose update takes a while on a slow link."""
+    """Synthetic images, 1 x 28 x 28, for a model whose update takes long on a slow link."""
     noise = Key.of("images").uniform(600 * 784).astype(np.float32).reshape(600, 1, 28, 28)
     labels = np.arange(600) % 10
-    noise[np.arange(600), 0, labels] += 1  # a bright row says which class it is
+    noise[np.arange(600), 0, labels] += 1  # a bright row marks the class
     return noise, labels
 
 
@@ -123,7 +123,7 @@ class Child:
         return self._process.poll() is None
 
     def text(self):
-        """What this process has said so far."""
+        """The output of this process so far."""
         with self.log.open("rb") as file:
             file.seek(self._start_of_log)
             return file.read().decode(errors="replace")
@@ -132,7 +132,7 @@ class Child:
         return [line for line in self.text().splitlines() if re.search(pattern, line)]
 
     def wait_for(self, pattern, count=1):
-        """Return when it has said `pattern` so often."""
+        """Wait until the output contains `pattern` so many times."""
 
         def said():
             assert self.running or len(self.lines(pattern)) >= count, f"{self.name} ended before {pattern!r}"
@@ -141,14 +141,14 @@ class Child:
         wait_until(said, f"{self.name} says {pattern!r}")
 
     def wait(self):
-        """Its exit code, once it has ended by itself."""
+        """Wait for the process to end; return its exit code."""
         return self._process.wait(PATIENCE_S)
 
     def send(self, number):
         self._process.send_signal(number)
 
     def stop(self, number=signal.SIGTERM):
-        """Its exit code after this signal."""
+        """Send a signal; return the exit code."""
         self.send(number)
         return self.wait()
 
@@ -167,9 +167,10 @@ def wait_until(condition, what):
 
 
 class Fleet:
-    """All processes of one fleet; leaving the `with` block ends them, whatever happened.
+    """All processes of one fleet; leaving the `with` block always ends them.
 
-    `embedded`: the coordinator starts the broker, as `serve` does by default; else the test does.
+    `embedded`: True if the coordinator starts the broker, as `serve` does by default; else the test starts
+    it.
     """
 
     def __init__(self, folder, toml, which="auto", *, embedded=False):
@@ -200,7 +201,7 @@ class Fleet:
             self._show_logs()
 
     def start(self, **agent):
-        """A coordinator and all agents."""
+        """Start a coordinator and all agents."""
         self.start_coordinator()
         for device in self.shares:
             self.start_agent(device, **agent)
@@ -211,7 +212,7 @@ class Fleet:
         )
 
     def embedded_broker(self):
-        """The process of the coordinator's own broker; None: it does not run just now."""
+        """The process of the coordinator's own broker; None if it is not running."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.coordinator.pid).children():
                 if any("mosquitto" in word or "amqtt" in word for word in child.cmdline()[:4]):
@@ -219,7 +220,7 @@ class Fleet:
         return None
 
     def kill_embedded_broker(self):
-        """Kill it, and return whether it ran."""
+        """Kill the coordinator's own broker; True if it was running."""
         broker = self.embedded_broker()
         with suppress(psutil.NoSuchProcess):
             if broker is not None and broker.status() != psutil.STATUS_ZOMBIE:
@@ -253,9 +254,10 @@ class Fleet:
         log=None,
         **environment,
     ):
-        """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`.
+        """Start an agent.
 
-        A second agent of one device needs a `log` of its own.
+        The trainer is torch by default, because simulations train with it and results are compared to the
+        last bit. `environment` may name a `python`. A second agent of one device needs its own `log`.
         """
         place = list(self.shares).index(device) if device in self.shares else None
         board = "generic" if place is None else BOARDS[place]
@@ -280,24 +282,24 @@ class Fleet:
         return f"127.0.0.1:{port}"
 
     def wait_finished(self):
-        """Return when coordinator and agents have ended, each as it should."""
+        """Wait until coordinator and agents have ended successfully."""
         assert self.coordinator.wait() == 0
         for agent in self.agents.values():
             if agent.running:
                 assert agent.wait() == 0
 
     def outcome(self, name=None):
-        """What the finished run came to; `name`: of a run that is not the fleet's first."""
+        """The result of the finished run; `name` selects a run other than the fleet's first."""
         run = self.folder / "runs" / (name or self.name)
         devices = self.folder / "state" / self.name
         return read_outcome(run, lambda device, run_id: devices / device / "runs" / run_id / "session")
 
     def served(self):
-        """What is known of the model that each device serves."""
+        """Metadata of each device's deployed model."""
         return {device: found.record for device, found in self.served_models().items()}
 
     def served_models(self):
-        """The model that each device serves."""
+        """Each device's deployed model."""
         stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
         return {device: read_deployed(store.deployed.read()) for device, store in stores.items()}
 
@@ -316,15 +318,15 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, but for clocks and the run's id.
+    """The result of a run, without times and the run's id.
 
     Attributes:
         shared: the coordinator's model, flat.
-        tensors: the same, as models/shared.safetensors has it.
+        tensors: the same as in models/shared.safetensors.
         personal: each device's own model, flat.
         traffic: payload bytes by device: down, up, final evaluation down and up, number of tasks and updates.
         as_papers: bytes by device as papers count them: down, up.
-        rounds: of each closed round its number, attempt, and by device bytes down and up and measures.
+        rounds: number and attempt of each closed round, and for each device bytes down, bytes up and metrics.
     """
 
     shared: bytes
@@ -377,7 +379,7 @@ def _counted(record: RoundRecord):
 
 
 def assert_equal(found, wanted):
-    """Everything that no clock decides, to the last bit."""
+    """Check that all values are equal to the last bit, except those that depend on time."""
     assert found.rounds == wanted.rounds
     assert found.traffic == wanted.traffic
     assert found.as_papers == wanted.as_papers
@@ -390,14 +392,14 @@ _expected = {}
 
 
 def expected(toml, folder):
-    """What the simulation of this run.toml comes to; simulated once for all tests."""
+    """The result of a simulation of this run.toml, simulated once for all tests."""
     if toml not in _expected:
         _expected[toml] = simulated(toml, folder)
     return _expected[toml]
 
 
 def simulated(toml, folder):
-    """What the simulation of this run.toml comes to; `folder` is among other runs it may go on from."""
+    """The result of a simulation of this run.toml; `folder` may hold other runs from which it continues."""
     run, _ = simulate(parse_run(tomllib.loads(toml)), folder, workers=0, fresh=True)
     save_shared_model(run)
     run.store.close()

@@ -1,4 +1,6 @@
-"""Users' models with tensors that neither train nor are running statistics; functions build them by name."""
+"""Users' models with tensors that are neither trained nor running statistics; functions build them by
+name.
+"""
 
 import torch
 from torch import nn

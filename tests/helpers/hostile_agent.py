@@ -1,6 +1,7 @@
-"""`edge-agent` whose replies are forged at the first attempt of some rounds.
+"""An `edge-agent` that forges its replies at the first attempt of some rounds.
 
-FORGED in the environment names the kinds, for round 3 and those after it, see `hostile_fleet.FORGERS`.
+The environment variable FORGED names the kinds, for round 3 and the following rounds, see
+`hostile_fleet.FORGERS`.
 """
 
 import os

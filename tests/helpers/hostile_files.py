@@ -1,4 +1,4 @@
-"""Files that are small and ask for much: what a watched folder may be given."""
+"""Small files that need huge memory or disk when read, as a watched folder may receive them."""
 
 import os
 import struct
@@ -19,12 +19,12 @@ def write_endless_link(path: Path) -> None:
 
 
 def write_parquet_bomb(path: Path) -> None:
-    """2 kB, 500 million rows of one number."""
+    """Write 2 kB that hold 500 million rows of one number."""
     path.write_bytes((ROOT / "tests" / "data" / "500-million-rows.parquet").read_bytes())
 
 
 def write_npz_bomb(path: Path, num_bytes: int = 2**29) -> None:
-    """A small file that unpacks to `num_bytes`."""
+    """Write a small file that unpacks to `num_bytes`."""
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         archive.open("x.npy", "w", force_zip64=True) as file,
@@ -38,7 +38,7 @@ def write_npz_bomb(path: Path, num_bytes: int = 2**29) -> None:
 
 
 def write_lying_npz(path: Path) -> None:
-    """A header that announces 8 TB above 100 bytes."""
+    """Write a header that announces 8 TB, followed by 100 bytes."""
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": (2**20, 2**20)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -46,7 +46,7 @@ def write_lying_npz(path: Path) -> None:
 
 
 def write_sparse_wav(path: Path, num_bytes: int = 3_700_000_000) -> None:
-    """A header and a hole."""
+    """Write a header, followed by a hole in the file."""
     head = struct.pack(
         "<4sI4s4sIHHIIHH", b"RIFF", num_bytes + 36, b"WAVE", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16
     )
@@ -56,13 +56,13 @@ def write_sparse_wav(path: Path, num_bytes: int = 3_700_000_000) -> None:
 
 
 def write_eps(path: Path) -> None:
-    """PostScript that writes a file, if anything runs it."""
+    """Write a PostScript program that writes a file when it is executed."""
     text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     path.write_text(text)
 
 
 def write_huge_image(path: Path) -> None:
-    """A PNG of a few bytes that announces 65,000 x 65,000 pixels."""
+    """Write a PNG of a few bytes that announces 65,000 x 65,000 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

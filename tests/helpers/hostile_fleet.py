@@ -1,6 +1,6 @@
-"""Hostile devices in a simulated fleet: the worker's replies of some devices are forged on their way out.
+"""Hostile devices in a simulated fleet: the worker forges the outgoing replies of some devices.
 
-A forger takes the `Reply` that its device made, and the method; it returns a `Reply`, or bytes.
+A forger takes a device's `Reply` and the method. It returns a `Reply`, or bytes.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.wire.payloads import Reply
 from fleetune.tools.simulator.workers import worker
 
-LOST = "lost"  # kinds that concern what a device holds, not what it says
+LOST = "lost"  # kinds that change a device's state, not its reply
 OLDER = "older"
-SILENT_S = 1e7  # a silent device works for so long
+SILENT_S = 1e7  # seconds for which a silent device works
 
 
 def _with_values(reply, change):
@@ -47,16 +47,16 @@ FORGERS = {
 
 
 def forged(reply, kind, method, spec):
-    """An encoded reply, as a device of this kind sends it."""
+    """The encoded reply that a device of this kind sends."""
     honest = codec.decode(reply, Reply[method.update_type], spec)
     data = codec.encode(FORGERS[kind](honest), spec)
     return data[:-9] if kind == "damaged" else data
 
 
 class HostileFleet:
-    """Forges what `kind_of(job)` says; counts how often each device was given each task.
+    """Forge replies by `kind_of(job)`, and count how often each device gets each task.
 
-    Runs use `[encoding] up = "raw"`, so that a reply can be read and written anew without its base.
+    Runs use `[encoding] up = "raw"`, so that a reply can be decoded and encoded again without its base.
     """
 
     def __init__(self, monkeypatch, kind_of):
@@ -67,7 +67,7 @@ class HostileFleet:
 
     @property
     def most_of_a_task(self):
-        """How often one device was given one task at most."""
+        """The highest number of times that one device got one task."""
         return max(self.tasks.values())
 
     def reply(self, job):

@@ -1,6 +1,4 @@
-"""A whole run in one process: the real run controller and real sessions, with replies that a test may
-forge.
-"""
+"""A whole run in one process with the real run controller and real sessions; a test may forge replies."""
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ _open = []
 
 @pytest.fixture(autouse=True)
 def stores_closed():
-    """A test may leave its worlds as they are."""
+    """Close all stores at the end, so that a test need not close its worlds."""
     yield
     while _open:
         _open.pop().run.store.close()
@@ -51,7 +49,7 @@ class Box:
 
 
 class Frail(PullToTarget):
-    """Diverges on weights that no learning rate could go on from."""
+    """A trainer that diverges on weights with which no learning rate could continue."""
 
     def fit(self, weights, plan, key):
         if abs(weights).max() > 1e6:
@@ -60,7 +58,11 @@ class Frail(PullToTarget):
 
 
 class World:
-    """Args: the method's name and settings, the first weights, what `forge(reply)` makes of mallory's."""
+    """A run with a hostile device, mallory.
+
+    Args: the method's name and settings, the first weights, and `forge(reply)`, which replaces mallory's
+    replies.
+    """
 
     def __init__(self, folder, name, options, weights, *, forge=lambda reply: reply, rounds=4, **round_):
         self.folder, self.forge = folder, forge
@@ -118,7 +120,7 @@ class World:
         return self
 
     def step(self):
-        """The first device with a task answers it; time passes when there is none."""
+        """Let the first device with a task reply; without a task, advance the time."""
         if not self.tasks:
             self.now = max(self.now + 1, self.controller.wake_at or 0.0)
             self.take(self.controller.handle(Tick(), self.now))
@@ -162,7 +164,7 @@ class World:
         method = self.run.method
         assignment = codec.decode(payload, Assignment[method.task_type], SPEC, finite=False)
         assert not_finite(assignment, "task") is None
-        with np.errstate(over="ignore"):  # of the losses that `PullToTarget` computes
+        with np.errstate(over="ignore"):  # loss terms that `PullToTarget` computes
             data = self.sessions[name].reply(payload, Budget())
         if name != "mallory":
             return data

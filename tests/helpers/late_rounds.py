@@ -1,4 +1,4 @@
-"""A device in a noisy world that always takes the largest ratio that fits: how many of its rounds are late.
+"""Share of late rounds of a device that always takes the largest fitting ratio while its speed varies.
 
 python -m tests.helpers.late_rounds    # the table of docs/ratios.md
 """
@@ -19,11 +19,11 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
-DEADLINE_S = 20.0  # half of the ratios fit, as far as is expected
+DEADLINE_S = 20.0  # half of the ratios are predicted to fit
 
 
 def controller(late: float | None, deadline_s: float = DEADLINE_S, **policy: float) -> RatioController:
-    """Of a device in a run whose rounds may be late so often; None: in a run without an objective."""
+    """A device's controller for a run with this share of late rounds; None: a run without an objective."""
     report = DeviceReport("d", num_samples=CAPABILITY.num_samples)
     board = load("raspberry-pi-4b")
     known = RatioController(CHOICES, CAPABILITY, board, Policy(**policy), deadline_s, report)
@@ -33,8 +33,10 @@ def controller(late: float | None, deadline_s: float = DEADLINE_S, **policy: flo
 def play(
     known: RatioController, worlds: Iterable[World], deadline_s: float, seed: int = 0
 ) -> tuple[list[tuple[float, bool]], RatioController]:
-    """Rounds of the device, one in each world; a round that is late is over then, and its update lost. For
-    each its ratio and whether it was late; and what the device knows in the end.
+    """Run one round in each world. A late round ends at its deadline, and its update is lost.
+
+    Returns:
+        The ratio of each round and whether it was late; and the device's controller at the end.
     """
     member, rng, now_s, rounds = RoundPlanner(known), np.random.default_rng(seed), 0.0, []
     for number, world in enumerate(worlds, 1):
@@ -50,8 +52,8 @@ def play(
 
 
 def fading(world: World, spread: float, lasts: float, rounds: int, seed: int) -> Iterator[World]:
-    """The world round after round, with a link whose rate is log-normal and correlated from one to the next,
-    as those of `fleetune.tools.links.presets` are.
+    """The same world in every round, except its link: the rate is log-normal and correlated between rounds,
+    as in `fleetune.tools.links.presets`.
     """
     rng, level = np.random.default_rng([seed, 1]), 0.0
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""A bundle made by hand: softmax regression on two features, three classes."""
+"""A bundle built by hand: softmax regression with two features and three classes."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ _LOGITS = Node("Gemm", ("x", "out.weight", "out.bias"), ("logits",), {"transB": 
 
 
 def training_graph() -> Graph:
-    """Loss and gradients of the mean cross entropy."""
+    """The graph of the mean cross entropy and its gradients."""
     nodes = (
         _LOGITS,
         Node("LogSoftmax", ("logits",), ("logp",), {"axis": 1}),
@@ -57,14 +57,14 @@ def training_graph() -> Graph:
 
 
 def answer_graph() -> Graph:
-    """The logits, and x as features."""
+    """The graph of the logits, with x as features."""
     nodes = (_LOGITS, Node("Identity", ("x",), ("features",), {}))
     outputs = (Port("logits", "f4", ("n", 3)), Port("features", "f4", ("n", 2)))
     return Graph((Port("x", "f4", ("n", 2)), *_TENSORS), outputs, nodes, ())
 
 
 def bundle(**changes: Any) -> Bundle:
-    """The whole of it."""
+    """The complete bundle."""
     train = training_graph()
     graphs = {TRAIN: train, EVALUATE_GRADIENT: train, ANSWER: answer_graph()}
     return replace(Bundle(SPEC, graphs, weights=np.zeros(SPEC.size, np.float32)), **changes)

@@ -1,11 +1,10 @@
-"""An agent's worth of MQTT traffic, for processes in different network namespaces.
+"""MQTT traffic like that of an agent, for processes in different network namespaces.
 
-    python tests/helpers/link_traffic.py hub FOLDER AGENTS            broker and receiver, until all agents
-    are done python tests/helpers/link_traffic.py agent HOST NAME BYTES        sends a payload up and gets it
-    back
+    python tests/helpers/link_traffic.py hub FOLDER AGENTS          broker and receiver, until all agents end
+    python tests/helpers/link_traffic.py agent HOST NAME BYTES      sends a payload up and gets it back
 
-Each prints JSON: the hub the digest of what each agent sent, an agent the digest of what came back and how
-long its payload took up (to the last PUBACK) and there and back.
+Each prints JSON. The hub prints the digest of each agent's payload. An agent prints the digest of the
+returned payload, its seconds up (to the last PUBACK), and its seconds up and down together.
 """
 
 import hashlib

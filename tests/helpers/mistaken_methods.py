@@ -1,4 +1,4 @@
-"""FedAvg with one mistake each, as a user's own method may have it."""
+"""FedAvg with one mistake each, such as a user's own method may contain."""
 
 from dataclasses import dataclass, field, replace
 

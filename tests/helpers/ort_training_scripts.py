@@ -1,5 +1,6 @@
-"""What tests run in processes that have onnxruntime-training instead of onnxruntime: a coordinator that makes
-bundles for it, and an agent that trains with them without torch.
+"""Scripts for processes with onnxruntime-training instead of onnxruntime.
+
+One is a coordinator that exports bundles; the other is an agent that trains with them without torch.
 """
 
 import json
@@ -39,7 +40,7 @@ MODELS = {
 NUM_TOKENS = 50
 FITTED = ("lenet5", "cnn-kapc")
 SIZES = (16, 5, 2)
-BATCHES = ("first", "second")  # a kink may fall between the roundings of both sides, but not twice
+BATCHES = ("first", "second")  # a kink may lie between the rounded values of both sides once, but not twice
 NUM_CLASSES = 10
 LINEAR_WEIGHTS = np.array([1, -1, 0.5, 2, 0, 1, 0.1, 0.2, 0.3], np.float32)
 LINEAR_X = np.array([[1, -1], [0.5, 2], [3, 0]], np.float32)
@@ -47,7 +48,7 @@ LINEAR_Y = np.array([0, 2, 1])
 
 
 def batch(name, n, which="first"):
-    """Samples and labels."""
+    """Samples and labels of one batch."""
     rng = KEY.child(name, n, which).generator()
     shape = (n, *MODELS[name])
     x = rng.integers(NUM_TOKENS, size=shape) if name.endswith(":tokens") else rng.normal(size=shape)
@@ -55,7 +56,7 @@ def batch(name, n, which="first"):
 
 
 def images(input_shape, num_classes):
-    """Grouped and depthwise convolution, a residual, both norms, all poolings, dropout."""
+    """A network with grouped and depthwise convolution, a residual, both norms, all poolings, and dropout."""
     from torch import nn
 
     class Images(nn.Module):
@@ -79,7 +80,7 @@ def images(input_shape, num_classes):
 
 
 def tokens(input_shape, num_classes):
-    """An embedding, and the norm of language models."""
+    """A network with an embedding and the norm of language models."""
     from torch import nn
 
     class Tokens(nn.Module):
@@ -103,7 +104,7 @@ def subsets(spec) -> list[frozenset[str]]:
 
 
 def fitted(backend, weights) -> Fit:
-    """20 steps with everything that a plan may ask for: 4 epochs of 5 batches of 8, the last one of 5."""
+    """20 steps with every option of a plan: 4 epochs of 5 batches of 8, the last one of 5."""
     rng = KEY.child("fit").generator()
     x, y = batch(backend.spec.name, 37)
     data = DeviceData(x, y, x[:0], y[:0], x[:0], y[:0])
@@ -114,7 +115,7 @@ def fitted(backend, weights) -> Fit:
 
 
 def export(folder: Path) -> None:
-    """A bundle of each model, with nothing in it but the training model, and a small whole one."""
+    """Write a bundle of each model with only the training model, and one small complete bundle."""
     from tests.helpers import linear_bundle
 
     from fleetune.coordinator.export.ort_training import gradient_model, training_files, training_part
@@ -138,7 +139,7 @@ def export(folder: Path) -> None:
 
 
 def _export_wrongly() -> None:
-    """A model whose forward graph is another function than its module."""
+    """Write a model whose forward graph differs from its module."""
     from fleetune.coordinator.export import ort_training
     from fleetune.coordinator.spec.spec_from_torch import draw
     from fleetune.protocols.model.architectures import build
@@ -154,7 +155,7 @@ def _export_wrongly() -> None:
 
 
 def _with_sign(graph: Graph) -> Iterator[Node]:
-    """The same nodes, but the logits' signs instead of the logits."""
+    """The same nodes, with the logits' signs instead of the logits."""
     for node in graph.nodes:
         if node.outputs == ("logits",):
             yield replace(node, outputs=("before",))
@@ -164,7 +165,7 @@ def _with_sign(graph: Graph) -> Iterator[Node]:
 
 
 def train(folder: Path) -> None:
-    """What an agent makes of the bundles: arrays, and what it says to bad input."""
+    """Train with the bundles as an agent does; write the arrays, and the errors for bad input."""
     from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
 
     found = {}
@@ -203,7 +204,7 @@ def train(folder: Path) -> None:
 
 
 def _step(found, name, backend, weights, samples, **what) -> None:
-    """One step from `weights`; what it made goes to `found`."""
+    """One step from `weights`; adds its results to `found`."""
     backend.load(weights)
     found[f"{name} loss"] = backend.step(*samples, KEY, **what)
     found[f"{name} gradient"] = backend.gradient.copy()
@@ -215,7 +216,7 @@ def _read(path: Path) -> Bundle:
 
 
 def _words(act: Callable[[], object]) -> str:
-    """The one line that an act ends with."""
+    """The message of the error that a call raises."""
     try:
         act()
     except FleetuneError as problem:

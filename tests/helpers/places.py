@@ -1,4 +1,4 @@
-"""Where tests find what lies in the repository."""
+"""Paths of the repository's folders and files that tests need."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A run of a real method whose devices are an agent's own sessions over arithmetic: it ends alike everywhere.
+"""A reproducible run of a real method: devices are an agent's sessions that compute with plain arithmetic.
 
-Coordinator and agents keep their states on disk; both may be closed after any event and opened again, by
-another release too. What is sent and what it comes to is noted, for that release to be held against.
+Coordinator and agents store their states on disk. Both may be closed after any event and opened again, also
+by another release. The sent bytes and the results are recorded, so that releases can be compared.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.wire.payloads import Enrolment
 
 SPEC = tiny_spec()
-DEVICES = {"a": 1.0, "b": 0.5, "c": 1.0, "d": 0.5}  # their ratios
+DEVICES = {"a": 1.0, "b": 0.5, "c": 1.0, "d": 0.5}  # ratios of the devices
 PACE = (
     "a",
     "b",
@@ -45,7 +45,7 @@ PACE = (
     "c",
     "b",
     "a",
-)  # who may reply: a and b are the fast ones
+)  # devices that may reply; a and b are the fast ones
 MODES = {
     "synchronous": {"deadline_s": 1000.0, "start_with": 4},
     "buffer": {"mode": "buffer", "buffer": 2, "max_staleness": 3, "start_with": 4, "deadline_s": 1000.0},
@@ -88,7 +88,7 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
 
 
 def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
-    """What it says of itself: the ratio that it chose, or up to there what each takes."""
+    """A device's report: its chosen ratio, or the costs of all ratios up to it."""
     ratio = DEVICES[device]
     report = DeviceReport(device, num_samples=10, ratio=ratio)
     if not run_settings.proposes_ratios:
@@ -110,7 +110,7 @@ def digest(data: bytes) -> str:
 
 
 class PlayedRun:
-    """Coordinator in `folder`/run, agents in `folder`/agents."""
+    """A run with its coordinator in `folder`/run and its agents in `folder`/agents."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class PlayedRun:
         *ways: str,
         **more: Any,
     ) -> None:
-        """`ways` and `more`: as `settings` has them."""
+        """Open the run; for `ways` and `more` see `settings`."""
         asked = settings(*ways, **more)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
@@ -133,7 +133,9 @@ class PlayedRun:
         return Session(self.run.enrolment, device, self.run.method, trainer, store.session("played"))
 
     def play(self, begin: int = 0, end: int = 200) -> int:
-        """From after `begin` events, which the folder holds, until `end` of them or the run's end."""
+        """Handle events from number `begin`, where the folder's state is, to number `end` or the run's
+        end.
+        """
         self.take(self.run.controller.resume(float(begin)) if begin else [])
         for device in DEVICES:
             report = report_of(device, self.run.settings)
@@ -146,7 +148,7 @@ class PlayedRun:
         return number
 
     def step(self, device: str, now: float) -> None:
-        """The device replies if it has a task; else time goes by."""
+        """Let the device reply if it has a task; else advance the time."""
         if device not in self.tasks:
             self.take(self.run.controller.handle(Tick(), now))
             return
@@ -165,7 +167,7 @@ class PlayedRun:
                 self.run.controller.note_delivered(device, key, len(task))
 
     def end(self) -> dict[str, object]:
-        """What was sent, in order and by digest, and what the run came to."""
+        """Digests of the sent payloads in order, and the run's results."""
         controller, shared = self.run.controller, self.run.controller.shared_model
         personal = {name: digest(one.personal_model.tobytes()) for name, one in self.sessions.items()}
         return {

@@ -1,9 +1,8 @@
-"""A disk that forgets: it loses what was not synced when the power is cut, and the cut can come anywhere.
+"""A disk that loses unsynced data at a simulated power cut, before or after any operation.
 
-It works on real files, so that readers need not know of it, and remembers beside them what the medium
-holds: of each file the content that was synced, of each folder the names. Names reach the medium in the
-order of their changes, as in a journal; a cut keeps any number of the changes that were not synced, and any
-part of a content that was not.
+It works on real files, so readers need no change. It also remembers the state of the medium: the synced
+content of each file, and the names in each folder. Names reach the medium in the order of their changes, as
+in a journal. A cut keeps any number of the unsynced changes, and any part of an unsynced content.
 """
 
 import shutil
@@ -16,7 +15,7 @@ from fleetune.protocols import disk
 
 
 class PowerCut(BaseException):
-    """Nothing after this happens any more."""
+    """The simulated power is cut: no operation follows."""
 
 
 @dataclass
@@ -29,19 +28,19 @@ class _File:
 class _Folder:
     now: dict = field(default_factory=dict)
     synced: dict = field(default_factory=dict)
-    waiting: list = field(default_factory=list)  # of states of `now` since, oldest first
+    waiting: list = field(default_factory=list)  # states of `now` since the last sync, oldest first
 
     def change(self):
         self.waiting.append(dict(self.now))
 
 
 class ForgetfulDisk(disk.Disk):
-    """What lies below `root` when it is made is on the medium.
+    """A forgetful disk. Everything below `root` at its creation is on the medium.
 
     Args:
-        root: everything below is remembered.
-        seed: of what a cut keeps of what was not synced; None: nothing.
-        fsync: False: as if nothing were ever synced, so that a test can see that it would notice.
+        root: folder that is tracked.
+        seed: chooses which unsynced data a cut keeps; None: a cut keeps nothing.
+        fsync: False ignores every sync, so that a test can check that it detects missing syncs.
     """
 
     def __init__(self, root, seed=None):
@@ -49,13 +48,13 @@ class ForgetfulDisk(disk.Disk):
         self.root = root.absolute()
         self._rng = None if seed is None else np.random.default_rng(seed)
         self._tree = self._read(self.root)
-        self.count = 0  # of operations so far
-        self.cut_at = None  # the power goes before this one; a half: after it was done
+        self.count = 0  # number of operations so far
+        self.cut_at = None  # the power is cut before this operation; with .5 after it
         self.dark = False
 
     @contextmanager
     def in_place(self):
-        """All that is written through the seam goes here meanwhile."""
+        """Redirect all writes of the product to this disk inside the block."""
         before, disk.DISK = disk.DISK, self
         try:
             yield self
@@ -112,12 +111,12 @@ class ForgetfulDisk(disk.Disk):
                 folder.synced, folder.waiting = dict(folder.now), []
 
     def pass_by(self):
-        """An operation elsewhere, of which the power may go before or after, too."""
+        """Count an operation outside this disk; the power may be cut before or after it."""
         with self._operation():
             pass
 
     def cut(self):
-        """Lose what the medium does not hold; then the power is back, and no process runs."""
+        """Discard data that the medium does not hold; the power is then back, and no process runs."""
         shutil.rmtree(self.root)
         self._tree = self._survivor(self._tree)
         self._restore(self.root, self._tree)

@@ -1,4 +1,4 @@
-"""A TCP connection over a slow uplink: what a device sends passes at a limited rate."""
+"""A TCP proxy with a slow uplink: clients' bytes pass at a limited rate."""
 
 import contextlib
 import socket
@@ -10,8 +10,8 @@ class SlowProxy:
     """Forwards connections on its `port` to a local `target`; use as a context.
 
     Attributes:
-        uplink_bps: of what clients send; None: no limit. May be changed at any time.
-        up_bytes: what clients have sent so far.
+        uplink_bps: rate limit of clients' bytes; None: no limit. It may be changed at any time.
+        up_bytes: bytes that clients have sent so far.
     """
 
     def __init__(self, target, uplink_bps):
@@ -20,7 +20,7 @@ class SlowProxy:
         self._target = target
         self._sockets = []
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # a slow link holds little
+        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # a slow link buffers little
         self.port = self._server.getsockname()[1]
 
     def __enter__(self):

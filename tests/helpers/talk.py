@@ -1,4 +1,4 @@
-"""A coordinator and an agent in this process, spoken to packet by packet: no broker, no threads, no clock."""
+"""A coordinator and an agent in this process, driven packet by packet without broker, threads and clock."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +66,7 @@ def enrolment_of(settings, spec=SPEC, **changes):
 
 
 class Memory:
-    """A session's, in memory."""
+    """Memory of a session, without files."""
 
     data: bytes | None = None
     plain = False
@@ -80,12 +80,12 @@ class Memory:
 
 @dataclass
 class Coordinating:
-    """A run with its server, whose devices are whoever speaks to it.
+    """A run with its server; the test plays the devices.
 
     Attributes:
-        run: open.
-        server: its events are handled one by one, here.
-        said: what it published, in order: topic and bytes.
+        run: the open run.
+        server: the server, whose events are handled here one by one.
+        said: published messages in order: topic and bytes.
     """
 
     run: Run
@@ -94,7 +94,7 @@ class Coordinating:
 
     @classmethod
     def of(cls, folder, settings, spec=SPEC, *, observers=(), **changes):
-        """`changes`: of the enrolment."""
+        """Open a run; `changes`: changed values of the enrolment."""
         run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec, **changes))
         said: list[tuple[str, bytes]] = []
         broker = MemoryBroker()
@@ -118,12 +118,15 @@ class Coordinating:
         self.run.store.close()
 
     def hear(self, device, message, channel="up"):
-        """A message, or bytes, from a device."""
+        """Handle a message, or bytes, from a device."""
         data = message if isinstance(message, bytes) else wire.encode(message)
         self.server._handle(Received(topics.topic(FLEET, device, channel), data))
 
     def greet(self, device, base=UNSET, **report):
-        """A device comes, and is ready; `base`: digest of what it holds, UNSET: it reads no differences."""
+        """Let a device connect and report that it is ready.
+
+        `base`: digest of the model that the device has; UNSET: it does not support differences.
+        """
         self.hear(device, wire.Presence(True, "x"), "state")
         for topic, data in self.take(device):
             if data and topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
@@ -132,13 +135,13 @@ class Coordinating:
         self.hear(device, wire.Ready(self.id, self.run.enrolment.spec.hash, report, base))
 
     def take(self, device):
-        """What was said to a device since the last time."""
+        """Messages to a device since the last call."""
         mine = [one for one in self.said if f"/{device}/" in one[0]]
         self.said[:] = [one for one in self.said if one not in mine]
         return mine
 
     def task(self, device):
-        """The payload of the device's task, taken from its sender; it says that it has it."""
+        """Take the payload of the device's task from its sender, and acknowledge it."""
         sender = self.server.parts.sessions[device].link.outbox._queue[0]
         payload = bytes(sender._payload)
         self.take(device)
@@ -146,7 +149,7 @@ class Coordinating:
         return payload
 
     def send(self, device, transfer_key: TransferKey, payload: bytes) -> Any:
-        """A payload, honestly transferred; what became of it."""
+        """Transfer a payload correctly; return the outcome."""
 
         def hear(packet):
             self.hear(device, packet.data, packet.channel)
@@ -161,23 +164,23 @@ class Coordinating:
         return _transfer(sending_link(device, "device"), transfer_key, payload, hear, take)
 
     def session(self, device):
-        """The device's half."""
+        """The session of a device."""
         method = from_section(self.run.enrolment.method, self.run.enrolment.spec)
         trainer = PullToTarget(self.run.enrolment.spec, device)
         return Session(self.run.enrolment, device, method, trainer, Memory())
 
 
 def answered(session, task, ratio=1.0):
-    """The reply of a device to a task."""
+    """A device's reply to a task."""
     return session.reply(task, Budget(ratio))
 
 
 class AgentTalk:
-    """An agent whose coordinator is whoever speaks to it; its jobs run when it is told to `work`.
+    """An agent whose coordinator is the test; its jobs run when the test calls `work`.
 
     Attributes:
-        agent: its events are handled one by one, here.
-        said: what it published, in order: topic and bytes.
+        agent: the agent, whose events are handled here one by one.
+        said: published messages in order: topic and bytes.
     """
 
     def __init__(self, folder, device="a", **settings):
@@ -192,7 +195,7 @@ class AgentTalk:
         self.device = device
 
     def hear(self, message, channel="down"):
-        """A message, or bytes, from the coordinator."""
+        """Handle a message, or bytes, from the coordinator."""
         data = message if isinstance(message, bytes) else wire.encode(message)
         self.agent._handle(Received(topics.topic(FLEET, self.device, channel), data))
 
@@ -214,12 +217,12 @@ class AgentTalk:
 
 
 def sending_link(device, role):
-    """Of someone who takes no payload."""
+    """A link that only sends and accepts no payload."""
     return PeerLink(device, role, Inbox(device, lambda _: PartMemory(), max_bytes=0))
 
 
 def _transfer(link, transfer_key, payload, hear, take):
-    """Until it is sent, or nobody answers any more."""
+    """Exchange messages until the payload is sent, or the other side does not answer."""
     items: list[Any] = link.post(transfer_key, payload, 0.0)
     while True:
         for item in items:

@@ -1,4 +1,6 @@
-"""FedAvg with reports on its inner workings: an honest one, and such as a user's own method may get wrong."""
+"""FedAvg with diagnostics: one correct variant, and variants with mistakes that a user's own method may
+contain.
+"""
 
 import math
 from dataclasses import dataclass

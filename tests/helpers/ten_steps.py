@@ -1,4 +1,4 @@
-"""Ten steps of training LeNet-5 with ONNX Runtime, on any board that has Fleetune: prints the losses."""
+"""Train LeNet-5 for ten steps with ONNX Runtime, on any board that has Fleetune, and print the losses."""
 
 import json
 
@@ -18,7 +18,7 @@ def ten_losses():
     backend.load(draw_weights(bundle.recipe, bundle.spec, Key.of("weights")))
     y = np.arange(16) % 10
     x = (Key.of("x").uniform(16 * 3 * 32 * 32) - 0.5).astype(np.float32).reshape(16, 3, 32, 32)
-    x[np.arange(16), :, 2 * y] += 4  # a bright row says which class it is
+    x[np.arange(16), :, 2 * y] += 4  # a bright row marks the class
     losses = []
     for step in range(10):
         losses.append(backend.step(x, y, Key.of("step", step)))

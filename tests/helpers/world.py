@@ -1,4 +1,4 @@
-"""A made-up device and what its rounds really take, for tests of what it predicts and learns."""
+"""A synthetic device and the real costs of its rounds, to test its predictions and learning."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -35,20 +35,20 @@ CAPABILITY = Capability(
 
 
 def behind(**link: float | None) -> Capability:
-    """CAPABILITY with another link."""
+    """CAPABILITY with a different link."""
     return dataclasses.replace(CAPABILITY, link=dataclasses.replace(CAPABILITY.link, **link))
 
 
 @dataclass(frozen=True)
 class World:
-    """What really happens. It differs from CAPABILITY in every figure.
+    """Real costs of a device's rounds. Every value differs from CAPABILITY.
 
     Attributes:
         uplink_bps, downlink_bps, latency_s: the link.
         samples_per_s, overhead_s: local work.
-        shrink: actual bytes of what the method estimates.
-        base_bytes: of the process, in place of the CAPABILITY's.
-        watts: whatever it does.
+        shrink: actual bytes over the bytes that the method estimates.
+        base_bytes: memory of the process, instead of CAPABILITY's.
+        watts: constant power.
         noise: standard deviation of the logarithm of all seconds.
     """
 
@@ -86,12 +86,12 @@ class World:
 
 @dataclass
 class Device:
-    """A device that chooses anew for every round and learns from each.
+    """A device that chooses an option for every round and learns from each.
 
     Attributes:
-        world: what its rounds really take; may be changed between rounds.
-        limits: on each of its rounds.
-        choices: that its method offers.
+        world: real costs of its rounds; may be changed between rounds.
+        limits: limits of each of its rounds.
+        choices: options that its method offers.
     """
 
     world: World
@@ -110,7 +110,9 @@ class Device:
         return decide(self.choices, forecast, self.limits, wanted=1.0, current=self.ratio)
 
     def play(self, **stray: float | None) -> tuple[RoundCost, RoundCost] | None:
-        """One round: predicted and actual, the actual with `stray` figures; None: declined."""
+        """Run one round; return its predicted and actual costs, the latter with `stray` values. None:
+        declined.
+        """
         decision = self.decision
         if decision.choice is None:
             self.cost_history, self.ratio = self.cost_history.declining(), None
@@ -119,7 +121,9 @@ class Device:
         return decision.predicted, self.learn(decision.choice, **stray)
 
     def learn(self, choice: Choice, **stray: float | None) -> RoundCost:
-        """A round at this choice, whatever it would choose; what it took, but for `stray` learned."""
+        """Run a round with this choice and learn its actual costs with `stray` values; return the actual
+        costs.
+        """
         actual = self.world.round(choice, self._rng)
         self.cost_history = self.cost_history.learned(demand(choice, CAPABILITY), replace(actual, **stray))
         return actual

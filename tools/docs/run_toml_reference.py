@@ -21,24 +21,25 @@ from fleetune.tools.docs.value_words import default_words, unit, value_words
 
 _HEAD = """# Reference of run.toml
 
-Every section and key, made by `make docs` from the settings' own types and docstrings; a test holds it
-against the code. A misspelt key, a value out of range, a model that does not fit the data: one line that
-names it. `--set section.key=value` (`edge-sim`) changes one key for one run.
+This page lists every section and key. `python -m fleetune.tools.docs` generates it from the settings' types
+and docstrings; a test checks that it matches the code. A misspelt key, a value out of range, or a model
+that does not fit the data is reported in one line with the key's name. `--set section.key=value`
+(`edge-sim`) changes one key for one run.
 
-*Who* heeds a key: the **devices**, which are told it when they are enrolled; the **coordinator**,
-whoever plans the rounds (`edge-coordinator serve`, or `edge-sim` in its place); the **simulation**,
-which is `edge-sim` alone: `serve` names such keys and goes on without them. A key with a star may change
-in a run that is under way: serve the run again.
+The column *who* names the program that uses a key. The **devices** receive the key when they are enrolled.
+The **coordinator** plans the rounds: `edge-coordinator serve`, or `edge-sim` in its place. The
+**simulation** is `edge-sim` only; `serve` lists such keys in a warning and ignores them. A key with a star
+may change during a run: start `serve` again with the new value.
 """
-_METHODS = """## [method]: what each method takes
+_METHODS = """## [method]: settings of each method
 
-`[method] name` is one of these, or `package.module:Class` of [your own](add-a-method.md). Keys beside it
-are the method's; what they mean in its paper is told in [methods.md](methods.md). These take none:
-{plain}.
+`[method] name` is one of these, or `package.module:Class` of [your own](add-a-method.md). The other keys of
+the section are the method's settings; [methods.md](methods.md) explains their meaning in its paper. These
+methods have no settings: {plain}.
 """
 _POLICY = """## [fleet.policy]
 
-The keys of the file that `edge-agent run --policy` takes: see [ratios.md](ratios.md)."""
+These are the keys of the file for `edge-agent run --policy`; see [ratios.md](ratios.md)."""
 _WIDE = ("| key | value | default | who | meaning |", "|---|---|---|---|---|")
 _SLIM = ("| key | value | default | meaning |", "|---|---|---|---|")
 

@@ -14,7 +14,7 @@ from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network
 RATE_ERROR = 0.05
 LOSSY_SHARE = 0.3  # minimum share of the expected rate: the rate of one connection with loss varies widely
 ROUND_TRIP_ERROR, ROUND_TRIP_ERROR_S = 0.1, 3e-3
-MANY_BITS, LONGEST_S = 1e6, 20.0  # bytes of a transfer at least: a slow link is measured for longer
+MANY_BITS, LONGEST_S = 1e6, 20.0  # minimum bits of a transfer: a slow link is measured for longer
 SECOND_LOOK = 3  # a link that deviates is measured again for so many times as long
 
 
