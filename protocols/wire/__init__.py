@@ -1,1 +1,1 @@
-"""How two sides talk over a thin, unreliable link: messages, payloads, transfers, topics, transports."""
+"""Communication over a thin, unreliable link: messages, payloads, transfers, topics, transports."""

@@ -1,6 +1,7 @@
 """Control messages as MessagePack arrays: the number of the message, then the values of its fields in order.
 
-For runs with `[encoding] compact` (docs/wire.md). msgspec reads them as tagged structs without field names.
+Runs with `[encoding] compact` use this form (docs/wire.md). msgspec reads the arrays as tagged structs
+without field names.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,22 +18,22 @@ M = TypeVar("M")
 
 
 def is_compact(data: bytes) -> bool:
-    """Whether this is a message in compact form, not in JSON."""
-    return data[:1] >= b"\x80"  # MessagePack's arrays; JSON begins with an ASCII character
+    """True if this message is in the compact form, False if it is JSON."""
+    return data[:1] >= b"\x80"  # first bytes of MessagePack arrays; JSON begins with an ASCII character
 
 
 class CompactForm:
-    """Writes and reads messages. The number of a message is the place of its class among `kinds`."""
+    """Encodes and decodes messages. The number of a message is the index of its class in `kinds`."""
 
     def __init__(self, kinds: Sequence[type[Struct]]) -> None:
         self._kinds = tuple(kinds)
 
     def write(self, message: Struct) -> bytes:
-        """Raises ValueError: messages of this class are never compact."""
+        """Encode a message. Raises ValueError if its class has no compact form."""
         return msgspec.msgpack.encode([self._kinds.index(type(message)), *_values(message)])
 
     def reader(self, kinds: Collection[Any]) -> "CompactReader[Any]":
-        """Reads messages of these classes, as far as they have a compact form."""
+        """A reader for those of these message classes that have a compact form."""
         found = {kind: number for number, kind in enumerate(self._kinds) if kind in kinds}
         return CompactReader(_one_of(_row_type(kind, number) for kind, number in found.items()))
 
@@ -44,20 +45,20 @@ class CompactReader(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[_Row] = msgspec.msgpack.Decoder(rows)
 
     def read(self, data: bytes) -> M:
-        """Raises msgspec.DecodeError: it is damaged, or not a message of that side."""
+        """Decode a message. Raises msgspec.DecodeError if it is damaged, or not a message of that side."""
         found: M = _original(self._decoder.decode(data))
         return found
 
 
 class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base class of the structs without field names, one for each class of `of`."""
+    """Base class of the structs without field names. Each subclass stands for one original class."""
 
     of: ClassVar[Any]
 
 
 @cache
 def _row_type(kind: Any, tag: int | None = None) -> Any:
-    """The same fields without names; None stands for a default."""
+    """A struct with the same fields but without names; in it None means the default value."""
     hints = get_type_hints(kind, include_extras=True)
     fields: list[tuple[Any, ...]] = []
     for field in _fields(kind):
@@ -79,7 +80,7 @@ def _one_of(hints: Iterable[Any]) -> Any:
 
 
 def _has_names(kind: Any) -> bool:
-    """Whether the fields of this class travel by name in JSON."""
+    """True if JSON carries the field names of this class."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return not kind.__struct_config__.array_like
     return isinstance(kind, type) and is_dataclass(kind)
@@ -91,7 +92,7 @@ def _fields(kind: Any) -> Sequence[Any]:
 
 
 def _values(message: Any) -> list[Any]:
-    """The values of the fields, to the last that is not its default; None: a default."""
+    """The field values up to the last that differs from its default; None replaces a default."""
     values: list[Any] = []
     kind: Any = type(message)
     for field in _fields(kind):
@@ -107,7 +108,7 @@ def _values(message: Any) -> list[Any]:
 
 
 def _original(row: Any) -> Any:
-    """The message or the value that a row stands for."""
+    """The message or value that a row encodes."""
     if not isinstance(row, _Row):
         return row
     values = {name: _original(getattr(row, name)) for name in row.__struct_fields__}

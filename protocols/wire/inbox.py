@@ -1,4 +1,4 @@
-"""Payloads from one peer, on their way in; see `protocols.wire.peer_link` for how it is used."""
+"""Incoming payloads of one peer; see `protocols.wire.peer_link` for how it is used."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,20 +10,21 @@ from fleetune.protocols.wire.incoming_parts import Part
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, TransferKey
 from fleetune.protocols.wire.transfer import TRANSFER_BYTES, Chunk, Receipt, Receiver, objection
 
-MAX_OPEN = 4  # incoming transfers of one peer; an honest peer needs one
+MAX_OPEN = 4  # open incoming transfers of one peer; a correct peer needs one
 MAX_REMEMBERED = 64
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A payload came in whole. Store it and `accept` it, or `refuse` it: nothing was answered yet.
+    """A payload has arrived completely, and the peer has no answer yet. Store and `accept` it, or `refuse`
+    it.
 
     Attributes:
-        offer: what it is for.
-        part: holds it.
-        received_bytes: chunks taken from the wire since the last start, repeats and headers included.
-        goodput_bps: payload a second while it flowed; None: not measured.
+        offer: the offer of the payload.
+        part: holds the payload.
+        received_bytes: bytes of received chunks since the last start, including repeats and headers.
+        goodput_bps: payload bits per second while it flowed; None if not measured.
     """
 
     offer: Offer
@@ -37,15 +38,15 @@ class Arrived:
 
 
 class Inbox:
-    """Payloads from one peer.
+    """Receives payloads from one peer.
 
     Args:
-        device: names the device in either direction.
-        open_part: the part of an offer, see `part_folder`.
-        max_bytes: the longest payload taken.
-        have: whether this payload was stored before, perhaps by an earlier process.
-        objects: why this transfer key is not wanted; None if it is.
-        lacks: why there is no room for a payload that is wanted; None if there is.
+        device: name of the device, in either direction.
+        open_part: opens the part of an offer, see `part_folder`.
+        max_bytes: size of the largest accepted payload.
+        have: returns True if this payload was stored before, perhaps by an earlier process.
+        objects: returns the reason why a transfer key is unwanted; None if it is wanted.
+        lacks: returns the reason why a wanted payload has no room; None if it has.
     """
 
     def __init__(
@@ -64,38 +65,44 @@ class Inbox:
         self._have = have
         self._objects = objects
         self._lacks = lacks
-        self._open: OrderedDict[str, Receiver] = OrderedDict()  # the one heard of last stands last
-        self._settled: OrderedDict[str, str | None] = OrderedDict()  # with the reason if it was refused
-        self._unopened: OrderedDict[str, None] = OrderedDict()  # offered, and nothing of it asked for
+        # ordered by the time of the last packet, newest last
+        self._open: OrderedDict[str, Receiver] = OrderedDict()
+        # values are rejection reasons; None for accepted payloads
+        self._settled: OrderedDict[str, str | None] = OrderedDict()
+        # transfers that were offered, but of which no chunk was requested
+        self._unopened: OrderedDict[str, None] = OrderedDict()
 
     @property
     def progress(self) -> float | None:
-        """Of the payload that is arriving, 0..1; None: there is none."""
+        """Received fraction of the arriving payload, 0..1; None if none is arriving."""
         if not self._open:
             return None
         receiver = next(reversed(self._open.values()))
         return receiver.part.size / max(1, receiver.offer.num_bytes)
 
     def expects(self, packet: bytes) -> bool:
-        """Whether a chunk may bring something of a payload that is arriving; only its head is read."""
+        """True if a chunk may add to an arriving payload. Reads only the chunk's header."""
         receiver = self._open.get(packet[:TRANSFER_BYTES].hex())
         return receiver is not None and not receiver.has(packet)
 
     @property
     def transfers(self) -> tuple[str, ...]:
-        """Those that are arriving."""
+        """Ids of the transfers that are arriving."""
         return tuple(self._open)
 
     @property
     def missing_bytes(self) -> int:
-        """Of all payloads that are arriving, what is not here yet."""
+        """Bytes still missing of all arriving payloads."""
         return sum(receiver.offer.num_bytes - receiver.part.size for receiver in self._open.values())
 
     def handle_offer(self, offer: Offer) -> Receipt | Arrived | None:
-        """What to answer, or that all of it is here by now; None: nothing just now, it is offered again.
+        """Handle an offer: return the answer, or `Arrived` if the payload is complete.
+
+        Returns:
+            None if there is no answer now; the peer repeats its offer.
 
         Raises:
-            StoreError: what is there of it cannot be read.
+            StoreError: the stored part of the payload cannot be read.
         """
         problem = objection(offer, self._device, self._max_bytes) or self._settled.get(offer.transfer)
         if problem is None and (offer.transfer in self._settled or self._have(offer)):
@@ -113,12 +120,12 @@ class Inbox:
         return self._outcome(receiver, receiver.handle_offer(offer))
 
     def handle_chunk(self, packet: bytes, now: float) -> Receipt | Arrived | None:
-        """What to answer, or that all of it is here by now; None: nothing.
+        """Handle a chunk: return the answer, or `Arrived` if the payload is complete, or None.
 
         Raises:
-            PacketTruncated, PacketTooLarge: it is no chunk, or none of what was offered.
-            PacketForeign: it belongs to a transfer that is not open: after a restart some may come before
-                the peer has offered again.
+            PacketTruncated, PacketTooLarge: the packet is no chunk, or does not fit the offer.
+            PacketForeign: the chunk's transfer is not open. After a restart, chunks may arrive before the
+                peer has repeated its offer.
             StoreError: the disk is full.
         """
         chunk = Chunk.decode(packet)
@@ -126,7 +133,7 @@ class Inbox:
             return None  # a late copy
         receiver = self._open.get(chunk.transfer)
         if receiver is None and chunk.transfer in self._unopened:
-            return None  # it came behind its offer
+            return None  # the peer sent it right after its offer
         if receiver is None:
             raise PacketForeign(f"chunk of transfer {chunk.transfer}, which is not open")
         self._open.move_to_end(chunk.transfer)
@@ -134,35 +141,40 @@ class Inbox:
         return None if receipt is None else self._outcome(receiver, receipt)
 
     def accept(self, arrived: Arrived) -> Ack:
-        """It is stored elsewhere: what to answer, now and when it is offered again."""
+        """Note that the payload is stored; return the answer, which is repeated for later offers."""
         self.settle(arrived.offer.transfer)
         return Ack(arrived.offer.transfer, arrived.offer.num_bytes)
 
     def refuse(self, arrived: Arrived, reason: str) -> Refuse:
-        """It is not taken: what to answer, now and when it is offered again."""
+        """Note that the payload is rejected; return the answer, which is repeated for later offers."""
         self.settle(arrived.offer.transfer, reason)
         return Refuse(arrived.offer.transfer, reason)
 
     def settle(self, transfer: str, refused: str | None = None) -> None:
-        """The payload is stored elsewhere, or `refused` for this reason: remove the part, and answer at
-        once when it is offered again.
+        """Close a transfer: remove its part, and answer later offers at once.
+
+        Args:
+            transfer: id of the transfer.
+            refused: the rejection reason; None if the payload is stored elsewhere.
         """
         self.give_up(transfer)
         _remember(self._settled, transfer, refused)
 
     def note_unopened(self, transfer: str) -> None:
-        """It was offered, and nothing of it asked for: what comes behind its offer is no surprise."""
+        """Note an offer of which no chunk was requested, so that chunks sent right after it cause no
+        error.
+        """
         _remember(self._unopened, transfer, None)
 
     def is_settled(self, transfer: str) -> bool:
         return transfer in self._settled
 
     def forget(self, transfer: str) -> None:
-        """What it was stored as is gone: take it when it is offered again."""
+        """Accept this payload again when it is offered, because its stored copy is gone."""
         self._settled.pop(transfer, None)
 
     def refuse_unwanted(self) -> list[Refuse]:
-        """Give up what is arriving although nobody waits for it any more."""
+        """Reject arriving payloads that are no longer wanted."""
         reasons = {
             transfer: self._objects(receiver.offer.transfer_key) for transfer, receiver in self._open.items()
         }
@@ -178,13 +190,13 @@ class Inbox:
         return self._open[offer.transfer]
 
     def give_up(self, transfer: str) -> None:
-        """Forget what is there of a payload; it may be offered again. Raises StoreError."""
+        """Drop the received part of a payload; the peer may offer it again. Raises StoreError."""
         receiver = self._open.pop(transfer, None)
         if receiver is not None:
             receiver.part.clear()
 
     def give_up_all(self) -> None:
-        """As `give_up`, of every payload that is arriving."""
+        """Drop the received parts of all arriving payloads, as `give_up` does."""
         for transfer in tuple(self._open):
             self.give_up(transfer)
 
@@ -197,7 +209,7 @@ class Inbox:
 
 
 def _remember(transfers: OrderedDict[str, T], transfer: str, what: T) -> None:
-    """The latest `MAX_REMEMBERED`."""
+    """Add an entry, and keep only the latest `MAX_REMEMBERED`."""
     transfers[transfer] = what
     if len(transfers) > MAX_REMEMBERED:
         transfers.popitem(last=False)

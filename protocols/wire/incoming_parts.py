@@ -1,4 +1,4 @@
-"""Where an incoming payload grows until it is complete."""
+"""Storage for an incoming payload until it is complete."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,27 +17,27 @@ class Part(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes held; a `PartFile` has as many after a restart."""
+        """Number of bytes held; a `PartFile` keeps them over a restart."""
         ...
 
     def append(self, data: bytes | memoryview) -> None:
-        """Raises StoreError."""
+        """Append bytes. Raises StoreError."""
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all bytes held."""
         ...
 
     def digest(self) -> str:
-        """BLAKE2b-128 of everything held, 32 hex digits. Raises StoreError."""
+        """BLAKE2b-128 digest of all bytes held, 32 hex digits. Raises StoreError."""
         ...
 
     def seal(self) -> None:
-        """Return when everything would survive a power failure. Raises StoreError."""
+        """Flush to disk; after that all bytes survive a power failure. Raises StoreError."""
         ...
 
     def payload(self) -> bytes:
-        """Everything held. Raises StoreError."""
+        """All bytes held. Raises StoreError."""
         ...
 
 
@@ -61,17 +61,17 @@ class PartMemory:
         return hashlib.blake2b(self._data, digest_size=DIGEST_BYTES).hexdigest()
 
     def seal(self) -> None:
-        """Memory has nothing to flush."""
+        """Do nothing: memory has nothing to flush."""
 
     def payload(self) -> bytes:
         return bytes(self._data)
 
 
 class PartFile:
-    """A part on disk, so that a killed process resumes where it was.
+    """A part on disk, so that a restarted process resumes the transfer.
 
-    The file is made by the first append. It is opened for each, so that a thousand devices that
-    vanish in the middle hold no descriptors.
+    The first append creates the file. Each append opens and closes it. So a thousand devices that disconnect
+    in the middle of a transfer hold no file descriptors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class PartFile:
         self._size += len(data)
 
     def clear(self) -> None:
-        files.remove(self.path, durable=False)  # one that comes back is an old part like any other
+        files.remove(self.path, durable=False)  # if a power cut restores it, it is removed as an old part
         self._size = 0
 
     def digest(self) -> str:
@@ -114,10 +114,9 @@ class PartFile:
 
 
 def part_folder(folder: Path, keep: int = 4) -> Callable[[Offer], PartFile]:
-    """Open the part of an offer in `folder`, one folder a peer.
+    """Return a function that opens the part of an offer in `folder`. Each peer has its own folder.
 
-    Parts left behind by earlier processes are removed, but for the `keep` written last: the peer may
-    go on with those.
+    Parts of earlier processes are removed, except the `keep` last written ones: the peer may resume those.
     """
     left = sorted(folder.glob("*.part"), key=lambda path: path.stat().st_mtime)
     for path in left[: max(len(left) - keep, 0)]:

@@ -1,4 +1,4 @@
-"""The control messages, as JSON (an engineer may watch them with any MQTT client) or in the compact form.
+"""The control messages, as JSON (readable with any MQTT client) or in the compact form.
 
 Payloads (enrolment, bundle, backbone, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
 answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
@@ -35,13 +35,14 @@ M = TypeVar("M")
 
 
 class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base: the class name stands in the JSON as `type`."""
+    """Base class of messages. In JSON, the field `type` holds the class name."""
 
 
 class Presence(Message, frozen=True):
-    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent.
+    """Retained on `state`: reports if the agent is connected. Each start of an agent has a new `instance`.
 
-    `version`: of the messages that the agent writes and reads. A coordinator of another version refuses it.
+    `version` is the version of the messages that the agent uses. A coordinator refuses other versions than
+    its own.
     """
 
     online: bool
@@ -51,9 +52,10 @@ class Presence(Message, frozen=True):
 
 
 class TransferKey(Struct, frozen=True):
-    """What a payload is for. For an enrolment, a bundle and a backbone, round and attempt are 0.
+    """Identifies the purpose of a payload. For an enrolment, a bundle and a backbone, round and attempt are
+    0.
 
-    `final_evaluation` marks the closing evaluation (see `protocols.method.method.Round`).
+    `final_evaluation` marks the final evaluation (see `protocols.method.method.Round`).
     """
 
     kind: Literal["enrolment", "bundle", "backbone", "task", "update"]
@@ -69,14 +71,16 @@ class TransferKey(Struct, frozen=True):
 
     @property
     def update(self) -> "TransferKey":
-        """Of the update that answers this task."""
+        """Key of the update that answers this task."""
         return TransferKey("update", self.run, self.round, self.attempt, self.final_evaluation)
 
 
 class Offer(Message, frozen=True, omit_defaults=True):
-    """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same transfer key has
-    the same id, on every offer; `digest` is BLAKE2b-128 of the payload as 32 hex digits. `ratio` comes with
-    an enrolment: the run deals this device no larger one ([fleet] ratios).
+    """Sender: offers a payload.
+
+    `transfer` has 32 hex digits. The same payload under the same transfer key has the same id in every offer.
+    `digest` is the payload's BLAKE2b-128 digest in 32 hex digits. `ratio` comes with an enrolment: it is the
+    largest ratio that the run assigns to this device ([fleet] ratios).
     """
 
     transfer: Digest
@@ -87,29 +91,33 @@ class Offer(Message, frozen=True, omit_defaults=True):
 
 
 class Resume(Message, frozen=True):
-    """Receiver: send from this offset on (all of it: I have it, and it is on disk)."""
+    """Receiver: asks for the payload from this offset on; everything before it is on disk."""
 
     transfer: Digest
     offset: NumBytes
 
 
 class Ack(Message, frozen=True):
-    """Receiver: I have everything before this offset; at the end: complete, verified and on disk."""
+    """Receiver: has everything before this offset. At the end: the payload is complete, verified and on
+    disk.
+    """
 
     transfer: Digest
     offset: NumBytes
 
 
 class Refuse(Message, frozen=True):
-    """Receiver: I do not take this payload."""
+    """Receiver: rejects this payload."""
 
     transfer: Digest
     reason: Words
 
 
 class Fetch(Message, frozen=True, omit_defaults=True):
-    """Device: send me the run's bundle, I train without torch; or its backbone, what is frozen in its model.
-    Answered by its offer, or, of a bundle, by `Lacking`.
+    """Device: asks for the run's bundle, to train without torch, or for its backbone, the frozen part of the
+    model.
+
+    The answer is an offer of the payload. If the run has no bundle, the answer is `Lacking`.
     """
 
     run: RunId
@@ -124,9 +132,9 @@ class Lacking(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Device: enrolled in this run.
+    """Device: is enrolled in this run.
 
-    `base`: digest of what it holds of the model (`protocols.update.base`), where tasks are differences to it.
+    `base` is the digest of the model that it holds (`protocols.update.base`), if tasks are differences to it.
     """
 
     run: RunId
@@ -136,9 +144,9 @@ class Ready(Message, frozen=True):
 
 
 class Working(Message, frozen=True):
-    """Device, now and then: what it is doing, for the live view. `progress` is 0..1.
+    """Device, from time to time: reports its activity for the live view. `progress` is 0..1.
 
-    Our own agent tells "training" alone; "evaluating" is reserved for agents that tell that too.
+    Our own agent reports only "training". "evaluating" is reserved for agents that report that too.
     """
 
     run: RunId
@@ -148,7 +156,7 @@ class Working(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Device, before it offers its reply: what its work took, and what it had expected of the round."""
+    """Device, before it offers its reply: reports the cost of its work and the cost that it had predicted."""
 
     run: RunId
     round: Number
@@ -158,9 +166,9 @@ class Measured(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """Device: I will not do this round (round 0: I will not join this run).
+    """Device: declines this round (round 0: declines to join this run).
 
-    `diverged`: training ended in numbers that are not finite; the model may be the reason.
+    `diverged`: training produced non-finite numbers; the model may be the reason.
     """
 
     run: RunId
@@ -171,21 +179,22 @@ class Decline(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """Coordinator: this run is over; stay for the next one. Answered by `Left`."""
+    """Coordinator: this run is over; the device waits for the next one. Answered by `Left`."""
 
     run: RunId
     reason: Words
 
 
 class Left(Message, frozen=True):
-    """Device: I know that this run is over."""
+    """Device: has noted that this run is over."""
 
     run: RunId
 
 
 class NameTaken(Message, frozen=True):
-    """Coordinator: another device uses your name; leave the broker for `wait_s`. It is for the agent whose
-    `instance` this is; another one that reads it goes on.
+    """Coordinator: another device uses the same name; the agent must disconnect for `wait_s` seconds.
+
+    The message addresses the agent with this `instance`; another agent ignores it.
     """
 
     instance: Nonce
@@ -193,7 +202,7 @@ class NameTaken(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Either side: are you there?
+    """Either side: asks for a `Pong`.
 
     A device that tests its access rights sends one on each channel that it may write, always as JSON. The
     coordinator answers each by a `Pong` on `task`, `down` and `probe`.
@@ -203,7 +212,7 @@ class Ping(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """I am there: the answer to the `Ping` of this nonce."""
+    """Either side: answers the `Ping` with this nonce."""
 
     nonce: Nonce
 
@@ -215,7 +224,7 @@ ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
-_compact = CompactForm(  # the order is the format: docs/wire.md
+_compact = CompactForm(  # the order is part of the compact format: docs/wire.md
     (
         *(Offer, Resume, Ack, Refuse, Fetch, Lacking, Ready),
         *(Working, Measured, Decline, Finish, Left, Ping, Pong),
@@ -226,7 +235,7 @@ _compact_to_device: CompactReader[ToDevice] = _compact.reader(get_args(ToDevice)
 
 
 class _AnyPresence(Struct):
-    """All that is read of an agent's `Presence` before its version is known."""
+    """The fields of an agent's `Presence` that are read before its version is known."""
 
     agent: str = ""
     version: int = 0
@@ -238,26 +247,26 @@ _pong: msgspec.json.Decoder[Pong] = msgspec.json.Decoder(Pong)
 
 
 def encode(message: Message, *, compact: bool = False) -> bytes:
-    """As JSON, or in the compact form."""
+    """Encode a message as JSON or in the compact form."""
     return _compact.write(message) if compact else msgspec.json.encode(message)
 
 
 def readable(text: str) -> str:
-    """A peer's words, or words for one, as they may stand in a log: one line, printable, not long."""
+    """Make a peer's text safe for a log or a message: one printable line of limited length."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
 
 
 def read_from_device(data: bytes) -> FromDevice:
-    """Raises PacketVersion, PacketTooLarge or PacketCorrupt."""
+    """Decode a device's message. Raises PacketVersion, PacketTooLarge or PacketCorrupt."""
     if data.startswith(b'{"type":"Presence"') and len(data) <= MAX_CONTROL_BYTES:
         _check_version(data)
     return _read(_from_device, data, _compact_from_device)
 
 
 def _check_version(presence: bytes) -> None:
-    """Raises PacketVersion: an agent of another version wrote it."""
-    with suppress(msgspec.DecodeError):  # it is refused as damaged
+    """Raise PacketVersion if an agent of another version wrote this presence."""
+    with suppress(msgspec.DecodeError):  # the caller then rejects it as damaged
         found = _any_presence.decode(presence)
         if found.version != VERSION:
             what = f"the message of agent {readable(found.agent) or 'without a name'}"
@@ -265,22 +274,22 @@ def _check_version(presence: bytes) -> None:
 
 
 def read_to_device(data: bytes) -> ToDevice:
-    """Raises PacketTooLarge or PacketCorrupt."""
+    """Decode a coordinator's message. Raises PacketTooLarge or PacketCorrupt."""
     return _read(_to_device, data, _compact_to_device)
 
 
 def read_ping(data: bytes) -> Ping | None:
-    """The `Ping` that came on any channel; None: it is something else."""
+    """Decode a `Ping` from any channel; None if the data are something else."""
     return _read_if(_ping, b'{"type":"Ping"', data)
 
 
 def read_pong(data: bytes) -> Pong | None:
-    """The `Pong` that came on any channel; None: it is something else."""
+    """Decode a `Pong` from any channel; None if the data are something else."""
     return _read_if(_pong, b'{"type":"Pong"', data)
 
 
 def _read_if(decoder: msgspec.json.Decoder[M], beginning: bytes, data: bytes) -> M | None:
-    """No chunk begins like that: its first 16 bytes are a hash."""
+    """Decode data that start with `beginning`. No chunk does, because its first 16 bytes are a hash."""
     if not data.startswith(beginning):
         return None
     try:

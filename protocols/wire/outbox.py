@@ -1,4 +1,6 @@
-"""Payloads to one peer, one after another; see `protocols.wire.peer_link` for how it is used."""
+"""Outgoing payloads for one peer, sent one after another; see `protocols.wire.peer_link` for how it is
+used.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,15 +14,15 @@ from fleetune.protocols.wire.transfer import Outgoing, Payload, Receipt
 
 @dataclass(frozen=True)
 class Sent:
-    """A payload left the outbox: delivered, or refused by the peer.
+    """A payload has left the outbox: it was delivered, or the peer refused it.
 
     Attributes:
-        transfer_key: what it was for.
-        refused: the peer's reason; None: delivered, verified and on the peer's disk.
-        num_bytes: the payload's.
-        sent_bytes: chunks put on the wire for it, repeats and headers included.
-        seconds: from the first offer to the end, disconnections included.
-        goodput_bps: payload a second while it flowed; None: not measured.
+        transfer_key: key of the payload.
+        refused: the peer's reason; None if the payload is delivered, verified and on the peer's disk.
+        num_bytes: size of the payload.
+        sent_bytes: bytes of sent chunks, including repeats and headers.
+        seconds: from the first offer to the end, including disconnections.
+        goodput_bps: payload bits per second while it flowed; None if not measured.
     """
 
     transfer_key: TransferKey
@@ -32,7 +34,7 @@ class Sent:
 
 
 class Outbox:
-    """Payloads to one peer, one after another; `device` names the device in either direction."""
+    """Sends payloads to one peer, one after another. `device` is the device's name in either direction."""
 
     def __init__(self, device: str, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
         self._device = device
@@ -44,17 +46,17 @@ class Outbox:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` has something to do; None: never."""
+        """When `tick` must be called next; None for never."""
         return self._queue[0].wake_at if self._queue else None
 
     @property
     def keys(self) -> list[TransferKey]:
-        """Of what is still to be delivered; the first is on its way."""
+        """Keys of the undelivered payloads; the first one is being sent."""
         return [sender.offer.transfer_key for sender in self._queue]
 
     @property
     def progress(self) -> float | None:
-        """Of the payload on its way, 0..1; None: there is none."""
+        """Delivered fraction of the payload that is being sent, 0..1; None if there is none."""
         if not self._queue:
             return None
         sender = self._queue[0]
@@ -69,9 +71,10 @@ class Outbox:
         ratio: float | None = None,
         perhaps_there: bool = False,
     ) -> list[Outgoing]:
-        """Send `payload` after those before it; one that waits already is not sent twice.
+        """Queue `payload`. A payload that already waits is not queued twice.
 
-        `ratio`: see `Offer`. `perhaps_there`: it may have been offered before, and the peer have some of it.
+        `ratio`: see `Offer`. `perhaps_there`: True if it may have been offered before, so the peer may have a
+        part.
         """
         window = self._window
         sender = Sender(self._device, key, payload, ratio=ratio, window=window, perhaps_there=perhaps_there)
@@ -81,12 +84,12 @@ class Outbox:
         return self._start_next(now)
 
     def drop(self, unwanted: Callable[[TransferKey], bool], now: float) -> list[Outgoing]:
-        """Forget the payloads whose transfer key is no longer wanted."""
+        """Drop the payloads whose transfer key is no longer wanted."""
         self._queue = deque(sender for sender in self._queue if not unwanted(sender.offer.transfer_key))
         return self._start_next(now)
 
     def handle(self, receipt: Receipt, now: float) -> list[Outgoing | Sent]:
-        """The peer's receipt; one to a transfer that is not on its way is ignored."""
+        """Handle the peer's receipt; ignore it if its transfer is not being sent."""
         if not self._queue:
             return []
         sender = self._queue[0]

@@ -1,10 +1,11 @@
-"""How much of a payload may be on its way at once.
+"""The congestion window: how many bytes of a payload may be unacknowledged.
 
-A control message waits behind whatever is in flight, so the window aims at a fixed queueing delay
-rather than at a fixed size: FAST TCP (Wei, Jin, Low and Hegde 2006, eq. 1 with gamma = 1) with a
-target in seconds, w <- w * (base + TARGET_QUEUE_S) / rtt, at most doubled or halved in one round trip.
-On a link of capacity C it settles at w = C * (base + TARGET_QUEUE_S): the link never idles and a
-control message waits about TARGET_QUEUE_S; on a fast link it grows to MAX_CHUNKS whole chunks.
+A control message waits behind the bytes in flight. So the window aims at a fixed queueing delay instead of a
+fixed size. It follows FAST TCP (Wei, Jin, Low and Hegde 2006, eq. 1 with gamma = 1) with a target in seconds:
+w <- w * (base + TARGET_QUEUE_S) / rtt, at most doubled or halved in one round trip.
+
+On a link of capacity C the window settles at w = C * (base + TARGET_QUEUE_S). The link is then never idle,
+and a control message waits about TARGET_QUEUE_S. On a fast link the window grows to MAX_CHUNKS whole chunks.
 """
 
 TARGET_QUEUE_S = 0.2
@@ -15,14 +16,14 @@ MAX_CHUNKS = 16
 
 
 class Window:
-    """The congestion window of one peer's outgoing transfers; it outlives each of them.
+    """The congestion window of one peer's outgoing transfers; it is kept from one transfer to the next.
 
     Attributes:
-        limit_bytes: payload that may be unacknowledged; never under two of the smallest chunks.
-        base_s: the shortest round trip seen since the last `reset`, infinite before the first.
-        answer_s: how long the peer took to answer the latest offer, counted from when it was first made.
-        goes_along: the first window is sent with its offer. Not where it was lost: a broker may keep no order
-            between two topics, and whoever gets a chunk before its offer drops it.
+        limit_bytes: payload that may be unacknowledged; at least two of the smallest chunks.
+        base_s: the shortest round trip since the last `reset`, in seconds; infinite before the first.
+        answer_s: seconds that the peer took to answer the latest offer, counted from its first copy.
+        goes_along: True if the first window is sent with its offer. False once such chunks were lost: a
+            broker may reorder two topics, and a receiver drops a chunk that arrives before its offer.
     """
 
     def __init__(self, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
@@ -32,32 +33,32 @@ class Window:
 
     @property
     def chunk_bytes(self) -> int:
-        """A quarter of the window, so that acknowledgements come evenly."""
+        """Size of the next chunk: a quarter of the window, so that acknowledgements arrive evenly."""
         return min(max(self.limit_bytes // 4, self._min_chunk), self._max_chunk)
 
     def reset(self) -> None:
-        """Another connection, perhaps over another link: forget everything."""
+        """Forget all measurements: the new connection may use another link."""
         self.limit_bytes = 2 * self._min_chunk
         self.base_s = float("inf")
         self.answer_s = 0.0
         self.goes_along = True
 
     def collapse(self) -> None:
-        """Nothing was acknowledged for long: start small again, on the same link."""
+        """Restart with a small window on the same link, because no acknowledgement came for long."""
         self.limit_bytes = 2 * self._min_chunk
 
     def observe(self, rtt_s: float) -> None:
-        """A round trip that may be shorter than any before."""
+        """Note a round trip, which may be the shortest so far."""
         self.base_s = min(self.base_s, rtt_s)
 
     def adjust(self, rtt_s: float) -> None:
-        """A chunk sent when the window was full came back after `rtt_s`."""
+        """Adjust the window to the round trip of a chunk that was sent when the window was full."""
         self.observe(rtt_s)
         ratio = (self.base_s + TARGET_QUEUE_S) / max(rtt_s, 1e-6)
         self._scale(min(max(ratio, 0.5), 2.0))
 
     def lost(self) -> None:
-        """The receiver missed a chunk: some queue overflowed."""
+        """Shrink the window, because a lost chunk means that some queue overflowed."""
         self._scale(0.5)
 
     def _scale(self, ratio: float) -> None:

@@ -1,7 +1,7 @@
-"""What travels as a payload: enrolment and assignment down, reply up.
+"""The payloads: enrolment and assignment from the coordinator, reply from the device.
 
-Nothing measured by a clock and no run's unique id stands in assignments and replies, so that a simulated
-run and a real one send equal bytes; the transfer key they travel under names the run.
+Assignments and replies hold no measured times and no unique run id. So a simulated run and a real one send
+equal bytes. The transfer key of a payload names the run.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ from fleetune.protocols.wire.release import Release, ReleaseWord
 
 MAX_ENROLMENT_BYTES = 2**31
 MAX_ENROLMENT_ELEMENTS = 200_000
-ScoreValue = Finite  # the run's task says what it can be
+ScoreValue = Finite  # depends on the run's task
 MOST_SCORES = 20
 T = TypeVar("T")
 U = TypeVar("U")
@@ -56,35 +56,36 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Enrolment:
-    """All that a device needs to take part in a run; sent to each device once.
+    """All data that a device needs to take part in a run; sent to each device once.
 
     Attributes:
         run: unique id of the run.
-        seed: of every draw of the run.
+        seed: seed of all random draws of the run.
         spec: the model.
-        method: the [method] section, `name` included.
+        method: the [method] section, including `name`.
         training: the [training] section.
-        mean, std, validation_fraction: of the [data] section.
-        deadline_s: of a round.
+        mean, std, validation_fraction: values of the [data] section.
+        deadline_s: deadline of a round, in seconds.
         flops_per_sample: floating-point operations of one training step, per sample.
-        activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
+        activation_bytes_per_sample: bytes that the forward pass stores for the backward pass, per sample.
         weights: the initial model, shape (spec.size,).
-        continues: id of the run that this one goes on from: a device that has a model of its own from there
-            starts from it; None: all start from `weights`.
-        task: the [task] section; left out where it is the default: classification by accuracy.
-        adoption: the [adoption] section, where it is enabled.
-        encoding: of the [encoding] section; left out where nothing is encoded.
-        compact: of the [encoding] section; left out where it is not wanted.
-        quick_masks: of the [encoding] section: a mask's code must be worth its time.
-        proposes: the coordinator proposes each task's ratio, so a device says what it could do
-            (`DeviceReport.affords`); left out where it does not.
-        least_work, most_work: how little and how much of the local training it proposes; each is left out
-            where that is all of it.
-        encodings: of updates, beside that of `encoding`, which it may propose; left out where there is none.
-        late: share of a device's rounds that may take longer than the deadline; left out where the
-            coordinator proposes no ratios.
-        asks_validation: in the final evaluation a device reports its model's score on its validation samples;
-            left out where it holds none out.
+        continues: id of the run that this one continues. A device with its own model from that run starts
+            from it; None if all devices start from `weights`.
+        task: the [task] section; omitted for the default: classification with accuracy.
+        adoption: the [adoption] section, if it is enabled.
+        encoding: encoding of the [encoding] section; omitted if values are not encoded.
+        compact: compact messages, from the [encoding] section; omitted if not wanted.
+        quick_masks: from the [encoding] section: entropy-code a mask only if that saves time.
+        proposes: True if the coordinator proposes each task's ratio. A device then reports which ratios it
+            can afford (`DeviceReport.affords`). Omitted otherwise.
+        least_work, most_work: smallest and largest share of local training that it proposes; omitted if that
+            is the full training.
+        encodings: further encodings of updates that it may propose, in addition to `encoding`; omitted if
+            none.
+        late: share of a device's rounds that may take longer than the deadline; omitted if the coordinator
+            proposes no ratios.
+        asks_validation: True if devices report their model's score on their validation samples in the final
+            evaluation; omitted if the run holds no validation samples out.
     """
 
     run: RunId
@@ -117,31 +118,33 @@ class Enrolment:
 
     @property
     def least_local_work(self) -> float:
-        """The smallest share of local training that is ever asked for."""
+        """The smallest share of local training that a task asks for."""
         return 1.0 if self.least_work is UNSET else self.least_work
 
     @property
     def most_local_work(self) -> float:
-        """The most of it, likewise."""
+        """The largest share of local training that a task asks for."""
         return 1.0 if self.most_work is UNSET else self.most_work
 
     @property
     def uplink(self) -> Encoding:
-        """How its devices write the values of their updates, unless a task asks for another."""
+        """The devices' default encoding for the values of their updates."""
         return self._encoding.uplink
 
     @property
     def uplinks(self) -> tuple[Encoding, ...]:
-        """All that a task may ask for, that one first."""
+        """All encodings that a task may ask for, the default one first."""
         return self.uplink, *(chosen(one) for one in self.encodings or ())
 
     @property
     def downlink(self) -> Encoding:
-        """How the coordinator writes the values of their tasks."""
+        """The coordinator's encoding for the values of tasks."""
         return self._encoding.downlink
 
     def mask_time(self, report: DeviceReport | None, direction: Literal["down", "up"]) -> CodingTime | None:
-        """What the code of a mask takes of a device that says so; None: it is no matter, or not known."""
+        """Time that a device needs to code a mask, from its report; None if it does not matter or is not
+        known.
+        """
         if self.quick_masks is not True or report is None:
             return None
         bps = report.downlink_bps if direction == "down" else report.uplink_bps
@@ -153,7 +156,7 @@ class Enrolment:
 
     @property
     def learns(self) -> Task:
-        """What the run learns. Raises SettingError: the task has no such loss or score."""
+        """The learning task of the run. Raises SettingError if the task has no such loss or score."""
         return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
 
@@ -162,13 +165,12 @@ class Assignment(Generic[T]):
     """A task for one device in one attempt at a round.
 
     Attributes:
-        release: which version of the shared model the device may serve; in runs with adoption.canary.
-        base: the digest of what its values were written with (`protocols.update.base`), where they are
-            differences to what the device holds.
-        ratio: that the coordinator proposes for it, in runs with an objective.
-        local_work: likewise, how much of the local training; left out where that is all of it, once.
-        uplink: likewise, which of `Enrolment.uplinks` is to write its update; left out for the first.
-        span_s: likewise, seconds that its round is given.
+        release: version of the shared model that the device may deploy, in runs with adoption.canary.
+        base: digest of the model that the values are differences to (`protocols.update.base`).
+        ratio: ratio that the coordinator proposes for the device, in runs with an objective.
+        local_work: proposed share of the local training; omitted for the full training.
+        uplink: proposed index in `Enrolment.uplinks` for the update's encoding; omitted for the first.
+        span_s: proposed duration of the round, in seconds.
     """
 
     device: FleetName
@@ -185,14 +187,14 @@ class Assignment(Generic[T]):
 
     @property
     def final_evaluation(self) -> bool:
-        """What `Round` and `TransferKey` say, by the name that it has on the wire."""
+        """The same as in `Round` and `TransferKey`, under its name on the wire."""
         return self.rehearsal
 
 
 def proposed_budget(
     ratio: float | UnsetType, local_work: float | UnsetType, uplink: int | UnsetType = UNSET
 ) -> Budget | None:
-    """What an `Assignment` proposes; None: nothing, the device chooses."""
+    """The budget that an `Assignment` proposes; None if the device chooses."""
     if ratio is UNSET:
         return None
     return Budget(ratio, 1.0 if local_work is UNSET else local_work, uplink or 0)
@@ -200,27 +202,27 @@ def proposed_budget(
 
 @dataclass(frozen=True)
 class Measures:
-    """How well a device's models do: by the score of the run's task (accuracy, in classification), on the
-    device's own test split, None without one.
+    """Scores of a device's models on its own test split, None without a test split.
+
+    The score is that of the run's task: accuracy in classification.
 
     Attributes:
-        num_samples, num_test: the device's own.
-        train_loss: of the last epoch of local training, as seen while training; None if it did not train.
-        before: of the model that local training started from.
-        after: of the personal model after the round's work.
-        personal: in a final evaluation, of the personal model as it was before.
-        kept: in a final evaluation, of the model that the device would serve, of all that this run
-            has led it to. It does not travel with other replies.
-        scores: all that the task has, of the personal model, by name; left out by runs without a [task].
-        adopted: in a run with [adoption], as all below: whether the model that the device serves is one of
-            the fleet, and not the one that it trained alone.
-        alone: accuracy of the model trained alone, as it is after this work.
-        gain: how much more often the model that it serves is right than that one, on the same samples.
+        num_samples, num_test: number of the device's training and test samples.
+        train_loss: mean loss of the last epoch during local training; None if the device did not train.
+        before: score of the model that local training started from.
+        after: score of the personal model after the round's work.
+        personal: in a final evaluation, score of the personal model from before it.
+        kept: in a final evaluation, score of the best checkpoint of this run. Other replies do not carry it.
+        scores: all scores of the task for the personal model, by name; omitted in runs without a [task].
+        adopted: in runs with [adoption], like all fields below: True if the deployed model is one of the
+            fleet, False if it is the local-only model.
+        alone: accuracy of the local-only model after this work.
+        gain: accuracy of the deployed model minus that of the local-only model, on the same samples.
         gain_error: standard error of `gain`.
-        release: what it says of the shared model's versions, in runs with adoption.canary.
-        local_work: how much of the run's local training it did, where that is not all of it, once.
-        validation: in a final evaluation, of the personal model as it was before, on the validation samples;
-            left out by devices that hold none out.
+        release: report about the shared model's versions, in runs with adoption.canary.
+        local_work: share of the run's local training that was done; omitted for the full training.
+        validation: in a final evaluation, score of the personal model from before it on the validation
+            samples; omitted by devices without validation samples.
     """
 
     num_samples: NumSamples
@@ -245,9 +247,9 @@ class Reply(Generic[U]):
     """A device's answer to an assignment.
 
     Attributes:
-        update: None in a final evaluation.
-        base: the digest of what its values were written with (`protocols.update.base`), where an encoding
-            wrote them.
+        update: the method's update; None in a final evaluation.
+        base: digest of the model that the values were encoded with (`protocols.update.base`), if an encoding
+            was used.
     """
 
     device: FleetName
@@ -260,24 +262,24 @@ class Reply(Generic[U]):
 
 
 def run_key(seed: int) -> Key:
-    """The root of all draws of a run."""
+    """The root key of all random draws of a run."""
     return Key.of("fleetune", seed)
 
 
 def work_key(seed: int, round_number: int, attempt: int, device: str) -> Key:
-    """Of a device's own draws in one attempt at a round."""
+    """The key of a device's own random draws in one attempt at a round."""
     return run_key(seed).child("work", round_number, attempt, device)
 
 
 def read_enrolment(data: bytes, limit: int = MAX_ENROLMENT_BYTES) -> Enrolment:
-    """Read an enrolment that came over the wire, and check all of it.
+    """Decode an enrolment from the wire, and check all of it.
 
     Args:
-        data: what the coordinator encoded.
-        limit: most bytes of it, unpacked.
+        data: the encoded enrolment.
+        limit: largest accepted size after unpacking, in bytes.
 
     Raises:
-        PacketError: it is damaged, too large, or what it says of the model makes no sense.
+        PacketError: it is damaged, too large, or describes an impossible model.
     """
     enrolment = codec.decode(data, Enrolment, None, limit=limit, elements=MAX_ENROLMENT_ELEMENTS)
     check_spec(enrolment.spec)

@@ -1,20 +1,21 @@
-"""What passes between this side and one peer: payloads both ways, as packets to publish and events.
+"""The link between this side and one peer: payloads both ways, as packets to publish and events.
 
-No socket, no clock: packets and times in (`now` is in seconds, from any start), packets and events out.
+The link has no socket and no clock. Packets and times go in (`now` is in seconds, from any start); packets
+and events come out.
 
-    for item in link.post(key, payload, now):           a payload for the peer, after those before it
-    for item in link.hear(channel, data, now):          what came on the peer's topics
+    for item in link.post(key, payload, now):           queue a payload for the peer
+    for item in link.hear(channel, data, now):          data that arrived on the peer's topics
     for item in link.tick(now):                         at `link.wake_at`
     for item in link.reconnected(now):                  after every `Connected`
 
-Items are handled in the order they come:
+Handle the items in their order:
 
     Packet      publish it on the peer's topic of that channel
-    Sent        a payload of ours is on the peer's disk, or was refused
-    Arrived     a payload of the peer's is here in whole: keep it, then publish `link.accept(arrived)`, or
-                `link.refuse(arrived, reason)`; until then the peer offers it again
-    Answered    an offer of the peer's was answered by the packet before this
-    a message   of any other kind: not the link's affair
+    Sent        our payload is on the peer's disk, or was refused
+    Arrived     the peer's payload is complete: store it, then publish `link.accept(arrived)`, or
+                `link.refuse(arrived, reason)`; until then the peer repeats its offer
+    Answered    the packet before this one answers an offer of the peer
+    a message   any other message, which the link does not handle
 """
 
 from collections.abc import Callable, Iterable
@@ -34,12 +35,12 @@ Role = Literal["coordinator", "device"]
 
 @dataclass(frozen=True)
 class Packet:
-    """Something to publish.
+    """A packet to publish.
 
     Attributes:
-        channel: below the device's name, see `protocols.wire.topics`.
-        content: a control message, or a stretch of a payload.
-        compact: a control message goes in the compact form.
+        channel: last part of the topic, below the device's name; see `protocols.wire.topics`.
+        content: a control message, or a chunk of a payload.
+        compact: True to encode a control message in the compact form.
     """
 
     channel: Channel
@@ -48,7 +49,7 @@ class Packet:
 
     @property
     def data(self) -> bytes:
-        """Encoded; made when it is asked for, because a window of chunks is long."""
+        """The encoded packet. It is encoded on access, because a window holds many chunks."""
         content = self.content
         if isinstance(content, Chunk):
             return content.encode()
@@ -56,18 +57,18 @@ class Packet:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether the peer acknowledges it."""
+        """True if the packet is a chunk, which the peer acknowledges."""
         return isinstance(self.content, Chunk)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """An offer of the peer's.
+    """An offer of the peer was answered.
 
     Attributes:
-        offer: what was offered.
-        receipt: what was answered. `Resume`: it is arriving; `Ack`: it was here already; `Refuse`: it is not
-            taken; None: nothing, it is offered again.
+        offer: the offer.
+        receipt: the answer. `Resume`: the payload is arriving; `Ack`: it was stored already; `Refuse`: it is
+            rejected; None: no answer, the peer repeats its offer.
     """
 
     offer: Offer
@@ -81,16 +82,16 @@ class PeerLink:
     """One side of the dialogue with one peer.
 
     Args:
-        device: names the device in either direction.
-        role: who speaks here.
-        inbox: of this side; it decides what is wanted.
-        max_chunk_bytes: of what is sent.
+        device: name of the device, in either direction.
+        role: role of this side.
+        inbox: inbox of this side; it decides which payloads are wanted.
+        max_chunk_bytes: size of the largest chunk to send.
 
     Attributes:
         outbox, inbox: payloads to and from the peer.
-        compact: whether control messages go to it in the compact form. A device sets it when it is ready in a
-            run that asks for it, and answers an offer of an enrolment in JSON. A coordinator answers in the
-            form of the device's last message.
+        compact: True if control messages to the peer use the compact form. A device sets it when it is ready
+            in a run that asks for it. It always answers the offer of an enrolment in JSON. A coordinator
+            answers in the form of the device's last message.
     """
 
     def __init__(
@@ -108,11 +109,11 @@ class PeerLink:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` has something to do; None: never."""
+        """When `tick` must be called next; None for never."""
         return self.outbox.wake_at
 
     def packet(self, content: Message | Chunk) -> Packet:
-        """On the channel where the peer looks for it."""
+        """A packet on the channel where the peer expects this content."""
         if isinstance(content, Chunk):
             return Packet(self._bulk, content)
         return Packet(self._control, content, self.compact)
@@ -126,24 +127,24 @@ class PeerLink:
         ratio: float | None = None,
         perhaps_there: bool = False,
     ) -> list[Item]:
-        """Send `payload` after those before it, see `Outbox.post`."""
+        """Queue `payload` for the peer, see `Outbox.post`."""
         return self._packed(self.outbox.post(key, payload, now, ratio=ratio, perhaps_there=perhaps_there))
 
     def drop(self, unwanted: Callable[[TransferKey], bool], now: float) -> list[Item]:
-        """Forget the payloads whose transfer key is no longer wanted."""
+        """Drop the payloads whose transfer key is no longer wanted."""
         return self._packed(self.outbox.drop(unwanted, now))
 
     def hear(self, channel: str, data: bytes, now: float) -> list[Item]:
-        """Read what came on one of the peer's channels.
+        """Handle data that arrived on one of the peer's channels.
 
         Raises:
-            PacketError: it makes no sense.
-            StoreError: what arrives cannot be kept.
+            PacketError: the data cannot be decoded.
+            StoreError: an arriving payload cannot be stored.
         """
         return self.take_chunk(data, now) if channel == self._incoming else self.handle(self._read(data), now)
 
     def handle(self, message: Message, now: float) -> list[Item]:
-        """A control message; one that is of no payload comes back as it is. Raises StoreError."""
+        """Handle a control message; return it unchanged if it concerns no payload. Raises StoreError."""
         match message:
             case Offer():
                 return self._consider(message)
@@ -153,30 +154,30 @@ class PeerLink:
                 return [message]
 
     def take_chunk(self, data: bytes, now: float) -> list[Item]:
-        """A stretch of a payload. Raises as `Inbox.handle_chunk` does."""
+        """Handle a chunk of a payload. Raises as `Inbox.handle_chunk` does."""
         outcome = self.inbox.handle_chunk(data, now)
         if outcome is None:
             return []
         return [outcome] if isinstance(outcome, Arrived) else [self.packet(outcome)]
 
     def accept(self, arrived: Arrived) -> Packet:
-        """It is kept: the peer may forget it."""
+        """Note that a payload is stored; return the packet that lets the peer forget it."""
         return self.packet(self.inbox.accept(arrived))
 
     def refuse(self, arrived: Arrived, reason: str) -> Packet:
-        """It is not taken, now or later."""
+        """Reject a payload for good; return the packet with the reason."""
         return self.packet(self.inbox.refuse(arrived, reason))
 
     def refuse_unwanted(self) -> list[Item]:
-        """Give up what is arriving although nobody waits for it any more."""
+        """Reject arriving payloads that are no longer wanted."""
         return self._packed(self.inbox.refuse_unwanted())
 
     def tick(self, now: float) -> list[Item]:
-        """Ask again for what was not answered in time."""
+        """Repeat what was not answered in time."""
         return self._packed(self.outbox.tick(now))
 
     def reconnected(self, now: float) -> list[Item]:
-        """The connection is a new one, or the peer's process: what was on its way is lost."""
+        """Resume after a new connection or a restart of the peer, which loses the packets in flight."""
         return self._packed(self.outbox.reconnected(now))
 
     def _consider(self, offer: Offer) -> list[Item]:

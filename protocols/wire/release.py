@@ -1,7 +1,7 @@
-"""What travels of a roll-out: which version of the shared model a device may serve, and what it says of it.
+"""The roll-out's data on the wire: the versions that a device may deploy, and its report about them.
 
-A version is the shared model as it stood after a round, and has that round's number; version 0 is what the
-run began with. It travels once to each device that is to serve it.
+A version is the shared model after a round, and has that round's number. Version 0 is the model that the run
+began with. A version is sent once to each device that may deploy it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from fleetune.protocols.bounds import Finite, NonNegative, Number, NumSamples
 from fleetune.protocols.model.spec import FlatArray
 
-MOST_HELD = 2  # versions that a device holds
+MOST_HELD = 2  # largest number of versions that a device holds
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Version:
     """A version of the shared model.
 
     Attributes:
-        number: of the round after which it stood.
-        weights: shape (spec.num_parameters,); left out where the device has said that it has them, and of
-            version 0.
+        number: number of the round that produced it.
+        weights: shape (spec.num_parameters,); omitted for version 0, and if the device has reported that it
+            has them.
     """
 
     number: Number
@@ -31,11 +31,11 @@ class Version:
 
 @dataclass(frozen=True)
 class Release:
-    """What a device may serve.
+    """The versions that a device may deploy.
 
     Attributes:
-        approved: the newest version that is out for all.
-        trial: the one on trial; for canaries alone.
+        approved: the newest version that is approved for all devices.
+        trial: the version on trial; for canaries only.
     """
 
     approved: Version
@@ -44,13 +44,13 @@ class Release:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The version on trial against the one before, on a canary's own held-out samples.
+    """The version on trial compared with the one before it, on a canary's own held-out samples.
 
     Attributes:
-        new, old: their numbers.
-        gain: how much lower the mean loss of the new one is; below 0 it is worse.
+        new, old: numbers of the two versions.
+        gain: mean loss of the old version minus that of the new one; below 0 the new one is worse.
         error: standard error of `gain`.
-        by_samples: how many equally weighted samples that is by.
+        by_samples: effective number of equally weighted samples.
     """
 
     new: Number
@@ -62,11 +62,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ReleaseWord:
-    """What a device says of the versions with its reply.
+    """A device's report about the versions, sent with its reply.
 
     Attributes:
-        holds: versions whose weights it has.
-        found: of a canary that can judge the one on trial.
+        holds: numbers of the versions whose weights it has.
+        found: comparison by a canary that can evaluate the version on trial.
     """
 
     holds: Annotated[tuple[Number, ...], Meta(max_length=MOST_HELD)] = ()

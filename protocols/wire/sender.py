@@ -1,4 +1,4 @@
-"""The sending half of a transfer: the dialogue stands in transfer.py, the pace in pacing.py."""
+"""The sending half of a transfer. transfer.py describes the dialogue, and pacing.py the congestion window."""
 
 from collections import deque
 
@@ -9,22 +9,23 @@ from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
 MOST_REWINDS = (
-    5  # times that a receiver may go back to what it had asked for before, unless it was offered again
+    5  # limit on requests for bytes that the receiver had requested before, other than answers to an offer
 )
-WITH_OFFER = {"task", "update"}  # kinds that are hardly ever refused
+# kinds of payload that are rarely refused, so that chunks sent with the offer are rarely wasted
+WITH_OFFER = {"task", "update"}
 
 
 class Sender:
     """The sending half of one transfer; `perhaps_there`: see `Outbox.post`.
 
     Attributes:
-        offer: what is offered; `offer.transfer` is the id.
-        done: the receiver has all of it, verified and on disk.
-        refused: the receiver's reason for not taking it.
-        acked_bytes: payload the receiver has on disk.
-        sent_bytes: chunks put on the wire, repeats and headers included.
-        started_at, ended_at: when it was first offered, and done or refused.
-        wake_at: when `tick` has something to do; None: never.
+        offer: the offer; `offer.transfer` is the id of the transfer.
+        done: True once the receiver has the payload, verified and on disk.
+        refused: the receiver's rejection reason.
+        acked_bytes: payload bytes that the receiver has on disk.
+        sent_bytes: bytes of sent chunks, including repeats and headers.
+        started_at, ended_at: time of the first offer, and time of the end.
+        wake_at: when `tick` must be called next; None for never.
     """
 
     def __init__(
@@ -47,19 +48,21 @@ class Sender:
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.wake_at: float | None = None
-        self._offered_at: float | None = None  # of the offer that waits for an answer
-        self._asked_at = 0.0  # of the first of those that wait for it
+        self._offered_at: float | None = None  # time of the unanswered offer
+        self._asked_at = 0.0  # time of the first of several unanswered offers
         self._offers = 0
         self._wait_s = FIRST_WAIT_S
         self._rtt_s = 0.0
         self._next = 0  # offset of the next chunk
         self._resumed: int | None = None  # offset of the last Resume
-        self._furthest, self._rewinds = -1, 0  # of Resumes that answer no offer
+        # largest offset and number of rewinds, of Resumes that answer no offer
+        self._furthest, self._rewinds = -1, 0
         self._may_go_along = key.kind in WITH_OFFER and not perhaps_there
-        self._went_along = False  # with the offer went the first window, and its Resume is still to come
-        self._first_sent = 0  # below this a chunk may have been sent twice
+        self._went_along = False  # the first window was sent with the offer, and its Resume is still to come
+        # chunks below this offset may have been sent twice, so their round trip is ambiguous
+        self._first_sent = 0
         self._mark = 0  # the window is adjusted by the acknowledgement of this offset
-        self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, when sent
+        self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, time of sending
         self._busy_since = 0.0
         self._busy_s = 0.0
         self._busy_bytes = 0
@@ -70,14 +73,14 @@ class Sender:
 
     @property
     def goodput_bps(self) -> float | None:
-        """Acknowledged payload over the time it flowed, bits a second; time without a connection does
-        not count. None before the first acknowledgement.
-        """
+        """Acknowledged payload bits per second while connected; None before the first acknowledgement."""
         return 8 * self._busy_bytes / self._busy_s if self._busy_s > 0 else None
 
     def start(self, now: float) -> list[Outgoing]:
-        """The first offer, and with it the first window of a task or an update that the receiver can have
-        nothing of, which saves a round trip.
+        """Send the first offer.
+
+        The first window of a task or an update is sent with it if the receiver cannot have a part of the
+        payload yet. This saves a round trip.
         """
         self.started_at = now
         offer = self._make_offer(now)
@@ -87,8 +90,10 @@ class Sender:
         return [*offer, *self._fill(now)]
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Offer again when nothing was heard for too long: 2 s at first, or twice as long as the peer took to
-        answer the offer before, doubling up to 30 s, for ever.
+        """Repeat the offer after too long a silence.
+
+        The wait is 2 s at first, or twice the time that the peer took to answer the offer before. It doubles
+        up to 30 s. The number of repeats is not limited.
         """
         if self.wake_at is None or now < self.wake_at:
             return []
@@ -97,7 +102,7 @@ class Sender:
         return self._make_offer(now)
 
     def reconnected(self, now: float) -> list[Outgoing]:
-        """Offer again at once: what was on its way is lost."""
+        """Repeat the offer at once, because the packets in flight are lost."""
         if self.started_at is None or self.ended:
             return []
         self._wait_s = FIRST_WAIT_S
@@ -107,7 +112,7 @@ class Sender:
         return self._make_offer(now)
 
     def handle(self, message: Receipt, now: float) -> list[Outgoing]:
-        """Answer a receipt; one that belongs to another transfer or that makes no sense is ignored."""
+        """Handle a receipt; ignore it if it is invalid or belongs to another transfer."""
         if message.transfer != self.offer.transfer or self.started_at is None or self.ended:
             return []
         if self._offered_at is not None:
@@ -125,7 +130,7 @@ class Sender:
     def _handle_resume(self, offset: int, now: float) -> list[Outgoing]:
         asked = self._offered_at is not None
         if not 0 <= offset < self.offer.num_bytes or (not asked and offset == self._resumed):
-            return []  # nonsense, or a late copy of the Resume we follow already
+            return []  # invalid, or a late copy of the Resume that is being served
         if self._offered_at is None:
             if self._rewinds_too_often(offset):
                 self.refused = f"it went back {MOST_REWINDS} times to bytes that it had asked for before"
@@ -136,7 +141,7 @@ class Sender:
             self._window.observe(now - self._offered_at)
         self._offered_at = None
         if self._went_along and offset == self.acked_bytes == 0:
-            self._went_along = False  # said before the receiver saw what comes behind the offer
+            self._went_along = False  # the receiver sent it before it saw the chunks behind the offer
             self._heard(now)
             return self._fill(now)
         if asked and offset == self._resumed == 0:
@@ -149,7 +154,10 @@ class Sender:
         return self._fill(now)
 
     def _rewinds_too_often(self, offset: int) -> bool:
-        """A receiver asks once for each gap, ever further, and from 0 when the digest differs."""
+        """True if the receiver has asked too often for bytes that it had asked for before.
+
+        A correct receiver asks once for each gap, at growing offsets, and from 0 if the digest differs.
+        """
         self._rewinds += int(offset <= self._furthest)
         self._furthest = max(self._furthest, offset)
         return self._rewinds > MOST_REWINDS
@@ -164,7 +172,7 @@ class Sender:
             return []
         self._progress(offset, now)
         self._heard(now)
-        # While an offer is unanswered nothing new is sent: its Resume may ask for what was lost.
+        # While an offer is unanswered, nothing new is sent, because its Resume may ask for lost bytes.
         return self._fill(now) if self._offered_at is None else []
 
     def _progress(self, offset: int, now: float) -> None:
@@ -185,7 +193,7 @@ class Sender:
         self._next = max(self._next, offset)
 
     def _fill(self, now: float) -> list[Outgoing]:
-        """Send as much as the window allows, and at least one chunk when nothing is on its way."""
+        """Send as much as the window allows, and at least one chunk if nothing is in flight."""
         chunks: list[Outgoing] = []
         while self._next < self.offer.num_bytes:
             end = min(self._next + self._window.chunk_bytes, self.offer.num_bytes)

@@ -1,10 +1,10 @@
 """Topic names: fleetune/v1/<fleet>/<device>/<channel>.
 
 A device may write `state`, `up` and `update`, read `down` and `task`, and do both with `probe`, all below its
-own name, and nothing else; the coordinator reads and writes below the whole fleet, but for `probe`, where a
-device measures its link. Small control messages have channels of their own (`up`, `down`), so that they never
-stand in line behind a payload (`update`, `task`). Coordinators find each other on a topic of their own, which
-no device may write or read.
+own name. It has no other rights. The coordinator reads and writes below the whole fleet, except `probe`,
+where a device measures its link. Small control messages have their own channels (`up`, `down`), so that they
+never wait behind a payload (`update`, `task`). Coordinators find each other on a separate topic, which no
+device may write or read.
 """
 
 import re
@@ -16,15 +16,16 @@ Channel = Literal["state", "up", "update", "down", "task", "probe"]
 FROM_DEVICE: tuple[Channel, ...] = ("state", "up", "update")
 TO_DEVICE: tuple[Channel, ...] = ("down", "task")
 
-JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # on an embedded broker with passwords
+JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # user names on an embedded broker with passwords
 ROOT = "fleetune/v1"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NAME_AND_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}(~[a-z]{1,16})?")  # of a second connection, see `client_id`
+# the role marks a second connection, see `client_id`
+_NAME_AND_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}(~[a-z]{1,16})?")
 PROBE: Channel = "probe"
 
 
 class Address(NamedTuple):
-    """What a topic says."""
+    """The parts of a topic."""
 
     fleet: str
     device: str
@@ -32,7 +33,7 @@ class Address(NamedTuple):
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself if it may stand in a topic and in a certificate's common name.
+    """Return `name` if it is valid in a topic and in a certificate's common name.
 
     Raises:
         SettingError: it holds anything but letters, digits, `_` and `-`, or is longer than 64.
@@ -49,10 +50,11 @@ def topic(fleet: str, device: str, channel: Channel) -> str:
 
 
 def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
-    """Of a device's connection to its broker; `role` of one beside the agent's.
+    """Client id of a device's connection to its broker; `role` marks a connection in addition to the
+    agent's.
 
-    An embedded broker that asks for the join password serves one fleet, and knows a device by its client id.
-    Elsewhere a broker may serve many.
+    An embedded broker that asks for the join password serves one fleet, and identifies a device by its client
+    id. Other brokers may serve many fleets.
     """
     if user == JOIN_USER:
         return f"{device}~{role}" if role else device
@@ -65,7 +67,7 @@ def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
 
 
 def probe_name(device: str, user: str | None) -> str:
-    """The device's name in the topics of its second connection, which tests and measures its link."""
+    """The device's name in the topics of its second connection, which tests and measures the link."""
     return f"{device}~{PROBE}" if user == JOIN_USER else device
 
 
@@ -78,7 +80,9 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
 
 
 def coordinators(fleet: str) -> str:
-    """Where a fleet's coordinator and whoever would be one say that they are there. No name holds a `~`."""
+    """Topic where the coordinator of a fleet and its possible successors announce themselves. No name holds
+    a `~`.
+    """
     return f"{ROOT}/{fleet}/~coordinator/here"
 
 
@@ -87,10 +91,10 @@ def parse(name: str, *, with_role: bool = False) -> Address:
 
     Args:
         name: the topic.
-        with_role: the device's name may have a role behind it, as a device's second connection has.
+        with_role: True if a role may follow the device's name, as for a device's second connection.
 
     Raises:
-        PacketForeign: it is no topic of ours.
+        PacketForeign: it is not a Fleetune topic.
     """
     parts, device = name.split("/"), _NAME_AND_ROLE if with_role else _NAME
     if (

@@ -1,18 +1,18 @@
-"""One payload from one side to the other: over any loss, repetition, reconnection and restart.
+"""The transfer of one payload, which survives loss, repetition, reconnection and restart.
 
-Everything here is messages in, messages out: no socket, no clock (`now` is in seconds, from any start).
-All timers are the sender's (sender.py). The dialogue:
+All code here turns messages into messages. It has no socket and no clock (`now` is in seconds, from any
+start). Only the sender has timers (sender.py). The dialogue:
 
     sender                          receiver
-    Offer                ->                     who I am, how long, which digest; again when unanswered
-    chunk, chunk         ->                     a task's or an update's first window, behind its first offer
-                         <-         Resume      from this offset on (what I have is on disk)
+    Offer                ->                     id, size and digest; repeated until answered
+    chunk, chunk         ->                     first window of a task or update, sent with its first offer
+                         <-         Resume      send from this offset on (all before it is on disk)
     chunk, chunk, ...    ->
-                         <-         Ack         of each chunk; of the last one when all is verified
-                         <-         Resume      once for each gap, and from 0 when the digest differs
+                         <-         Ack         for each chunk; for the last one once all is verified
+                         <-         Resume      once for each gap, and from 0 if the digest differs
 
-MQTT keeps the order of what it delivers, so the receiver takes the next byte only and whatever was
-lost is sent again from there on.
+MQTT keeps the order of the messages that it delivers. So the receiver accepts only the next byte, and after a
+loss the sender repeats everything from there on.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _HEX = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a payload: 16 bytes transfer id, 8 bytes offset little endian, data."""
+    """A piece of a payload: 16 bytes transfer id, 8 bytes offset little endian, data."""
 
     transfer: str
     offset: int
@@ -47,7 +47,7 @@ class Chunk:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded length."""
+        """Encoded length in bytes."""
         return _HEAD.size + len(self.data)
 
     def encode(self) -> bytes:
@@ -55,7 +55,7 @@ class Chunk:
 
     @classmethod
     def decode(cls, packet: bytes) -> Self:
-        """Raises PacketTruncated or PacketTooLarge."""
+        """Decode a chunk. Raises PacketTruncated or PacketTooLarge."""
         if len(packet) <= _HEAD.size:
             raise PacketTruncated(f"chunk of {len(packet)} bytes; the header alone has {_HEAD.size}")
         if len(packet) > _HEAD.size + MAX_CHUNK_BYTES:
@@ -70,19 +70,19 @@ Receipt = Resume | Ack | Refuse
 
 
 def digest_of(payload: Payload) -> str:
-    """BLAKE2b-128, 32 hex digits."""
+    """BLAKE2b-128 digest in 32 hex digits."""
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def transfer_id(key: TransferKey, device: str, digest: str) -> str:
-    """32 hex digits; `device` is the device's name in either direction."""
+    """Id of a transfer, 32 hex digits; `device` is the device's name in either direction."""
     return digest_of(msgspec.json.encode((key, device, digest)))
 
 
 def objection(offer: Offer, device: str, max_bytes: int) -> str | None:
-    """Why an offer cannot be taken, found before anything is allocated; None if it can.
+    """Reason to reject an offer, found before any memory is allocated; None if it is acceptable.
 
-    The id is recomputed: it names a file, and one id must never stand for two payloads.
+    The id is computed again, because it names a file and must never stand for two payloads.
     """
     if not 0 <= offer.num_bytes <= max_bytes:
         return f"payload of {offer.num_bytes} bytes; 0 to {max_bytes} are taken here"
@@ -97,10 +97,10 @@ class Receiver:
     """The receiving half of one transfer.
 
     Attributes:
-        offer: what is offered.
-        part: what is there of it; one that an earlier process left is gone on with.
-        complete: all of it is there, verified and flushed to disk.
-        received_bytes: chunks taken from the wire, repeats and headers included.
+        offer: the offer.
+        part: the bytes received so far; a part of an earlier process is continued.
+        complete: True once the payload is complete, verified and flushed to disk.
+        received_bytes: bytes of received chunks, including repeats and headers.
     """
 
     def __init__(self, offer: Offer, part: Part) -> None:
@@ -110,25 +110,24 @@ class Receiver:
         self.received_bytes = 0
         self._mismatches = 0
         self._asked_for: int | None = None  # offset of the last Resume
-        self._flow: tuple[float, float, int] | None = None  # first and last chunk's time, bytes between
+        # time of the first and of the last chunk, and the bytes in between
+        self._flow: tuple[float, float, int] | None = None
 
     @property
     def goodput_bps(self) -> float | None:
-        """New payload between its first and its last chunk over the time between, bits a second; None
-        before the second chunk.
-        """
+        """New payload bits per second from the first to the last chunk; None before the second chunk."""
         if self._flow is None or self._flow[1] <= self._flow[0]:
             return None
         return 8 * self._flow[2] / (self._flow[1] - self._flow[0])
 
     def has(self, packet: bytes) -> bool:
-        """Whether a chunk brings nothing that is not here; only its head is read."""
+        """True if a chunk brings no new bytes. Reads only the chunk's header."""
         if len(packet) <= _HEAD.size:
             return True
         return int(_HEAD.unpack_from(packet)[1]) + len(packet) - _HEAD.size <= self.part.size
 
     def handle_offer(self, offer: Offer) -> Receipt:
-        """Raises StoreError."""
+        """Answer an offer. Raises StoreError."""
         if offer != self.offer:
             return Refuse(offer.transfer, "this transfer was offered with other properties before")
         if self.complete:
@@ -138,11 +137,11 @@ class Receiver:
         return self._verify() if self.part.size == self.offer.num_bytes else self._resume()
 
     def handle_chunk(self, chunk: Chunk, now: float) -> Receipt | None:
-        """Take the chunk if it brings the next byte.
+        """Accept the chunk if it brings the next byte.
 
         Raises:
-            PacketTooLarge: it reaches beyond the end that was offered.
-            StoreError: the disk is full; nothing is lost, the sender offers again later.
+            PacketTooLarge: it reaches beyond the offered size.
+            StoreError: the disk is full. Nothing is lost: the sender offers the payload again later.
         """
         end = chunk.offset + len(chunk.data)
         if end > self.offer.num_bytes:

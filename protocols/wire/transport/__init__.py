@@ -1,7 +1,7 @@
-"""The seam to the network: publish bytes to a topic, and events in a queue.
+"""The interface to the network: publish bytes to a topic, and receive events from a queue.
 
-A serve loop blocks on one queue with a timeout. The transport only puts events there, so the queue may
-be shared with whatever else the loop waits for.
+A serve loop blocks on one queue with a timeout. The transport only puts events there, so the loop may use the
+same queue for other events.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ Qos = Literal[0, 1]
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker took us and the subscriptions are asked for. Comes after every reconnection."""
+    """The broker accepted the connection, and the subscriptions were sent. Follows every reconnection."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """Not connected, with the reason in one line; the transport keeps trying, and each failed attempt
-    gives another of these. `refusal`: why the broker refuses us; None: another reason, or not known.
+    """The transport is not connected; the reason is one line.
+
+    The transport keeps trying, and each failed attempt gives another such event. `refusal`: why the broker
+    refuses this client; None if the reason is another one or not known.
     """
 
     reason: str
@@ -29,7 +31,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Received:
-    """A message. `retained`: it was on the topic before we subscribed."""
+    """A message. `retained`: True if it was published before this client subscribed."""
 
     topic: str
     data: bytes
@@ -40,32 +42,33 @@ Event = Connected | Disconnected | Received
 
 
 class EventSink(Protocol):
-    """Where events go: a `queue.SimpleQueue` or `queue.Queue`."""
+    """A destination of events: a `queue.SimpleQueue` or `queue.Queue`."""
 
     def put(self, item: Event, /) -> None: ...
 
 
 @dataclass(frozen=True)
 class Will:
-    """What the broker says for us when we vanish: retained, at QoS 1."""
+    """The message that the broker publishes if this client vanishes: retained, at QoS 1."""
 
     topic: str
     data: bytes
 
 
 class Transport(Protocol):
-    """One client of a broker. Made with its will, its subscriptions and the sink of its events."""
+    """One client of a broker, made with its will, its subscriptions and the sink of its events."""
 
     def connect(self) -> None:
-        """Start connecting, and reconnect for ever; returns at once."""
+        """Start connecting and return at once; the transport reconnects without limit."""
         ...
 
     def publish(self, topic: str, data: bytes, *, retain: bool = False, qos: Qos = 0) -> None:
-        """Hand over a message; never waits for the network. While disconnected it is dropped: whoever
-        needs an answer asks again.
+        """Send a message without waiting for the network.
+
+        While disconnected, the message is dropped; senders that need an answer repeat it.
         """
         ...
 
     def close(self, farewell: bytes | None = None) -> None:
-        """Leave for good, with `farewell` published to the will's topic (retained) before."""
+        """Disconnect for good, after publishing `farewell` to the will's topic (retained)."""
         ...

@@ -1,7 +1,7 @@
-"""The line between a transport's thread and the loop: bounded in bytes, whatever comes in.
+"""The queue between a transport's thread and the loop, with a limit in bytes.
 
-When the loop is behind, chunks are let go first: their sender notices and sends them again. What else a peer
-says has more room, and that it is there or gone the most: the broker tells that only once.
+When the loop is too slow, chunks are dropped first, because their sender notices and repeats them. Other
+messages have more room. Presence messages have the most, because the broker sends them only once.
 """
 
 import queue
@@ -10,16 +10,16 @@ from typing import Any
 
 from fleetune.protocols.wire.transport import Received
 
-OVERHEAD_BYTES = 500  # of one message, beside its text
-_ROOM = {"update": 1.0, "task": 1.0, "state": 1.5}  # of which channel; see topics.py
+OVERHEAD_BYTES = 500  # memory of one message in addition to its text
+_ROOM = {"update": 1.0, "task": 1.0, "state": 1.5}  # share of `max_bytes` by channel; see topics.py
 _OTHERS_ROOM = 1.25
 
 
 class Backlog(queue.SimpleQueue[Any]):
-    """A `queue.SimpleQueue` in which messages take at most 1.5 `max_bytes`; chunks have 1.0, others 1.25.
+    """A `queue.SimpleQueue` whose messages take at most 1.5 `max_bytes`; chunks stop at 1.0, others at 1.25.
 
     Attributes:
-        held_bytes: of the messages that wait.
+        held_bytes: bytes of the waiting messages.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -30,7 +30,7 @@ class Backlog(queue.SimpleQueue[Any]):
         self._lock = threading.Lock()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Never waits; a message for which there is no room is dropped and counted."""
+        """Add an item without waiting; drop and count a message that has no room."""
         if isinstance(item, Received):
             room = self._max_bytes * _ROOM.get(item.topic.rpartition("/")[2], _OTHERS_ROOM)
             with self._lock:
@@ -41,7 +41,7 @@ class Backlog(queue.SimpleQueue[Any]):
         super().put(item, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Raises queue.Empty."""
+        """Remove and return the next item. Raises queue.Empty."""
         item = super().get(block, timeout)
         if isinstance(item, Received):
             with self._lock:
@@ -49,7 +49,7 @@ class Backlog(queue.SimpleQueue[Any]):
         return item
 
     def take_dropped(self) -> int:
-        """How many messages were dropped since this was asked last."""
+        """Number of messages dropped since the last call."""
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         return dropped

@@ -1,4 +1,4 @@
-"""A broker in this process, for tests: everything is delivered inside `publish`, in order."""
+"""A broker in this process, for tests: `publish` delivers everything at once, in order."""
 
 import threading
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class MemoryBroker:
                     client.events.put(Received(topic, data, retained=True))
 
     def leave(self, client: "MemoryTransport", message: Will | None, reason: str) -> None:
-        """Take `client` off and publish `message` for it. Nothing when it is not there."""
+        """Remove `client` and publish its `message`. Does nothing if the client is not connected."""
         with self._lock:
             if client in self._clients:
                 self._clients.remove(client)
@@ -74,7 +74,7 @@ class MemoryTransport:
         self._broker.leave(self, message, "closed")
 
     def drop(self) -> None:
-        """As if the connection broke: the broker publishes the will. `connect` comes back."""
+        """Break the connection: the broker publishes the will. `connect` restores it."""
         self._broker.leave(self, self._will, "connection lost")
 
     def wants(self, topic: str) -> bool:

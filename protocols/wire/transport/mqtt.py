@@ -1,12 +1,12 @@
-"""MQTT 3.1.1 through paho-mqtt.
+"""A transport over MQTT 3.1.1 with paho-mqtt.
 
-Paho's thread reads, writes and reconnects; its callbacks only put events in the queue. Sessions are
-clean: nothing is kept by the broker for us but our retained presence, subscriptions are renewed on
-every connection, and whatever a broken connection swallowed is noticed by the application's timers.
+Paho's thread reads, writes and reconnects; its callbacks only put events in the queue. Sessions are clean:
+the broker stores nothing for us but our retained presence. Subscriptions are renewed on every connection. The
+application's timers detect messages that a broken connection lost.
 
-After a failure paho waits for a delay that doubles from a first to a longest one until it is connected
-again. Both are drawn once for each client id (0.5-1.5 s and 20-40 s), so that a fleet that lost its
-broker does not come back in one wave.
+After a failure paho waits for a delay that doubles from a first to a longest one until it is connected again.
+Both are drawn once for each client id (0.5-1.5 s and 20-40 s). So the devices of a fleet do not all reconnect
+at the same moment after a broker's outage.
 """
 
 import socket
@@ -39,7 +39,7 @@ FAREWELL_S = 2.0
 MAX_PEM_BYTES = 2**24
 ENCODE = "in user and password write / : @ # ? % as %2F %3A %40 %23 %3F %25"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
-_REFUSALS: dict[int, RefusalReason] = {  # by MQTT 5's reason codes, which paho uses for 3.1.1 too
+_REFUSALS: dict[int, RefusalReason] = {  # keys are MQTT 5's reason codes, which paho uses for 3.1.1 too
     0x84: "protocol",
     0x85: "client-id",
     0x86: "login",
@@ -50,14 +50,14 @@ _TAKEN_OVER = 0x8E
 
 
 class Broker(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the broker is and who we are to it.
+    """Address of the broker, and this client's credentials.
 
     Attributes:
-        tls: encrypt; implied by `mqtts://`.
-        ca: PEM file of the authority that signed the broker's certificate; None: the system's.
-        cert, key: PEM files that prove who we are, for brokers that ask for it.
-        keepalive_s: a connection on which nothing came for this long is probed; without an answer
-            it is given up after as long again.
+        tls: True to encrypt; implied by `mqtts://`.
+        ca: PEM file of the authority that signed the broker's certificate; None for the system's authorities.
+        cert, key: PEM files with this client's certificate and key, for brokers that require them.
+        keepalive_s: seconds of silence after which a connection is probed; it is closed if no answer comes
+            within the same time again.
     """
 
     host: str
@@ -72,35 +72,35 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> str:
-        """`host:port`; an IPv6 address has brackets."""
+        """`host:port`; brackets enclose an IPv6 address."""
         return f"{in_url(self.host)}:{self.port}"
 
-    def __repr__(self) -> str:  # never the password
+    def __repr__(self) -> str:  # never show the password
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.place}"
 
 
 def in_url(host: str) -> str:
-    """A host as it stands in a URL: an IPv6 address has brackets."""
+    """A host in the form that a URL needs: brackets enclose an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
 def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key: str | None = None) -> Broker:
-    """`host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`, the latter with TLS.
+    """Parse `host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`; the last one uses TLS.
 
     Args:
-        text: one of these. An IPv6 address stands in brackets where a port follows it.
-        ca: see `Broker`; with it it is TLS in any case.
+        text: one of these. An IPv6 address needs brackets if a port follows it.
+        ca: see `Broker`; if given, the connection always uses TLS.
         cert: see `Broker`.
         key: see `Broker`.
 
     Raises:
-        SettingError: it is none of these.
+        SettingError: the text has none of these forms.
     """
     try:
         url = urlsplit(_with_scheme(text))
         port = url.port
         host = (url.hostname or "").encode("idna").decode()
-    except (ValueError, UnicodeError) as problem:  # its words may quote the password
+    except (ValueError, UnicodeError) as problem:  # the exception's text may quote the password
         too_large = "out of range" in str(problem)
         raise _not_an_address(
             "the port is out of range" if too_large else "host or port is not valid"
@@ -130,7 +130,7 @@ def _with_scheme(text: str) -> str:
 
 
 def _not_an_address(reason: str) -> SettingError:
-    """A line without any part of the text: the place where a password ends is not known in a wrong text."""
+    """An error that quotes nothing of the text: in a malformed text the end of the password is unknown."""
     return SettingError(
         f"the broker's address cannot be read: {reason}; use host:port, mqtt://user:password@host:port"
         f" or mqtts://...; {ENCODE}"
@@ -141,12 +141,12 @@ class MqttTransport:
     """A `Transport` to an MQTT broker.
 
     Args:
-        broker: where.
-        client_id: unique among the broker's clients; a second one of that name throws the first out.
+        broker: address of the broker.
+        client_id: unique among the broker's clients; a second client with the same id disconnects the first.
         subscriptions: topic filters.
-        events: where events go; paho's thread puts them.
-        will: published by the broker when we vanish.
-        protocol: MQTT 3.1.1, which every broker speaks; 5 for what only that tells.
+        events: sink of the events; paho's thread puts them.
+        will: message that the broker publishes if this client vanishes.
+        protocol: MQTT 3.1.1, which every broker supports; 5 for what only that version reports.
 
     Raises:
         TransportError: a TLS file is missing or unreadable.
@@ -190,7 +190,8 @@ class MqttTransport:
         self._client.loop_stop()
 
     def _make_client(self) -> Client:
-        clean = True if self._protocol == MQTTProtocolVersion.MQTTv311 else None  # paho: not with MQTT 5
+        # paho rejects this argument with MQTT 5
+        clean = True if self._protocol == MQTTProtocolVersion.MQTTv311 else None
         client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
@@ -215,7 +216,7 @@ class MqttTransport:
     def _set_tls(self, client: Client) -> None:
         given = [one for one in (self._broker.ca, self._broker.cert, self._broker.key) if one is not None]
         try:
-            for one in given:  # OpenSSL would wait for a pipe without end
+            for one in given:  # OpenSSL would wait for ever on a named pipe
                 open_input(Path(one), MAX_PEM_BYTES, error=ValueError).close()
             client.tls_set(self._broker.ca, self._broker.cert, self._broker.key)
         except (OSError, ValueError) as problem:
@@ -254,7 +255,7 @@ class MqttTransport:
         self._connected = False
         why = (
             "" if str(reason) == "Unspecified error" else f" ({reason})"
-        )  # paho's word for any lost connection
+        )  # paho's text for any lost connection
         lost = f"connection to {self._broker} ended{why}"
         refusal = "name-taken" if reason.value == _TAKEN_OVER else self._refusal_reason
         said = self._refusal or (lost if reason.is_failure else "closed")
@@ -262,11 +263,13 @@ class MqttTransport:
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         if message.retain and not self._wants(message.topic):
-            return  # amqtt tells a session that comes back what is retained for all others
+            return  # bug of amqtt: a returning session gets the retained messages of all other clients
         self.events.put(Received(message.topic, bytes(message.payload), message.retain))
 
     def _wants(self, topic: str) -> bool:
-        """Whether it subscribed to that; a client that does so later, by itself, is told all."""
+        """True if this client subscribed to the topic. Without subscriptions at the start, every topic
+        counts.
+        """
         known = self._subscriptions
         return not known or any(topic_matches_sub(filter_, topic) for filter_, _ in known)
 
@@ -276,7 +279,7 @@ def _send_small_packets_at_once(_client: Client, _data: Any, sock: Any) -> None:
 
 
 def refused(reason: str, broker: Broker) -> str:
-    """That a broker lets us not in, and what to do, in one line."""
+    """One line that says that the broker refuses this client, and what to do."""
     return f"{broker} refuses us: {_advice(reason, broker)}"
 
 
@@ -288,8 +291,10 @@ def _advice(reason: str, broker: Broker) -> str:
 
 
 def explain(broker: Broker) -> str:
-    """Why a broker is not reached, in one line. To be asked in paho's `on_connect_fail`: that is called while
-    the exception is handled, and is told of it in no other way.
+    """Reason why a broker cannot be reached, in one line.
+
+    Call it in paho's `on_connect_fail`. Paho calls that while it handles the exception, and passes the
+    exception in no other way.
     """
     problem = sys.exception()
     match problem:
