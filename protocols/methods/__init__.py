@@ -54,14 +54,14 @@ REGISTRY = {
 }
 
 
-_MANY = 1000  # rounds, beside one: what differs between the two depends on their number
+_MANY = 1000  # also written with a number of rounds, because some defaults depend on that number
 
 
 def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[Any, Any, Any, Any]:
-    """The method `name` for a model, with `settings` (the keys of [method] but `name`).
+    """Create the method `name` for a model, with `settings` (the keys of [method] except `name`).
 
     Raises:
-        SettingError: no such method, or a key that is unknown, of the wrong type or out of range.
+        SettingError: the method does not exist, or a key is unknown, of the wrong type or out of range.
     """
     kind = _find(name)
     hints = get_type_hints(kind, include_extras=True)
@@ -128,7 +128,7 @@ def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any])
         begun: the section that the run started with.
 
     Raises:
-        SettingError: no such method.
+        SettingError: the method does not exist.
     """
     kind = _find(str(section.get("name")))
     decided = {**kind.defaults_of_run(1), **kind.defaults_of_objective()}
@@ -161,7 +161,7 @@ def _find(name: str) -> Any:
         raise SettingError(f"method.name: no method {name!r}; {hint}")
     try:
         return getattr(user_module(module), attribute)
-    except Exception as problem:  # a user's file may raise anything
+    except Exception as problem:  # importing a user's file may raise any exception
         raise SettingError(f"method.name: cannot load {name!r}: {as_line(problem)}") from problem
 
 

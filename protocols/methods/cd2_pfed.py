@@ -53,7 +53,9 @@ def shared_entries(spec: ModelSpec, private: float) -> Entries:
 
 
 def _owned_by_outputs(tensor: TensorSpec) -> TensorSpec:
-    """The tensor with all axes always active but that of its outputs, where these are neurons."""
+    """The tensor with only its output axis selectable, if that axis is of neurons; other axes are always
+    active.
+    """
     outputs, *inputs = tensor.axes or ((),)
     if not any(span.group != ALWAYS_ACTIVE for span in outputs):
         return tensor
@@ -79,7 +81,7 @@ class CD2pFed(ModelAveraging):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     distillation_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
 
-    tasks = frozenset({"classification"})  # its two parts teach each other class probabilities
+    tasks = frozenset({"classification"})  # the two parts teach each other class probabilities
     extra_models: ClassVar[int] = 1
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
@@ -97,7 +99,7 @@ class CD2pFed(ModelAveraging):
 
     @property
     def extra_epochs(self) -> float:
-        """Each part trains its own epochs, and needs the other's answers on the training samples."""
+        """Extra epochs: those of both parts, and a pass of each teacher over the training samples."""
         return 2 * (self.distillation_epochs + EVALUATION_EPOCHS) if self.strength else 0.0
 
     def private_at(self, number: int) -> float:
@@ -106,8 +108,9 @@ class CD2pFed(ModelAveraging):
         return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The cost of the first round, which sends the most if p grows. The mask costs nothing: leftmost
-        neurons form a few runs, which compress to less than 100 bytes.
+        """Choices with the cost of the first round, which sends the most if p grows.
+
+        The mask is not counted: leftmost neurons form a few runs, which compress to less than 100 bytes.
         """
         size = estimate_bytes(shared_entries(self.spec, self.private_at(1)).count(self.spec))
         [whole] = super().choices(report)
@@ -139,7 +142,7 @@ class CD2pFed(ModelAveraging):
     def _distilled(
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
     ) -> FlatArray:
-        """`weights` after training `part` alone with the part `teacher` as teacher. Running statistics
+        """`weights` after training only `part`, with the part `teacher` as teacher. Running statistics
         stay.
         """
         loss_term = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)

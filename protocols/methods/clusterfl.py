@@ -149,7 +149,7 @@ def k_means(products: NDArray[np.float64], count: int) -> Labels:
 
 
 def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> NDArray[np.float64]:
-    """The inner products of the models' moves away from `initial`, shape (N, N)."""
+    """Inner products of the models' changes since `initial`, shape (N, N)."""
     with np.errstate(over="ignore", invalid="ignore"):
         moves = np.stack([(model - initial)[: spec.num_parameters] for model in models])
         products = (moves @ moves.T).astype(np.float64)
@@ -170,7 +170,7 @@ def soft_relations(products: Floats) -> Floats:
 
 
 def group_relations(groups: Mapping[DeviceId, int]) -> tuple[Columns, Floats]:
-    """F's columns, and F, shape (devices in ascending order, columns): orthonormal."""
+    """Columns of F, and F with orthonormal columns, shape (devices in ascending order, columns)."""
     names = sorted(groups)
     columns = dict.fromkeys(tuple(d for d in names if groups[d] == groups[device]) for device in names)
     shares = [[(device in group) / np.sqrt(len(group)) for group in columns] for device in names]
@@ -178,7 +178,7 @@ def group_relations(groups: Mapping[DeviceId, int]) -> tuple[Columns, Floats]:
 
 
 def stepped(sums: Floats, multipliers: Floats, attract: float, penalty: float) -> tuple[Floats, Floats]:
-    """O and U after their step, from F' W and the U before, all shape (columns, parameters)."""
+    """O and U after their step, from F' W (`sums`) and the previous U; all shapes (columns, parameters)."""
     copies = (penalty * sums - multipliers) / (penalty - 2 * attract)
     return copies, multipliers + penalty * (copies - sums)
 
@@ -259,7 +259,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return ServerState(weights, {}, {})
 
     def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """The mean of each device's group, or of all devices for a device without a group."""
+        """Function that returns the mean of a device's group, or of all devices if it has no group."""
         everybody = self._mean(state, state.models)
         means = {
             group: self._mean(state, self._members(state, group)) for group in set(state.groups.values())
@@ -281,7 +281,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return state, lazily(round_.participants, task)
 
     def pulls(self, state: ServerState) -> Callable[[DeviceId], Pull]:
-        """Each device's part of the augmented Lagrangian without f_i, as a pull."""
+        """Function that returns a device's part of the augmented Lagrangian, without f_i, as a pull."""
         held, newcomers = state.consensus, self.pull_towards(self._mean(state, state.models))
         if held is None:
             return lambda _: newcomers
@@ -327,7 +327,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         return replace(now, consensus=replace(held, copies=copies, multipliers=multipliers))
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the devices heard from, for newcomers to the model; no device trains on it."""
+        """Plain mean of the received models, for new devices; no device trains on it."""
         return self._mean(state, state.models)
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
@@ -366,7 +366,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         total = np.zeros((columns, self.spec.num_parameters))
         for device in sorted(relations):
             own, row = state.models[device][: self.spec.num_parameters].astype(np.float64), relations[device]
-            for column in np.flatnonzero(row):  # one, where relations are groups
+            for column in np.flatnonzero(row):  # just one nonzero relation if relations are groups
                 total[column] += row[column] * own
         return total
 
@@ -387,6 +387,6 @@ class ClusterFL(PersonalTargets[ServerState]):
 
 
 def _as_float32(values: Floats) -> FlatArray:
-    """The nearest numbers that float32 has."""
+    """Round to float32, within its range."""
     largest = float(np.finfo(np.float32).max)
     return np.clip(values, -largest, largest).astype(np.float32)

@@ -64,7 +64,7 @@ def _squared_distance(own: FlatArray, other: FlatArray) -> float:
 
 
 def _cosine(own: FlatArray, other: FlatArray) -> float:
-    """The cosine between two vectors; 0 where either is all zero."""
+    """Cosine between two vectors; 0 if one of them is all zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         norm, product = float(np.linalg.norm(own) * np.linalg.norm(other)), float(own @ other)
     if math.isfinite(norm) and math.isfinite(product):
@@ -78,7 +78,7 @@ def _wide(weights: FlatArray) -> FlatArray:
 
 
 def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> FlatArray:
-    """u_i, shape (spec.size,)."""
+    """The mixture u_i, shape (spec.size,)."""
     mixed = (1 - shares.sum()) * own.astype(np.float64)
     for other, share in zip(others, shares, strict=True):
         mixed += share * other
@@ -107,7 +107,7 @@ class FedAMP(PersonalTargets[ServerState]):
     state_type = ServerState
 
     def __post_init__(self) -> None:
-        """Raises SettingError: a share or the pull leaves the range of numbers."""
+        """Check the settings. Raises SettingError if a share or the pull leaves the range of numbers."""
         if not math.isfinite(self.alpha / self.sigma) or not math.isfinite(self.pull / (2 * self.alpha)):
             raise SettingError(
                 f"method.alpha: {self.alpha:g} with method.sigma {self.sigma:g} and method.pull {self.pull:g}"

@@ -51,7 +51,7 @@ from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
-MARKED: tuple[Kind, ...] = ("weight", "bias", "norm")  # tensors of these kinds have critical entries
+MARKED: tuple[Kind, ...] = ("weight", "bias", "norm")  # kinds of tensors that have critical entries
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,18 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return collaboration_figures(state.collaboration)
 
     def _marks(self, critical: MaskArray) -> MaskArray:
-        """m_i, shape (spec.size,). Marks that are not one for each parameter count as none."""
+        """m_i, shape (spec.size,). If the number of marks is not that of the parameters, no entry is
+        marked.
+        """
         marks = np.zeros(self.spec.size, dtype=bool)
         if critical.shape == (self.spec.num_parameters,):
             marks[: self.spec.num_parameters] = critical
         return marks
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole models both ways, up with the marks; beyond beta less comes down."""
+        """The choice of whole models both ways, with the marks on the way up. After round beta, less is sent
+        down.
+        """
         size = self.spec.num_parameters
         critical = sum(int(self.tau * one.size) for one in self.spec.tensors if one.kind in MARKED)
         whole, marks = estimate_bytes(size), estimate_bitmap_bytes(critical, size)

@@ -151,9 +151,11 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Freezing saves bytes and what the optimiser holds; every tensor has active entries, so work stays 1
-        (see `protocols.model.compute_cost`) but for `shallow_steps`. Early stopping wants the training loss
-        (and the validation loss, of fewer samples, which is not counted).
+        """Choices of ratio, with the traffic, memory and work of each.
+
+        Freezing saves bytes and the optimiser's memory. The work stays 1 except with `shallow_steps`, because
+        every tensor has active entries (see `protocols.model.compute_cost`). Early stopping needs the
+        training loss. The validation loss, of fewer samples, is not counted.
         """
         return [self._choice(ratio) for ratio in RATIOS]
 

@@ -36,7 +36,7 @@ class LGFed(ModelAveraging):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
-        """SRP-pFed's number of layers; runs of releases that shared the last layer keep that."""
+        """Number of layers from SRP-pFed. Runs of older releases, which shared the last layer, keep that."""
         return {"global_layers": "auto"}
 
     @cached_property

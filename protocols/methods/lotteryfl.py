@@ -66,7 +66,7 @@ def _num_pruned(num_left: int, rate: float) -> int:
 
 
 def share_left(ticket: MaskArray, spec: ModelSpec) -> float:
-    """The share of the layers' weights that is in the ticket."""
+    """Share of the layers' weights that is in the ticket."""
     weights = [ticket[spec.slices[tensor.name]] for tensor in spec.tensors if tensor.kind == "weight"]
     return float(np.concatenate(weights).mean())
 
@@ -87,9 +87,9 @@ class LotteryFL(PartAveraging[ClientState]):
     rate: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     target: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
-    tasks = frozenset({"classification"})  # when a ticket is pruned, the accuracy decides
+    tasks = frozenset({"classification"})  # the accuracy decides when a ticket is pruned
     device_state_type = ClientState
-    starts_from_task = False  # a ticket that was just pruned starts from the first weights
+    starts_from_task = False  # a newly pruned ticket starts from the initial weights
 
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights, weights, Everything().mask(self.spec))
@@ -107,8 +107,10 @@ class LotteryFL(PartAveraging[ClientState]):
         return ClientState(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The ticket is the device's own finding: in the first rounds everything travels, later less, with a
-        mask, of which the largest counts. The accuracy may be that of all training samples.
+        """The choice with the largest traffic, because each device finds its own ticket.
+
+        The first rounds send everything; later rounds send less, with a mask, whose largest size counts. The
+        accuracy may need all training samples.
         """
         counts = self._counts()
         masks = [estimate_bitmap_bytes(count, self.spec.num_parameters) for count in counts]
@@ -116,7 +118,7 @@ class LotteryFL(PartAveraging[ClientState]):
         return [Choice(1.0, Cost(most, most, extra_epochs=EVALUATION_EPOCHS, mask_bytes_up=max(masks)))]
 
     def _counts(self) -> list[int]:
-        """How many parameters the ticket holds at first, and after each pruning."""
+        """Number of parameters in the ticket at first, and after each pruning."""
         left = [tensor.size for tensor in self.spec.tensors if tensor.kind == "weight"]
         prunable, counts = sum(left), [self.spec.num_parameters]
         while sum(left) > self.target * prunable:

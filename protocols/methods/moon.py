@@ -49,7 +49,9 @@ class MOON(ModelAveraging):
 
     @property
     def extra_epochs(self) -> float:
-        """Two passes: what the shared and the device's last model answer on the training samples."""
+        """Extra epochs: a forward pass of the shared and of the device's last model over the training
+        samples.
+        """
         return 2 * EVALUATION_EPOCHS
 
     def work(

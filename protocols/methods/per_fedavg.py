@@ -102,14 +102,18 @@ class PerFedAvg(ModelAveraging):
 
     @property
     def relative_work(self) -> float:
-        """Gradients in each step, relative to one: the Hessian-free product takes two, at w on both sides."""
+        """Gradients in a step, relative to plain training. The Hessian-free product takes two, on both sides
+        of w.
+        """
         if self.steps is not None:
             return 0.0
         return 4 / 3 if self._needs_hessian else 1.0
 
     @property
     def extra_epochs(self) -> float:
-        """Every exact gradient is a pass over all samples; one more, forward only, is for the statistics."""
+        """Extra epochs: each exact gradient is a pass over all samples; one forward pass updates the
+        statistics.
+        """
         gradients = (self.steps or 0) * (4 if self._needs_hessian else 2) + self.adaptation_steps
         return gradients + compute_cost(self.spec, self._nothing)
 
@@ -125,7 +129,7 @@ class PerFedAvg(ModelAveraging):
         self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         received = task.patch.apply(state.weights, self.spec)
-        # gradients go by running statistics: they follow the data here, nothing else changes
+        # gradients use running statistics, so update these from the data; nothing else changes
         statistics = FitPlan(trainable=self._nothing, epochs=1)
         personal = shared = trainer.fit(received, statistics, key).weights
         for _ in range(self.adaptation_steps):
@@ -139,7 +143,7 @@ class PerFedAvg(ModelAveraging):
         return PersonalModel(personal), self.update(shared, trainer)
 
     def _gradients(self, trainer: Trainer, key: Key) -> Iterator[Sequence[Gradient]]:
-        """What each step takes: two gradients, or three."""
+        """Gradient functions of each step: two, or three with the Hessian."""
         count = 3 if self._needs_hessian else 2
         if self.steps is not None:
             yield from repeat([trainer.gradient] * count, self.steps)

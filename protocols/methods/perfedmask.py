@@ -56,8 +56,8 @@ from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 
-STARTS = 100  # random fillings to begin with
-SWEEPS = 10  # over the devices at most; two to five were enough for 100 devices
+STARTS = 100  # random fillings from which the best is chosen
+SWEEPS = 10  # largest number of passes over the devices; two to five were enough for 100 devices
 
 Sizes = NDArray[np.int64]  # P_l, shape (layers,)
 
@@ -88,21 +88,22 @@ class Task:
 
 
 def unevenness(options: MaskArray, others: MaskArray, sizes: Sizes) -> NDArray[np.float64]:
-    """The sum above, less its constant sum_n c_n * P, for each mask that one device could have.
+    """The sum above, without its constant sum_n c_n * P, for each mask that one device could have.
 
     Args:
-        options: the device's, shape (options, layers).
-        others: of the other devices, shape (devices, layers).
-        sizes: P_l.
+        options: possible masks of the device, shape (options, layers).
+        others: masks of the other devices, shape (devices, layers).
+        sizes: P_l, parameters of each layer.
 
     Returns:
-        Shape (options,); the less the better.
+        The sum for each option, shape (options,); lower is better.
     """
     without = others.sum(axis=0)
     trainers = without + options
     own = 1 / np.where(options, trainers, np.inf).min(axis=1)
     fewest = np.where(others, without, np.inf).min(axis=1, keepdims=True)
-    # an option adds a trainer to each of its layers: the fewest are one more if all layers of so few have it
+    # an option adds one trainer to each of its layers; so the fewest trainers rise by one only if the option
+    # has all layers with the fewest
     rarest = (others & (without == fewest)).astype(np.float32)
     fewest = fewest + (rarest @ (~options.T).astype(np.float32) == 0)
     total = sizes.sum() * (own + (1 / fewest).sum(axis=0)) - (trainers > 0) @ sizes - trainers @ sizes
@@ -110,7 +111,9 @@ def unevenness(options: MaskArray, others: MaskArray, sizes: Sizes) -> NDArray[n
 
 
 def fill(order: NDArray[np.intp], budget: float, sizes: Sizes) -> MaskArray:
-    """The layers that fit one after the other in this order, shape (layers,)."""
+    """Take layers in this order if they still fit into the budget; True for each taken layer, shape
+    (layers,).
+    """
     mask = np.zeros(sizes.size, dtype=bool)
     for layer in order:
         mask[layer] = mask @ sizes + sizes[layer] <= budget
@@ -131,7 +134,8 @@ def improve(masks: MaskArray, budgets: Mapping[int, float], sizes: Sizes) -> Mas
             options = masks[row] ^ changes
             options = options[(options @ sizes <= budget) & options.any(axis=1)]
             found = unevenness(options, np.delete(masks, row, axis=0), sizes)
-            masks[row] = options[np.argmax(found <= found.min() + 1e-6)]  # of equals the first: its own
+            # ties go to the first mask, which is the device's own
+            masks[row] = options[np.argmax(found <= found.min() + 1e-6)]
         if np.array_equal(masks, before):
             break
     return masks
@@ -200,7 +204,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
 
     @cached_property
     def maskable(self) -> tuple[Layers, ...]:
-        """The body's layers, each with the norm layers behind it."""
+        """Layers of the body, each with the normalisation layers after it."""
         found: list[tuple[str, ...]] = []
         for name in self.body.names:
             joins = found and name in norm_layers(self.spec)

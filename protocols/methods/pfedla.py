@@ -65,7 +65,9 @@ class Hypernetwork:
 
     @classmethod
     def drawn(cls, embedding: int, hidden: int, layers: int, key: Key) -> "Hypernetwork":
-        """Embedding of variance 1, hidden layers within 1 / sqrt(inputs), as torch's; no devices yet."""
+        """A new network without devices: embedding of variance 1, hidden layers within 1 / sqrt(inputs) as
+        in torch.
+        """
 
         def uniform(name: str | int, *shape: int) -> Floats:
             return (2 * key.child(name).uniform(int(np.prod(shape))) - 1).reshape(shape)
@@ -76,7 +78,7 @@ class Hypernetwork:
         return cls(np.sqrt(3) * uniform("embedding", embedding), tuple(matrices), heads)
 
     def with_devices(self, devices: int) -> "Hypernetwork":
-        """The network for so many devices; the new ones score 0."""
+        """The network extended to `devices` devices; new devices have score 0."""
         layers, known, inputs = self.heads.shape
         new = np.zeros((layers, devices - known, inputs))
         return replace(self, heads=np.concatenate([self.heads, new], axis=1))
@@ -105,7 +107,7 @@ class Hypernetwork:
         return all(np.isfinite(one).all() for one in held) and bool(np.isfinite(self.shares()).all())
 
     def _activations(self) -> list[Floats]:
-        """The embedding and what each hidden layer makes of it."""
+        """The embedding, and the output of each hidden layer."""
         found = [self.embedding]
         for matrix in self.hidden:
             found.append(np.maximum(0, matrix @ _with_one(found[-1])))
@@ -218,7 +220,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return replace(state, devices=(*state.devices, *new), latest=latest, networks=networks)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the models heard of; no device trains on it."""
+        """Plain mean of the received models; no device trains on it."""
         mean = CoveredMean(self.spec)
         for device in state.devices:
             mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
@@ -234,7 +236,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return {"own_share": dict(zip(self.spec.layers, means, strict=True))} if own else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole models; which layers are kept turns out later."""
+        """The choice of whole models; the kept layers are only known later."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 

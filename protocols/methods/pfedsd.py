@@ -27,7 +27,7 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class ClientState:
-    """The device's own model, shape (spec.size,), and whether it has been trained here."""
+    """The device's own model, shape (spec.size,), and True if it has been trained here."""
 
     weights: FlatArray
     trained: bool = False
@@ -45,7 +45,7 @@ class PFedSD(AveragedModel[ClientState]):
     strength: Annotated[float, Meta(ge=0)] = 1.0
     temperature: Annotated[float, Meta(gt=0)] = 1.0
 
-    tasks = frozenset({"classification"})  # what is distilled are class probabilities
+    tasks = frozenset({"classification"})  # class probabilities are distilled
     by_samples: ClassVar[bool] = False
     extra_models: ClassVar[int] = 1
 
@@ -53,7 +53,7 @@ class PFedSD(AveragedModel[ClientState]):
 
     @property
     def extra_epochs(self) -> float:
-        """One pass: what the teacher answers on the training samples."""
+        """Extra epochs: one pass of the teacher over the training samples."""
         return EVALUATION_EPOCHS
 
     def init_device(self, weights: FlatArray) -> ClientState:

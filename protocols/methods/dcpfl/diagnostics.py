@@ -1,4 +1,6 @@
-"""Diagnostics of DC-PFL: groups and trials, layers that wait and why, and shares that are sent."""
+"""Diagnostics of DC-PFL: groups and trials, layers that wait, their discrepancies, and shares that are
+sent.
+"""
 
 from collections.abc import Mapping
 
@@ -77,14 +79,14 @@ def diagnose_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, 
 
 
 def _relative(apart: NDArray[np.float64]) -> NDArray[np.float64]:
-    """D_gl over D_g; empty where nothing was measured or all members are alike."""
+    """D_gl over D_g; empty if nothing was measured or all members are equal."""
     return apart / apart.mean() if apart.size and apart.mean() > 0 else np.zeros(0)
 
 
 def _of_layers(
     name: str, layers: tuple[str, ...], sizes: NDArray[np.int64], rows: list[NDArray[np.generic]]
 ) -> Mapping[str, Figure]:
-    """Each group's figures of its layers, averaged by members; groups without figures do not count."""
+    """Mean over groups of each layer's figures, weighted by members. Groups without figures do not count."""
     counted = [place for place, row in enumerate(rows) if row.size and sizes[place]]
     if not counted:
         return {}

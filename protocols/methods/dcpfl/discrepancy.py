@@ -1,6 +1,6 @@
-"""DC-PFL's measures: discrepancy of devices' models, the groups that follow, and upload intervals of layers.
+"""DC-PFL's measures: discrepancy of models, groups of similar models, and upload intervals of layers.
 
-Pure functions on arrays. Models are flat vectors of parameters without running statistics.
+Pure functions on arrays. A model is a flat vector of parameters without running statistics.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Labels = NDArray[np.int64]
 
 
 def scale(w: FloatArray) -> FloatArray:
-    """S(w) = (w - min) / (max - min) over the vector given; a constant one becomes zeros (eq. 3)."""
+    """Scale a vector to 0..1: S(w) = (w - min) / (max - min). A constant vector becomes zeros (eq. 3)."""
     low, high = w.min(), w.max()
     if not high > low:
         return np.zeros_like(w)
@@ -48,11 +48,11 @@ def layer_discrepancy(
     """D_gl = mean over members of mean |S(w_l,i) - S(w_l,group)| (eq. 5), and its mean over layers.
 
     Args:
-        copies: for each layer the members' copies of it, at least one.
-        group_layers: the group's.
+        copies: for each layer, the copies of its members, at least one.
+        group_layers: for each layer, the group's values.
 
     Returns:
-        shape (layers,), and D_g.
+        D_gl, shape (layers,), and its mean D_g.
     """
     found = [
         np.mean([_distance(scale(copy), scale(shared)) for copy in members])
@@ -64,7 +64,7 @@ def layer_discrepancy(
 def intervals(
     layer_discrepancies: NDArray[np.float64], mean: float, alpha: int, tau: int, low: float = 0.1
 ) -> Labels:
-    """Rounds from one upload of a layer to the next: alpha * tau where D_gl < low * D_g, else tau (eq. 6)."""
+    """Upload interval of each layer in rounds: alpha * tau if D_gl < low * D_g, else tau (eq. 6)."""
     return waits(np.asarray(layer_discrepancies) < low * mean, alpha, tau)
 
 
@@ -76,21 +76,22 @@ def waits(calm: NDArray[np.bool_], alpha: int, tau: int) -> Labels:
 def calm_layers(
     layer_discrepancies: NDArray[np.float64], sizes: NDArray[np.int64], frequent_share: float
 ) -> NDArray[np.bool_]:
-    """The layers that wait: all but the most discrepant ones that fit into a share of the parameters.
+    """Mark the layers that wait: all but the most discrepant ones that fit into a share of the parameters.
 
-    Layers are taken by falling discrepancy; one that no longer fits waits, and smaller ones behind it may
-    still be taken. Where none fits, the most discrepant one is taken. Among equals the first comes first.
+    Layers are taken by falling discrepancy, ties in order. A layer that does not fit waits, but smaller
+    layers after it may still be taken. If none fits, the most discrepant layer is taken.
 
-    Differs from the paper: hardly any layer is below the printed threshold of eq. (6), 0.1 of the mean, while
-    the seconds of its tables say that fc1 and fc2 wait, of which fc1 is more discrepant than most.
+    Differs from the paper: eq. (6) has a threshold of 0.1 of the mean, and hardly any layer is below it. But
+    the times in the paper's tables imply that fc1 and fc2 wait, although fc1 is more discrepant than most
+    layers.
 
     Args:
         layer_discrepancies: D_gl, shape (layers,).
-        sizes: parameters of each layer, shape (layers,).
-        frequent_share: of all parameters, in [0, 1].
+        sizes: number of parameters of each layer, shape (layers,).
+        frequent_share: largest share of all parameters in layers that do not wait, in [0, 1].
 
     Returns:
-        shape (layers,).
+        True for each layer that waits, shape (layers,).
     """
     order = np.argsort(-np.asarray(layer_discrepancies), kind="stable")
     calm, room = np.ones(order.size, dtype=bool), frequent_share * float(sizes.sum())
@@ -104,7 +105,7 @@ def calm_layers(
 
 
 def due(round_number: int, every: Labels) -> NDArray[np.bool_]:
-    """Which layers are shared in a round (from 1): those whose interval divides it."""
+    """Mark the layers that are shared in a round (from 1): those whose interval divides its number."""
     divides: NDArray[np.bool_] = round_number % np.asarray(every, dtype=np.int64) == 0
     return divides
 
@@ -117,8 +118,8 @@ def groups_at(distances: Matrix, gamma: float) -> tuple[Labels, float]:
         gamma: normalised threshold in [0, 1].
 
     Returns:
-        each device's group, numbered by first appearance, shape (devices,); and gamma_global, the
-        height of the last merge (section III-B).
+        Group of each device, numbered by first appearance, shape (devices,); and gamma_global, the height of
+        the last merge (section III-B).
     """
     if len(distances) < 2:
         return np.zeros(len(distances), dtype=np.int64), 0.0
@@ -139,9 +140,9 @@ def by_appearance(labels: Sequence[int] | NDArray[Any]) -> Labels:
 def next_gamma(
     distances: Matrix, current: Sequence[int] | Labels, gamma: float, step: float
 ) -> tuple[float, Labels]:
-    """The next lower threshold that changes the groups, and these groups; 0 and `current`: there is none.
+    """Next lower threshold that changes the groups, and these groups; 0 and `current` if there is none.
 
-    The paper says "adding a step"; for groups to split, gamma must fall.
+    The paper says "adding a step", but gamma must fall for groups to split.
     """
     now = by_appearance(current)
     while gamma > 0:
@@ -159,12 +160,12 @@ def better(new_losses: Sequence[float], old_losses: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class PairMeans:
-    """Discrepancies averaged over the rounds in which both devices of a pair could be compared.
+    """Mean discrepancy of each pair of devices, over the rounds in which both could be compared.
 
     Attributes:
-        devices: rows and columns, in the order in which they came.
-        sums: of D_ij, shape (devices, devices).
-        counts: rounds summed, same shape.
+        devices: devices of the rows and columns, in the order of their arrival.
+        sums: sums of D_ij, shape (devices, devices).
+        counts: number of rounds in each sum, same shape.
     """
 
     devices: tuple[str, ...] = ()
@@ -180,7 +181,7 @@ class PairMeans:
         return bool((self.counts[np.ix_(rows, rows)] < rounds).any())
 
     def add(self, devices: Sequence[str], distances: Matrix, rounds: int) -> Self:
-        """One round's D_ij between these devices; each pair takes its first `rounds` of them."""
+        """Add one round's D_ij between these devices. Each pair counts in its first `rounds` rounds only."""
         new = [device for device in devices if device not in self.devices]
         names = (*self.devices, *new)
         sums, counts = np.pad(self.sums, (0, len(new))), np.pad(self.counts, (0, len(new)))
@@ -197,11 +198,11 @@ class PairMeans:
         return tuple(device for device, met in zip(self.devices, others, strict=True) if met)
 
     def average(self) -> Matrix:
-        """Each pair's mean, shape (devices, devices).
+        """Mean discrepancy of each pair, shape (devices, devices).
 
-        A pair that was never compared (partial participation, late joiners) counts as far apart as its
-        best common partner k makes it, min_k max(D_ik, D_jk): the height at which the two would be
-        joined by way of k. Without a common partner it counts as the mean of the known pairs.
+        Some pairs were never compared (partial participation, late joiners). Such a pair gets min_k max(D_ik,
+        D_jk) over its common partners k, the height at which k would join the two. Without a common partner,
+        it gets the mean of the compared pairs.
         """
         known = self.counts > 0
         means = self.sums / np.maximum(self.counts, 1)
@@ -214,6 +215,6 @@ class PairMeans:
         return means
 
     def between(self, devices: Sequence[str]) -> Matrix:
-        """The part of `average` between these, shape (len(devices), len(devices))."""
+        """Part of `average` for these devices, shape (len(devices), len(devices))."""
         rows = [self.devices.index(device) for device in devices]
         return self.average()[np.ix_(rows, rows)]

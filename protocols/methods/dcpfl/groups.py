@@ -1,4 +1,4 @@
-"""DC-PFL's groups with their models: averaging within each, forming new ones, placing guests."""
+"""DC-PFL's groups with their models: averaging within groups, forming groups, and placing guests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +26,13 @@ Discrepancies = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Group:
-    """One group's model.
+    """A group's model.
 
     Attributes:
-        weights: shape (spec.size,).
-        averaged: for each layer the round of its last average, 0 for never; shape (layers,).
-        every: for each layer the rounds from one upload to the next; shape (layers,).
-        apart: D_gl of eq. (5) by which `every` was last set, shape (layers,); empty: it never was.
+        weights: weights of the model, shape (spec.size,).
+        averaged: round of each layer's last average, 0 for never; shape (layers,).
+        every: upload interval of each layer in rounds; shape (layers,).
+        apart: D_gl of eq. (5) from which `every` was last set, shape (layers,); empty if it was never set.
     """
 
     weights: FlatArray
@@ -57,14 +57,14 @@ class Grouping:
     placed: dict[DeviceId, int]
 
     def place_of(self, device: DeviceId) -> int | None:
-        """The device's group; None: it is a guest."""
+        """Index of the device's group; None for a guest."""
         return self.placed.get(device, 0 if len(self.groups) == 1 else None)
 
     def members(self, place: int) -> frozenset[DeviceId]:
         return frozenset(device for device, own in self.placed.items() if own == place)
 
     def peers(self, device: DeviceId) -> frozenset[DeviceId]:
-        """All members of the device's group; nobody for a guest."""
+        """All members of the device's group; empty for a guest."""
         place = self.place_of(device)
         return frozenset() if place is None else self.members(place)
 
@@ -80,7 +80,7 @@ class Grouping:
         return replace(self, groups=tuple(groups))
 
     def mean_model(self) -> FlatArray:
-        """The groups' models averaged by their numbers of members, shape (spec.size,)."""
+        """Mean of the groups' models, weighted by their numbers of members, shape (spec.size,)."""
         sizes = [max(1, len(self.members(place))) for place in range(len(self.groups))]
         models = [
             size * group.weights.astype(np.float64) for size, group in zip(sizes, self.groups, strict=True)
@@ -89,7 +89,7 @@ class Grouping:
         return mean
 
     def with_guests(self, guests: Mapping[DeviceId, Update], spec: ModelSpec) -> Self:
-        """The grouping with each guest in the group whose model is nearest to its update (eq. 3 over these
+        """Place each guest in the group whose model is nearest to its update (eq. 3 over the update's
         entries).
         """
         placed = {device: self._nearest(update, spec) for device, update in guests.items()}
@@ -105,13 +105,13 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Averaging:
-    """How groups average.
+    """Averaging of groups, and the settings of their upload intervals.
 
     Attributes:
-        spec: of the model.
-        alpha, tau: of eq. (6), in rounds.
-        low: up to which share of D_g a layer's discrepancy is a low one; "auto": see `calm_layers`.
-        frequent_share: of `calm_layers`.
+        spec: structure of the model.
+        alpha, tau: alpha and tau of eq. (6), in rounds.
+        low: share of D_g below which a layer's discrepancy is low; "auto" uses `calm_layers`.
+        frequent_share: setting of `calm_layers`.
     """
 
     spec: ModelSpec
@@ -121,7 +121,7 @@ class Averaging:
     frequent_share: float
 
     def first_group(self, weights: FlatArray) -> Group:
-        """Of all devices, before round 1."""
+        """The group of all devices, before round 1."""
         layers = len(self.spec.layers)
         return Group(weights, np.zeros(layers, dtype=np.int64), np.full(layers, self.tau, dtype=np.int64))
 
@@ -139,10 +139,10 @@ class Averaging:
         Layers that no member sent stay. A full synchronisation of at least two members sets new intervals. A
         group of one device sends at full synchronisations only.
 
-        With `low` "auto", new intervals need a round in which all layers were due (`whole`) and had been
-        averaged equally long ago. A layer trained for alpha * tau rounds differs more than one trained for
-        tau, so the two would otherwise swap intervals at each full synchronisation. Layers that no member
-        sends, because all ratios are small, count as the calmest.
+        With `low` "auto", new intervals need a round in which all layers were due (`whole`), with equal time
+        since their last average. The reason: a layer trained for alpha * tau rounds differs more than one
+        trained for tau. Otherwise the two would swap intervals at each full synchronisation. If all ratios
+        are small, no member sends some layers; these count as the least discrepant.
         """
         weights = covered_average(group.weights, updates.items(), self.spec)
         sent = np.zeros(len(self.spec.layers), dtype=bool)
@@ -166,8 +166,8 @@ class Averaging:
         updates: Mapping[DeviceId, Update],
         round_: int,
     ) -> Grouping:
-        """The groups given by `labels`, each with the average of its members' updates of a full
-        synchronisation.
+        """Form the groups given by `labels`, each with the average of its members' fully synchronised
+        updates.
 
         An unchanged group keeps its model. A group without updates starts from the model of its first
         member's old group.
@@ -184,10 +184,11 @@ class Averaging:
         return replace(new, groups=tuple(groups)).with_unchanged_groups_of(old)
 
     def distances(self, updates: Sequence[Update]) -> Matrix:
-        """D_ij of eq. (3), each pair over the layers that both sent; shape (updates, updates)."""
+        """D_ij of eq. (3) for each pair, over the layers that both sent; shape (updates, updates)."""
         sent = np.array([self.layers_in(update) for update in updates])
         sizes, matrix = sent.sum(axis=1), np.zeros((len(updates), len(updates)))
-        for size in np.unique(sizes):  # ratios choose nested sets of layers: the smaller is the common one
+        # ratios choose nested sets of layers, so the common layers are the smaller set
+        for size in np.unique(sizes):
             rows = np.flatnonzero(sizes >= size)
             common = np.logical_and.reduce(sent[rows])
             if common.any():
@@ -196,7 +197,7 @@ class Averaging:
         return matrix
 
     def layers_in(self, update: Update) -> NDArray[np.bool_]:
-        """Which layers an update holds, shape (layers,)."""
+        """Mark the layers that an update holds, shape (layers,)."""
         match update.patch.selection:
             case Everything():
                 return np.ones(len(self.spec.layers), dtype=bool)
@@ -207,7 +208,7 @@ class Averaging:
     def _layer_discrepancies(
         self, updates: Mapping[DeviceId, Update], weights: FlatArray, sent: NDArray[np.bool_]
     ) -> Discrepancies:
-        """D_gl of eq. (5), shape (layers,); 0 of layers that nobody sent."""
+        """D_gl of eq. (5), shape (layers,); 0 for layers that no member sent."""
         dense = [update.patch.apply(np.zeros_like(weights), self.spec) for update in updates.values()]
         held = np.array([self.layers_in(update) for update in updates.values()])
         layers, at = list(self.spec.layers.values()), np.flatnonzero(sent)

@@ -1,4 +1,4 @@
-"""Where a loss curve stops falling fast, from its values alone (DC-PFL, section III-C)."""
+"""The round in which a loss curve stops falling fast (DC-PFL, section III-C)."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,24 @@ Curve = NDArray[np.float64]
 
 
 def smooth(losses: ArrayLike, window: int) -> Curve:
-    """l_w(t): the mean of the last min(window, t) losses, shape as `losses`, (T,).
+    """Smoothed losses l_w(t): the mean of the last min(window, t) losses, shape (T,).
 
-    Differs from the paper: its printed window sums window + 1 terms over window, which makes the curve
-    rise at its beginning.
+    Differs from the paper: the printed formula divides window + 1 terms by window, so that the curve rises at
+    its start.
+
+    Args:
+        losses: loss of each round, shape (T,).
+        window: s, number of rounds in a mean.
     """
     values = np.asarray(losses, dtype=np.float64)
     return np.array([values[max(0, t - window) : t].mean() for t in range(1, values.size + 1)])
 
 
 def radius(smoothed: ArrayLike, window: int) -> Curve:
-    """r(t) = (1 + l'^2)^1.5 / l'' of eq. (4), l' and l'' being differences; shape (T,).
+    """Radius of curvature r(t) = (1 + l'^2)^1.5 / l'' of eq. (4), shape (T,).
 
-    Infinite where the curve bends down or not at all (l'' <= 0); NaN before round max(window + 1, 3).
+    l' and l'' are first and second differences. The radius is infinite where the curve does not bend up (l''
+    <= 0), and NaN before round max(window + 1, 3).
     """
     values = np.asarray(smoothed, dtype=np.float64)
     radii = np.full(values.size, np.nan)
@@ -38,10 +43,10 @@ def radius(smoothed: ArrayLike, window: int) -> Curve:
 
 
 def rapid_decrease_end(radii: Sequence[float] | Curve, observe: int) -> tuple[int, int] | None:
-    """The first round t whose radius is strictly below those of the next `observe` rounds (t^obv).
+    """Find the first round t whose radius is strictly below those of the next `observe` rounds (t^obv).
 
     Returns:
-        t and the round in which this is known, t + observe, both from 1; None: not yet.
+        t, and the round t + observe that confirms it, both counted from 1; None if there is none yet.
     """
     values = np.asarray(radii, dtype=np.float64)
     for index in range(values.size - observe):

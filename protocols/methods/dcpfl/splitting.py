@@ -1,4 +1,4 @@
-"""How DC-PFL's groups develop: the coordinator's state and its change after a round's updates."""
+"""Development of DC-PFL's groups: the coordinator's state, and its next state after a round's updates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_e
 from fleetune.protocols.model.spec import ModelSpec
 
 Phase = Literal["watch", "gather", "trial", "settle"]
-Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tree with their groups
+Split = tuple[float, list[DeviceId], Labels]  # (gamma, devices of the tree with their groups)
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class ServerState:
     lost: int = 0
 
     def on_trial(self, device: DeviceId) -> bool:
-        """Whether the trial would change the device's group."""
+        """True if the trial would change the device's group."""
         return self.trial is not None and self.trial.peers(device) != self.grouping.peers(device)
 
 
 @dataclass(frozen=True)
 class Update(averaging.Update):
-    """Layers after training.
+    """A device's layers after training, with its losses.
 
     Attributes:
         loss: mean training loss before training.
-        trial: mean training loss after training, of the old and of the new group's model.
-        lost: the device's state is older than `Task.since`; nothing is sent.
+        trial: mean training losses after training, of the old and of the new group's model.
+        lost: True if the device's state is older than `Task.since`; it then sends no layers.
     """
 
     loss: Loss = 0.0
@@ -127,7 +127,7 @@ class GroupDevelopment:
         return Averaging(self.spec, alpha, self.tau, self.low_discrepancy, self.frequent_share)
 
     def due(self, state: ServerState, group: Group) -> NDArray[np.bool_]:
-        """Which of the group's layers go up in the round at hand, shape (layers,)."""
+        """Mark the group's layers that are uploaded in the present round, shape (layers,)."""
         if state.round <= self.start_rounds or state.phase in ("gather", "settle"):
             return np.ones(len(self.spec.layers), dtype=bool)
         return due(state.round, group.every)
@@ -135,7 +135,7 @@ class GroupDevelopment:
     def after(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
         """The state after the present round, without the changes for guests and for participation."""
         losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
-        if losses and state.phase != "settle":  # devices of a trial then start from what they had trained
+        if losses and state.phase != "settle":  # devices of a trial then start from their own results
             state = replace(state, curve=(*state.curve, float(np.mean(list(losses.values())))))
         state = self._with_averages(replace(state, losses=losses), heard)
         if state.trial is not None:
@@ -148,7 +148,7 @@ class GroupDevelopment:
         return self._split(state, split, heard)
 
     def _all_upload_everything(self, state: ServerState) -> bool:
-        """Whether every group that could split uploads whole models in the round at hand."""
+        """True if every group that could split uploads whole models in the present round."""
         grouping = state.grouping
         return all(
             len(grouping.members(place)) == 1 or self.due(state, group).all()
@@ -156,9 +156,7 @@ class GroupDevelopment:
         )
 
     def _with_averages(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """The state with every group averaged, except those on trial, and with comparisons of members that
-        started alike.
-        """
+        """Average every group that is not on trial, and add the comparisons of members that started alike."""
         groups, pairs, grouping = [], state.pairs, state.grouping
         staying = [device for device in heard if not state.on_trial(device)]
         for place, group in enumerate(grouping.groups):

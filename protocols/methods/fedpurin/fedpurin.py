@@ -189,7 +189,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         last_batch = self.gradient == "last-batch"
         fit = trainer.fit(start, FitPlan(keep_last_gradient=last_batch), key)
         gradient = fit.last_gradient if last_batch else fit.weights - start
-        if gradient is None:  # no data, no step
+        if gradient is None:  # without data, no step was taken and there is no gradient
             gradient = np.zeros_like(start)
         scores = perturbation(fit.weights, gradient, second_order=self.second_order)
         check_finite(scores, "fedpurin: the score |gradient * weight|")
@@ -199,10 +199,11 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return ClientState(fit.weights, critical, task.number), update
 
     def combined_model(self, state: ClientState, task: Task) -> FlatArray:
-        """The next model (eq. 11) as the device puts it together, shape (spec.size,).
+        """The next model (eq. 11) as the device assembles it, shape (spec.size,).
 
-        If the coordinator holds its latest update: its own critical entries, the patch over them, 0
-        elsewhere, or its own weights where bar was not sent. Otherwise see the rules at the top.
+        If the coordinator holds the device's latest update, the model has the device's own critical entries
+        and the patch. All other entries are 0, or the device's own weights where bar was not sent. Otherwise
+        the rules at the top of this module apply.
         """
         if 0 < task.holds == state.number:
             told = self._sent_of_bar(task.ratio, task.number)
@@ -248,8 +249,10 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Values of tau, one below all others for the thinnest links: down, twice tau of the model travels.
-        Down, at most every shared entry or the device's share of them: bar covers more than any one device.
+        """Choices of tau, with the traffic of each. One choice is below all others, for the slowest links.
+
+        Downward traffic is at most every shared entry, or the device's share of them, because bar covers more
+        than any one device's entries.
         """
         ratios = [ratio for ratio in (LOWEST_RATIO, *RATIOS) if ratio < self.tau] + [self.tau]
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]

@@ -48,12 +48,12 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a device knows between its rounds.
+    """Device state between its rounds.
 
     Attributes:
         weights: the whole model after local training, shape (spec.size,).
         critical: m_i, shape (spec.size,).
-        number: of the round both are from; 0: none yet.
+        number: round of both; 0 before the first training.
     """
 
     weights: FlatArray
@@ -63,13 +63,13 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Task:
-    """What the device trains from.
+    """Start of a device's local training.
 
     Attributes:
         number: t of this round.
-        holds: the round of the device's latest update at the coordinator; 0: none.
+        holds: round of the device's latest update at the coordinator; 0 if there is none.
         ratio: an upper bound of tau.
-        patch: the entries of its next model that it cannot know.
+        patch: entries of the device's next model that it cannot know.
     """
 
     number: Number
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Update:
-    """The critical entries, and the training samples behind them (for `weighted`)."""
+    """The critical entries, and the number of training samples (for `weighted`)."""
 
     patch: Patch
     num_samples: NumSamples

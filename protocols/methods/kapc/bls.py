@@ -1,4 +1,4 @@
-"""BLS (Zhi et al., section 5): which of KAPC's layers are worth sending down and up.
+"""BLS (Zhi et al., section 5): choice of the layers that KAPC sends down and up.
 
 Arrays count layers from 0. `uploaded`, the paper's Omega, is a number of layers in 1..L: layers 1..Omega are
 sent up.
@@ -31,14 +31,14 @@ class Visit:
 
 
 def self_taught(rows: NDArray[np.float64], place: int, threshold: float) -> list[int]:
-    """The layers that are not sent down: the device's share in its own target is strictly above `threshold`.
+    """Layers that are not sent down: the device's share in its own target is strictly above `threshold`.
 
     Algorithm 3.
 
     Args:
         rows: the device's rows of the cube among the participants, shape (L, N).
-        place: the device's own column.
-        threshold: the paper's mu.
+        place: column of the device.
+        threshold: mu of the paper.
     """
     return [layer for layer, row in enumerate(rows) if row[place] > threshold]
 
@@ -58,21 +58,24 @@ def criterion(
     inputs: Sequence[int],
     num_classes: int,
 ) -> tuple[float, float, bool]:
-    """Both sides of inequality (29), and whether layers 1..`uploaded` satisfy it.
+    """Both sides of inequality (29), and True if layers 1..`uploaded` satisfy it.
 
-    L * d * M~(O) / (O * c * 2^(L-O)) * prod_{l<=O} B~^l / prod_{l<=L} B^l < M(L): sending O layers bounds
-    the generalisation error, per layer, below that of sending all. Computed in logarithms; the sides
-    are infinite where they leave the range of numbers, and where a layer that they divide by is all zero:
-    the inequality is then not satisfied.
+    With O for `uploaded`, the inequality is
+
+        L * d * M~(O) / (O * c * 2^(L-O)) * prod_{l<=O} B~^l / prod_{l<=L} B^l < M(L)
+
+    If it holds, sending O layers gives a lower bound of the generalisation error per layer than sending all.
+    It is computed in logarithms. A side is infinite if it leaves the range of numbers, or if a layer in a
+    denominator is all zero. The inequality then does not hold.
 
     Args:
-        uploaded: the paper's Omega, O above.
+        uploaded: Omega of the paper.
         full: B and tau of the full target, each (L,).
         partial: B~ and tau~ of this round's target, each (L,).
         outputs: d of each layer, the rows of its weight as a matrix.
-        inputs: n of each layer, the columns of it.
-        num_classes: c, classes among the device's training samples; at least 1, and 1 where the task has no
-            classes: the left side is then at its largest, and the fewest layers are left out.
+        inputs: n of each layer, the columns of its weight as a matrix.
+        num_classes: c, number of classes among the device's training samples, at least 1. It is 1 if the task
+            has no classes; the left side is then at its largest, and the fewest layers are left out.
     """
     num_layers = len(outputs)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -28,7 +28,7 @@ class Circle:
     copies: Sequence[Sequence[Vector]]
 
     def targets(self, device: DeviceId, layers: Sequence[int]) -> list[Vector]:
-        """A device's float64 targets of those of `layers` in this circle; none if the device is not in it."""
+        """The device's float64 targets for the `layers` in this circle; empty if the device is not in it."""
         if device not in self.devices:
             return []
         chosen = [layer - self.layers.start for layer in layers if layer in self.layers]
@@ -37,7 +37,7 @@ class Circle:
 
 
 def circles(reach: Mapping[DeviceId, int]) -> Iterator[tuple[range, tuple[DeviceId, ...]]]:
-    """The circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
+    """Circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
 
     Layers beyond the largest reach are in no circle.
     """

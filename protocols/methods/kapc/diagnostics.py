@@ -63,12 +63,12 @@ def diagnose_round(coached: Coached, names: Sequence[str], sizes: Sequence[int])
 
 
 def diagnose_self_taught(coached: Coached, threshold: float) -> Mapping[str, Figure]:
-    """The share of (device, layer) pairs above BLS's mu, `threshold`."""
+    """Share of (device, layer) pairs with an r_ii above `threshold`, BLS's mu."""
     return {"self_taught": float((coached.own > threshold)[_exchanged(coached)].mean())}
 
 
 def _exchanged(coached: Coached) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Which layers each participant exchanges, shape (participants, L)."""
+    """Mark the layers that each participant exchanges, shape (participants, L)."""
     places: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
         np.arange(coached.own.shape[1]) < coached.reach[:, np.newaxis]
     )

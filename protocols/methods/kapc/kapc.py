@@ -117,7 +117,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     @cached_property
     def layers(self) -> dict[str, slice]:
-        """The L layers that are related and sent, in module order, and where they stand."""
+        """The L layers that are related and sent, in module order, with their range in the flat vector."""
         norm = {tensor.layer for tensor in self.spec.tensors if tensor.kind == "norm"}
         return {name: where for name, where in self.spec.layers.items() if name not in norm}
 
@@ -193,8 +193,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return replace(state, latest=latest, uploaded=uploaded)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the received layers, each over the devices that exchange it, for devices without
-        a model.
+        """Plain mean of the received layers, each over the devices that exchange it, for devices without a
+        model.
         """
         shared = state.initial.copy()
         reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in sorted(state.latest)}
@@ -214,8 +214,10 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return {} if state.coached is None else diagnose_round(state.coached, list(self.layers), self._sizes)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first layers both ways, any number of them (with the whole downlink: all); the target beside
-        the device's model is a whole vector at each, as `Pull` takes it.
+        """Choices of the number of first layers that travel both ways; with the `whole` downlink, all travel
+        down.
+
+        Each choice also needs memory for one whole vector, because `Pull` takes the target as such.
         """
         fewest = len(self.layers) if self.downlink == "whole" else 1
         return [self._choice(count) for count in range(fewest, len(self.layers) + 1)]
@@ -239,11 +241,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """How many entries each layer has."""
+        """Number of entries of each layer."""
         return [where.stop - where.start for where in self.layers.values()]
 
     def _circle(self, state: ServerState, layers: range, devices: tuple[DeviceId, ...]) -> Circle:
-        """The step on a circle's part of the cube, from how it stands in `state`."""
+        """A circle, with its part of the cube after the step from `state`."""
         places, span = state.places(devices), slice(layers.start, layers.stop)
         copies = state.copies(devices, list(self.layers.values())[span])
         before = relationship_cube.slice_participants(state.cube[:, span], places)
@@ -252,7 +254,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _own_shares(
         self, exchanged: Sequence[Circle], participants: Sequence[DeviceId]
     ) -> NDArray[np.float64]:
-        """Each participant's share in its own target, shape (participants, L); 1 where it has none."""
+        """Share of each participant in its own target, shape (participants, L); 1 at layers without a
+        target.
+        """
         own = np.ones((len(participants), len(self.layers)))
         at = {device: place for place, device in enumerate(participants)}
         for circle in exchanged:
@@ -261,7 +265,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return own
 
     def _step(self, shares: relationship_cube.Cube, copies: list[list[FlatArray]]) -> relationship_cube.Cube:
-        """`relation_steps` gradient steps on the participants' cube, then shares again (eq. 12 and 32)."""
+        """Take `relation_steps` gradient steps on the cube, then turn its rows into shares (eq. 12 and 32)."""
         per_layer = self.step == "per-layer"
         default = THEOREM_RATE if per_layer else PLAIN_RATE
         step = partial(
@@ -294,7 +298,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _select(
         self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int
     ) -> Visit | None:
-        """How many layers to send up, as the record for the next visit; None to send all layers."""
+        """Choose the number of layers to send up, as the record for the next visit; None sends all layers."""
         return None
 
     def _named(self, layers: Iterable[int]) -> Layers:
@@ -327,17 +331,19 @@ class KAPCwithBLS(KAPC):
 
     @classmethod
     def utility(cls, budget: Budget) -> float:
-        """Utility as measured: exchanging more layers does not speed up learning, and further training adds
+        """Measured utility: exchanging more layers does not speed up learning, and more local training adds
         little.
 
-        Rounds to an accuracy with one, two and all four layers: 12, 18 and more than 24. Twice and four times
-        the local training took 20 and 11 rounds instead of 28, and to a higher accuracy 23 and 21 instead of
-        30 (har-cnn, UCI HAR, one seed).
+        Rounds to an accuracy with one, two and all four layers: 12, 18 and more than 24. With 2 and 4 times
+        the local training: 20 and 11 rounds instead of 28. To a higher accuracy: 23 and 21 instead of 30.
+        Measured with har-cnn on UCI HAR, one seed.
         """
         return (1 - budget.ratio / 2) * training_utility(budget.local_work, _BEYOND)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first layers up, any number of them; down, as many at most, or all with the whole downlink."""
+        """Choices of the number of first layers sent up. At most as many travel down; with the `whole`
+        downlink, all.
+        """
         return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
@@ -368,6 +374,6 @@ class KAPCwithBLS(KAPC):
 
     @cached_property
     def _shapes(self) -> list[tuple[int, int]]:
-        """Of each layer's weight as a matrix: rows (outputs), columns (inputs, all taps of a kernel)."""
+        """Rows (outputs) and columns (inputs, all taps of a kernel) of each layer's weight as a matrix."""
         first = {tensor.layer: tensor.shape or (1,) for tensor in reversed(self.spec.tensors)}
         return [(first[name][0], math.prod(first[name][1:])) for name in self.layers]

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Cube = NDArray[np.float64]
-Vector = NDArray[Any]  # float32 in the product
+Vector = NDArray[Any]  # the product is in float32
 Copies = Sequence[Sequence[Vector]]
 
-# entries of a layer at a time, so that memory stays constant for any number of devices and layer size
+# entries of a layer processed at a time, so that memory does not grow with devices and layer size
 _CHUNK = 8192
 
 
 def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float64]:
-    """The inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N).
+    """Inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N).
 
-    With `centred`, of the weights less their mean over the devices: exactly 0 where all are equal.
+    With `centred`, the mean over the devices is first subtracted; the result is exactly 0 if all are equal.
     """
     products = np.zeros((len(copies), len(copies)))
     for start in range(0, copies[0].size, _CHUNK):
@@ -36,10 +36,10 @@ def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float
 def coaching_gradient(
     cube: Cube, grams: Sequence[NDArray[np.float64]], coaching: float, equal_sharing: float
 ) -> Cube:
-    """Of coaching * ||s_i - w_i||^2 + equal_sharing / 2 * ||r_i - 1/N||^2 with s_i = sum_j r_ij w_j.
+    """Gradient of coaching * ||s_i - w_i||^2 + equal_sharing / 2 * ||r_i - 1/N||^2, same shape as `cube`.
 
-    Eq. (11)-(13), layer by layer: 2 * coaching * <w_j, s_i - w_i> + equal_sharing * (r_ij - 1/N).
-    `coaching` and `equal_sharing` are the paper's lambda and beta. Shape as `cube`.
+    Here s_i = sum_j r_ij w_j. Eq. (11)-(13), layer by layer: 2 * coaching * <w_j, s_i - w_i> + equal_sharing
+    * (r_ij - 1/N). `coaching` and `equal_sharing` are lambda and beta of the paper.
     """
     products = np.stack([cube[:, layer] @ gram - gram for layer, gram in enumerate(grams)], axis=1)
     gradient: Cube = 2 * coaching * products + equal_sharing * (cube - 1 / cube.shape[-1])
@@ -56,17 +56,18 @@ def descend(
     per_layer: bool = False,
     safe: bool = False,
 ) -> Cube:
-    """One gradient step on the cube (eq. 12); rows are no shares any more until they are normalised.
+    """Take one gradient step on the cube (eq. 12). Its rows need to be normalised afterwards.
 
     Args:
         cube: rows that sum to 1.
-        grams: of each layer; centred ones give the gradient along the rows that sum to 1.
+        grams: inner products of each layer. Centred ones give the gradient along the rows that sum to 1.
         coaching: lambda.
         equal_sharing: beta.
-        rate: the paper's eta.
-        per_layer: `rate` counts in units of 1 / each layer's curvature, see `curvature`; a layer without
-            any stays as it is.
-        safe: no layer steps further than 1 / its curvature, so that many steps in a row cannot run away.
+        rate: eta of the paper.
+        per_layer: True gives `rate` the unit 1 / `curvature` of each layer. A layer without curvature stays
+            unchanged.
+        safe: True limits the step of each layer to 1 / its curvature, so that many steps in a row do not
+            diverge.
     """
     rates = np.full(len(grams), rate)
     if per_layer or safe:
@@ -101,11 +102,11 @@ def normalise(cube: Cube) -> Cube:
 
 
 def project_simplex(cube: Cube) -> Cube:
-    """The nearest rows that are not negative and sum to 1: subtract one number from each row, then clip at
-    0.
+    """Project each row to the nearest shares: subtract one number from the row, then clip at 0.
 
-    Rows are first shifted by their largest share, because 1 would vanish next to large numbers. A share that
-    is 1 or more below the largest becomes 0. Values that are not finite count as 0.
+    Shares are not negative and sum to 1. Rows are first shifted by their largest share, because 1 would
+    vanish next to large numbers. A share that is 1 or more below the largest becomes 0. Values that are not
+    finite count as 0.
     """
     with np.errstate(over="ignore"):
         known = _without_infinities(cube)

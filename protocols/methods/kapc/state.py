@@ -14,7 +14,7 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class Coached:
-    """What the last round's participants were sent; rows in the order of participants.
+    """Record of the targets sent to the last round's participants; rows in the order of participants.
 
     Attributes:
         own: share of each participant in its own target (r_ii), float64, shape (participants, L).
@@ -71,11 +71,11 @@ class ServerState:
         return replace(self, related=self.devices, cube=cube)
 
     def places(self, devices: Iterable[DeviceId]) -> list[int]:
-        """Where these devices stand in the cube."""
+        """Indices of these devices in the cube."""
         at = {device: place for place, device in enumerate(self.related)}
         return [at[device] for device in devices]
 
     def copies(self, devices: Iterable[DeviceId], layers: Iterable[slice]) -> list[list[FlatArray]]:
-        """Each of the layers, of each of the devices, as last heard; views."""
+        """Latest received copy of each layer (outer) of each device (inner), as views."""
         weights = [self.latest.get(device, self.initial) for device in devices]
         return [[vector[where] for vector in weights] for where in layers]

@@ -1,6 +1,6 @@
-"""SRP-pFed's update rates (section III-B): a random walk with reinforced memory over c candidates.
+"""SRP-pFed's choice of rates (section III-B): a random walk with reinforced memory over c candidates.
 
-`memory` is h: how well each candidate did so far, float64, shape (c,), 1 at the start.
+`memory` is h, the credit of each candidate so far: float64, shape (c,), 1 at the start.
 """
 
 import math
@@ -14,7 +14,9 @@ Reduction = Literal["mean", "sum"]
 
 
 def probabilities(memory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each rate's share of h (eq. 7), shape (c,); uniform where h sums to nothing or overflows."""
+    """Probability of each rate, its share of h (eq. 7), shape (c,). Uniform if the sum of h is 0 or
+    overflows.
+    """
     total = float(memory.sum())
     if not 0 < total < math.inf:
         return np.full(memory.size, 1 / memory.size)
@@ -23,21 +25,26 @@ def probabilities(memory: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def draw(chances: NDArray[np.float64], u: NDArray[np.float64]) -> list[int]:
-    """For each of `u`, in (0, 1], the smallest j with F_j >= u (Alg. 2, SAMPLEUPDATERATE)."""
-    last = chances.size - 1  # its F may be a rounding below 1
+    """Draw a rate for each number in `u`: the smallest index j with F_j >= u (Alg. 2, SAMPLEUPDATERATE).
+
+    Args:
+        chances: probability of each rate, shape (c,). F is their cumulative sum.
+        u: uniform random numbers in (0, 1].
+    """
+    last = chances.size - 1  # rounding may leave the last F just below 1
     return [min(int(j), last) for j in np.searchsorted(np.cumsum(chances), u, side="left")]
 
 
 def distinct(drawn: Iterable[int]) -> tuple[int, ...]:
-    """Each once, in the order first drawn."""
+    """The drawn indices without repetition, in the order of their first draw."""
     return tuple(dict.fromkeys(drawn))
 
 
 def increment(losses: Sequence[float], reduction: Reduction) -> float:
-    """The b of eq. 6: 1 - sigmoid(loss).
+    """Credit b of a round (eq. 6): 1 - sigmoid(loss).
 
-    Differs from the paper: the loss is the devices' mean unless `reduction` says "sum". A sum leaves
-    next to nothing: ten devices at 2.3 give 1e-10, and h decays to zero.
+    Differs from the paper: the loss is the mean over devices unless `reduction` is "sum". The credit of a sum
+    is almost 0: ten devices with a loss of 2.3 give 1e-10, and h decays to zero.
     """
     total = sum(losses)
     loss = total / max(1, len(losses)) if reduction == "mean" else total
@@ -48,7 +55,7 @@ def increment(losses: Sequence[float], reduction: Reduction) -> float:
 def reinforce(
     memory: NDArray[np.float64], drawn: Sequence[int], gain: float, decay: float
 ) -> NDArray[np.float64]:
-    """The next h: decay * h, plus `gain` on each drawn rate, once (eq. 6; `decay` is lambda)."""
+    """The next h: decay * h, plus `gain` once for each rate in `drawn` (eq. 6; `decay` is lambda)."""
     renewed = decay * memory
     renewed[list(distinct(drawn))] += gain
     return renewed

@@ -241,8 +241,11 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return {"probabilities": by_rate, "rates_credited": len(state.used)}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Down, the entries that a device of this ratio is sent. Up, at most as many, and where they are: how
-        many less is drawn round by round. A loss for each rate, if all that are drawn differ.
+        """Choices of ratio, with the traffic and work of each.
+
+        A device receives its share of the entries, and sends at most as many, with their places. Each round
+        draws how many fewer it sends. The work has one loss for each rate, the most if all drawn rates
+        differ.
         """
         ratios = self.rates if self.downlink == "whole" else RATIOS
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]
@@ -271,7 +274,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return fitting or (max((rate for rate in self.rates if rate <= limit), default=self.rates[0]),)
 
     def _credited(self, update: Update, drawn: Sequence[int]) -> Iterable[int]:
-        """Indices of the candidates that an update credits; none for a rate that is no candidate."""
+        """Indices of the candidates that an update credits; empty if its rate is not a candidate."""
         used = _rate_of(update)
         if self.credit == "drawn" or used is None:
             return drawn
@@ -280,10 +283,10 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     def _cluster(
         self, own: FlatArray, shared: FlatArray, task: Task, trainer: Trainer, key: Key
     ) -> tuple[float, MaskArray, FlatArray, float]:
-        """The rate, mask and mixture of least training loss, and that loss (Alg. 2, CLIENTCLUSTERING).
+        """Rate, mask and mixture with the least training loss, and that loss (Alg. 2, CLIENTCLUSTERING).
 
-        Differs from the paper, whose cost analysis takes these losses on the test set. When no mixture has
-        a finite loss, the device goes on from its own model and shares at the first rate.
+        Differs from the paper: its cost analysis takes these losses on the test set. If no mixture has a
+        finite loss, the device continues from its own model and shares at the first rate.
         """
         candidates, rows = self._candidates(task.patch), self._rows(trainer, key)
         masks = (self._mask(own, rate, candidates) for rate in task.rates)
@@ -296,13 +299,13 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return rate, mask, fuse(mask, shared, own), losses[best]
 
     def _rows(self, trainer: Trainer, key: Key) -> Rows | None:
-        """The samples on which mixtures are compared; None means all."""
+        """Samples on which mixtures are compared; None for all samples."""
         if self.loss_share == 1 or not trainer.num_samples:
             return None
         return key.sample(num_shared(self.loss_share, trainer.num_samples), trainer.num_samples)
 
     def _candidates(self, sent: Patch) -> list[NDArray[np.intp]]:
-        """The entries that were sent, in one piece or by layer: among each piece's, magnitudes are ranked."""
+        """Received entries as one group, or one group a layer. Magnitudes are ranked within each group."""
         here = sent.selection.mask(self.spec)
         parts = [slice(0, here.size)] if self.ranking == "model" else list(self.spec.layers.values())
         return [part.start + np.flatnonzero(here[part]) for part in parts]

@@ -36,7 +36,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """w_i, shape (spec.size,), and whether it has been trained here."""
+    """Device state: w_i, shape (spec.size,), and True if it has been trained here."""
 
     weights: FlatArray
     trained: bool = False
@@ -44,7 +44,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Task:
-    """w_g, whole or a share of its entries, and the rates to try in this order."""
+    """w_g, whole or a share of its entries, and the rates to try, in this order."""
 
     patch: Patch
     rates: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=MAX_RATES)]
@@ -52,12 +52,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Update:
-    """What a device made of its task.
+    """Result of a device's round.
 
     Attributes:
-        patch: the shared entries after training.
-        num_samples: training samples.
-        loss: the training loss of the mixture before training.
+        patch: shared entries after training.
+        num_samples: number of training samples.
+        loss: training loss of the mixture before training.
     """
 
     patch: Patch
