@@ -265,7 +265,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return own
 
     def _step(self, shares: relationship_cube.Cube, copies: list[list[FlatArray]]) -> relationship_cube.Cube:
-        """Take `relation_steps` gradient steps on the cube, then turn its rows into shares (eq. 12 and 32)."""
+        """Take `relation_steps` gradient steps on the cube, then make its rows shares (eq. 12 and 32)."""
         per_layer = self.step == "per-layer"
         default = THEOREM_RATE if per_layer else PLAIN_RATE
         step = partial(
