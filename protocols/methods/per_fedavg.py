@@ -102,9 +102,7 @@ class PerFedAvg(ModelAveraging):
 
     @property
     def relative_work(self) -> float:
-        """Gradients in a step, relative to plain training. The Hessian-free product takes two, on both sides
-        of w.
-        """
+        """Gradients in a step, relative to plain training; the Hessian-free product takes two gradients."""
         if self.steps is not None:
             return 0.0
         return 4 / 3 if self._needs_hessian else 1.0

@@ -275,8 +275,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             return stepped if stepped.is_finite else network
 
     def _gradient(self, state: ServerState, shares: Floats, weights: FlatArray) -> Floats:
-        """Gradient of the loss by `shares`, same shape, with the change by training as the negative gradient
-        of the mixture.
+        """Gradient of the loss by `shares`, same shape.
+
+        The change by local training stands for the negative gradient by the mixture.
         """
         moved = (weights - self._mixture(state, shares)).astype(np.float64)
         products = [

@@ -101,13 +101,14 @@ def search(
     first: bool,
     mode: Search = "largest",
 ) -> int:
-    """How many layers to send up, 1..num_layers (Algorithm 4).
+    """Number of layers to send up, 1..num_layers (Algorithm 4).
 
     At the first visit, and after all layers were sent, the result is all layers but one. Otherwise the search
-    moves from `previous`, the last visit's number. `largest` moves up while the inequality is satisfied, else
-    down until it is. This finds the largest satisfying number if these numbers form a prefix, as measured.
-    `literal` moves as printed: down to the first number that does not satisfy the inequality, or up to the
-    first that does.
+    moves from `previous`, the last visit's number.
+
+    `largest` moves up while the inequality is satisfied, else down until it is. This finds the largest
+    satisfying number if these numbers form a prefix, as they did in measurements. `literal` moves as printed:
+    down to the first number that does not satisfy the inequality, or up to the first that does.
     """
     if first or previous == num_layers:
         return max(1, num_layers - 1)

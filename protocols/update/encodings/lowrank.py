@@ -57,8 +57,8 @@ class LowRank(Encoding):
     def cost(self) -> EncodingCost:
         """Predicted cost, measured on the matrices of LeNet-5.
 
-        Those of cnn-kapc take less than half the bytes, in a fifth of the time. Scattered entries (SRP-pFed,
-        FedPURIN) take 1.2 to 4.5 times the bytes and have up to twice the error.
+        The matrices of cnn-kapc take less than half the bytes, in a fifth of the time. Scattered entries
+        (SRP-pFed, FedPURIN) take 1.2 to 4.5 times the bytes and have up to twice the error.
         """
         error = min(1.0, 0.088 * self.step**0.72)
         return EncodingCost(

@@ -21,7 +21,7 @@ from fleetune.protocols.update.entropy.small_integers import LARGEST
 
 MAX_PRODUCTS = 255
 MAX_OCTAVES = 14
-_UPWARD = 0.4  # of a step, less than a half: a number near 0 costs more bytes than it gains
+_UPWARD = 0.4  # share of a step, less than a half: a number near 0 costs more bytes than it gains
 _ENTRIES, _PRODUCTS = 1 << 16, 32  # entries of the sum that are computed at a time
 
 Matrix = NDArray[np.float32]

@@ -39,10 +39,10 @@ _FIRST, _LATER, _SPARE = (
     48,
     8,
 )  # columns searched at first, later, and how many of them are spare
-# of the least square that pays off: if the smallest found square is larger, squares fall so slowly that a
-# second pass is needed
+# share of the least square that pays off; if the smallest found square is above it, squares fall so slowly
+# that a second pass is needed
 _FLAT = 0.2
-_INDEPENDENT = 1e-9  # of the largest square: smaller ones are rounding errors
+_INDEPENDENT = 1e-9  # share of the largest square; smaller squares are rounding errors
 _DRAWS = Key.of("outer products")
 
 # for matrices with gaps
