@@ -120,7 +120,7 @@ def test_devices_whose_data_does_not_fit_decline_and_the_others_go_on(tmp_path, 
         fleet.start_coordinator()
         for name, reason in [
             ("labels", "label 10; the model has 0..9"),
-            ("shape", r"samples have shape \(1, 5, 8\); the model takes \(1, 8, 8\)"),
+            ("shape", r"samples have shape \(1, 5, 8\); expected \(1, 8, 8\)"),
         ]:
             fleet.start_agent(f"wrong-{name}", data=f"npz:{tmp_path / name}.npz")
             fleet.coordinator.wait_for(f"wrong-{name} declines the run: .*{reason}")
