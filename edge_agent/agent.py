@@ -1,7 +1,7 @@
-"""The agent's loop: messages in, messages out. Long work is done in a thread of its own (jobs.py).
+"""The agent's loop: messages in, messages out. A separate thread does the long work (jobs.py).
 
-Everything arrives in one queue: what the transport hears, results of jobs, the wish to stop. Nothing is
-polled: an idle agent sleeps until something happens.
+All events arrive in one queue: packets from the transport, results of jobs, the request to stop. Nothing is
+polled, so an idle agent sleeps until something happens.
 """
 
 import logging
@@ -40,25 +40,25 @@ MAX_WAITING_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Stop:
-    """Leave cleanly."""
+    """Request to leave the broker cleanly and end."""
 
     reason: str
 
 
 class Agent:
-    """A device's part of the dialogue with its coordinator.
+    """A device's side of the dialogue with its coordinator.
 
     Args:
-        device: on which the agent runs; it is closed when the agent ends.
-        make_transport: makes, from the will and the queue of events, a transport that is not connected yet.
-        find_rights: called when the coordinator is silent for too long; None: nothing is examined.
-        leave_after_run: stop when a run is finished, instead of waiting for the next.
-        tell: called with what the agent does, whenever that changes.
-        clock: seconds that never jump.
+        device: the device on which the agent runs; it is closed when the agent ends.
+        make_transport: makes an unconnected transport from the will and the queue of events.
+        find_rights: tests access rights when the coordinator is silent for too long; None to skip the test.
+        leave_after_run: True to stop when a run is finished instead of waiting for the next.
+        tell: called with the agent's activity at each change.
+        clock: monotonic clock, in seconds.
 
     Raises:
         SettingError: there is no such trainer.
-        ModelError: that trainer, or any, is not installed.
+        ModelError: that trainer is not installed, or no trainer is.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Agent:
         self._manager = service_manager()
 
     def run(self) -> str:
-        """Serve until told to stop; the reason."""
+        """Serve until a request to stop; return its reason."""
         stream = self._device.stream
         try:
             if stream is not None:
@@ -140,7 +140,7 @@ class Agent:
             return None
 
     def _tick(self) -> None:
-        """Do what time has come for."""
+        """Do all timed work that is due."""
         self._connection.tick(self._clock())
         self._pass(self._link.tick(self._clock()))
         self._send(self._enrolling.tick(self._clock()))
@@ -160,7 +160,7 @@ class Agent:
                     finished = None if self._participation.joined is not None else self._enrolling.finished
                     self._connection.note_lost(reason, now, finished)
                 case Received(_, b""):
-                    pass  # a message that the broker kept for us was removed
+                    pass  # the broker reports the removal of a retained message
                 case Received(topic, data):
                     self._hear(topics.parse(topic).channel, data, now)
                 case Progress(fraction):
@@ -182,7 +182,7 @@ class Agent:
 
     def _hear(self, channel: str, data: bytes, now: float) -> None:
         if wire.read_pong(data) is not None:
-            return  # for a second connection of this device, which tests its access rights
+            return  # the answer to this device's second connection, which tests its access rights
         try:
             items = self._link.hear(channel, data, now)
             self._timeout.heard(items)
@@ -194,7 +194,7 @@ class Agent:
             log.debug("", exc_info=fault)
 
     def _pass(self, items: Iterable[Item]) -> None:
-        """Do what the link returns."""
+        """Handle the items that the link returns."""
         for item in items:
             match item:
                 case Packet():
@@ -218,7 +218,8 @@ class Agent:
         key = answered.offer.transfer_key
         match answered.receipt:
             case None if key.run == self._enrolling.finished:
-                self._join(key.run)  # it was not over; then this again
+                # the coordinator extended the finished run; after joining, it repeats this offer
+                self._join(key.run)
             case Ack():
                 self._go_on(answered.offer)
             case Refuse(_, reason):
@@ -234,7 +235,7 @@ class Agent:
         self._connection.publish(accepted)
 
     def _go_on(self, offer: Offer) -> None:
-        """Use what this offer brought, which is on disk now."""
+        """Use the payload of this offer, which is now on disk."""
         key = offer.transfer_key
         if key.kind == "enrolment":
             self._enrolling.note_assigned(key.run, offer.ratio)
@@ -252,7 +253,9 @@ class Agent:
             self._send(self._enrolling.enrol(run, self._clock()))
 
     def _ask_again(self, now: float) -> None:
-        """Greet again when there may be room for what could not be stored: the coordinator offers it anew."""
+        """Announce this device again once payloads that did not fit may have room: the coordinator then
+        repeats its offers.
+        """
         if self._intake.again_at is not None and now >= self._intake.again_at:
             self._intake.again_at = None
             if self._participation.joined is None:

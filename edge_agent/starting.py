@@ -1,4 +1,4 @@
-"""From the options of `edge-agent run` to an agent that is ready, for the command and for the library."""
+"""Turns the options of `edge-agent run` into an agent that is ready, for the command and for the library."""
 
 import os
 import re
@@ -32,11 +32,11 @@ from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
 def ready_agent(
     options: RunOptions, *, lock: IO[bytes] | None = None, tell: Callable[[Activity], None] = lambda _: None
 ) -> Agent:
-    """An agent that only has to run; what its owner gets wrong is found here.
+    """An agent that is ready to run. The owner's mistakes are reported here.
 
     Args:
-        options: of its owner.
-        lock: see `Agent`.
+        options: options of the owner.
+        lock: see `Device.opened`.
         tell: see `Agent`.
 
     Raises:
@@ -80,13 +80,13 @@ def ready_agent(
 
 
 def most_memory_bytes(policy: Policy, root: Path) -> int | None:
-    """What this process may take altogether: by the board, and by its owner; None: not known."""
+    """Memory limit of this process, from the board and from its owner, in bytes; None if not known."""
     owned = None if policy.max_memory_mb is None else int(policy.max_memory_mb * 1e6)
     return min((one for one in (attainable_bytes(root), owned) if one is not None), default=None)
 
 
 def _mode(text: str | None) -> int | None:
-    """Permissions from octal digits, as chmod takes them. Raises SettingError."""
+    """Parse permissions from octal digits, as chmod takes them. Raises SettingError."""
     if text is None:
         return None
     if not re.fullmatch("0?[4-7][0-7]{2}", text):
@@ -97,7 +97,7 @@ def _mode(text: str | None) -> int | None:
 
 
 def _settings(options: RunOptions) -> DeviceSettings:
-    """Raises SettingError."""
+    """The owner's settings. Raises SettingError if an option is wrong."""
     board = board_name(options.root) if options.board == "auto" else options.board
     board_named(board)
     return DeviceSettings(

@@ -1,3 +1,1 @@
-"""The device's personal model after training: which version of it the device serves, and that version as a
-file for an app.
-"""
+"""The device's personal model after training: the deployed version, and its file for an app."""

@@ -1,4 +1,4 @@
-"""What a device serves, asked from Python: one model, which follows the file of what is served."""
+"""Predictions of the deployed model from Python. The model is reloaded when another one is deployed."""
 
 import threading
 import time
@@ -17,11 +17,11 @@ AGAIN_S = 60.0
 
 @dataclass(frozen=True)
 class DeployedPredictor:
-    """A served model that can be asked.
+    """A deployed model that is ready for predictions.
 
     Attributes:
-        predictor: to ask.
-        record: what is known of the model.
+        predictor: runs the model.
+        record: origin and known metrics of the model.
     """
 
     predictor: Predictor
@@ -29,20 +29,20 @@ class DeployedPredictor:
 
 
 def predictor_of(found: PersonalModel) -> Predictor:
-    """A personal model that can be asked. Raises ModelError: ONNX Runtime is not installed."""
+    """Make a predictor of a personal model. Raises ModelError if ONNX Runtime is not installed."""
     threshold = threshold_in(found.record)
     return Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen, threshold))
 
 
 class Follower:
-    """The model that a device serves just now; it is opened anew when another one is served.
+    """Holds the deployed model, and loads it again when another one is deployed.
 
     Args:
-        store: of the device, whose agent may run or not.
-        trusted: modules of the owner's own whose code a run may name.
-        note: told in one line why the served model cannot be opened.
-        bundle: file of the model's bundle; None: the one that came over the wire.
-        clock: seconds that never jump.
+        store: store of the device, whether its agent runs or not.
+        trusted: the owner's own modules whose code a run may name.
+        note: called with one line if the deployed model cannot be loaded.
+        bundle: file of the model's bundle; None for the one received from the coordinator.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -62,8 +62,10 @@ class Follower:
         self._again_at = 0.0
 
     def served(self) -> DeployedPredictor | None:
-        """It; None: nothing is served, or it cannot be opened. Any thread may call this: whoever is first
-        after a change opens the new model, which takes some ms, and the others wait for that.
+        """The deployed model; None if there is none or it cannot be loaded.
+
+        Any thread may call this. The first call after a change loads the new model, which takes some
+        milliseconds; the other threads wait.
         """
         identity = self._store.deployed.identity
         if self._is_up_to_date(identity):

@@ -1,4 +1,6 @@
-"""A personal model as an ONNX file that an app runs by itself: raw samples in, the task's answers out."""
+"""A personal model as an ONNX file that an app can run alone. It turns raw samples into the task's
+answers.
+"""
 
 import json
 import math
@@ -32,12 +34,14 @@ _BATCH_SIZE = 128
 
 
 def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
-    """Make the graph from raw samples (bytes of images as 0..1) to the answers of the run's task, see
+    """Make the graph from raw samples to the answers of the run's task, see
     `edge_agent.personal.task_answers`.
 
+    The graph scales the bytes of images to 0..1.
+
     Args:
-        bundle: of the model.
-        threshold: of anomalies; None: not known.
+        bundle: bundle of the model.
+        threshold: anomaly threshold; None if not known.
     """
     answer = bundle.graphs[ANSWER].keeping({LOGITS})
     (x,) = (port for port in answer.inputs if port.name == "x")
@@ -52,7 +56,7 @@ def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
 
 
 def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ...]]:
-    """The nodes that make the model's `x` of the input, as `edge_agent.training.device_data` does."""
+    """The nodes that turn the input into the model's `x`, as `edge_agent.training.device_data` does."""
     if bundle.input_type != "f4" or (bundle.mean, bundle.std) == (0.0, 1.0):
         return (Node("Identity", (INPUT,), ("x",), {}),), ()
     centred = Node("Sub", (INPUT, "input:mean"), ("input:centred",), {})
@@ -73,8 +77,8 @@ def write_inference(
 ) -> bytes:
     """Make the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
-    Its metadata holds `about` and, as JSON, the class names, the run's [task] if it has one, and, if they are
-    known, the threshold above which an error is an anomaly and its false alarms.
+    Its metadata hold `about` and, as JSON, the class names and the run's [task] if it has one. If they are
+    known, they also hold the anomaly threshold and its rate of false alarms.
     """
     from fleetune.protocols.bundle.onnx_file import write_onnx
 
@@ -100,12 +104,12 @@ class Predictor:
     """Runs an ONNX file that `write_inference` made.
 
     Attributes:
-        session: of ONNX Runtime.
-        class_names: of the labels; empty: they have none.
-        input_shape: of one sample.
-        task: what the model was trained for.
-        threshold: above which an error is an anomaly; None: not known, or the task has none.
-        false_alarms: how often it calls normal samples anomalies; None: not known.
+        session: the ONNX Runtime session.
+        class_names: names of the classes; empty if they have none.
+        input_shape: shape of one sample.
+        task: task that the model was trained for.
+        threshold: a larger error marks an anomaly; None if not known, or if the task has no threshold.
+        false_alarms: fraction of normal samples that the threshold marks as anomalies; None if not known.
     """
 
     session: Any
@@ -117,7 +121,7 @@ class Predictor:
 
     @classmethod
     def of(cls, model: bytes | Path) -> "Predictor":
-        """Open a file.
+        """Load a file.
 
         Raises:
             ModelError: there is no such file, it is no such model, or ONNX Runtime is not installed.
@@ -136,19 +140,19 @@ class Predictor:
             alarms = msgspec.json.decode(about.get("false_alarms", "null"), type=FalseAlarms | None)
         except ModelError:
             raise
-        except Exception as problem:  # each of the runtime's errors is a type of its own
+        except Exception as problem:  # ONNX Runtime's exceptions have no common base class
             raise ModelError(f"this is no model that edge-agent export wrote: {problem!s:.200}") from problem
         return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms)
 
     def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
-        """All that the model says of each sample, by the names of `edge_agent.personal.task_answers`, each of
-        shape (n, ...).
+        """All outputs for each sample, by the names in `edge_agent.personal.task_answers`, each of shape (n,
+        ...).
 
         Args:
-            x: raw samples, shape (n, *input_shape): bytes, or numbers as the device was trained on.
+            x: raw samples, shape (n, *input_shape): bytes, or numbers as in the device's training data.
 
         Raises:
-            DataError: they are of another shape.
+            DataError: the samples have another shape.
         """
         if x.shape[1:] != self.input_shape and (1, *x.shape[1:]) != self.input_shape:
             raise DataError(f"samples have shape {x.shape[1:]}; the model takes {self.input_shape}")
@@ -165,7 +169,7 @@ class Predictor:
         }
 
     def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
-        """The probability of each class, or of each of several labels, for each sample, shape (n, classes).
+        """The probability of each class, or of each label in a multi-label task, shape (n, classes).
 
         Raises:
             DataError: as `answers`; or the task has no classes.
@@ -176,15 +180,15 @@ class Predictor:
         return found[PROBABILITIES]
 
     def figures(self, answers: Mapping[str, NDArray[Any]], y: NDArray[Any], where: str) -> dict[str, float]:
-        """The task's scores, by name, as far as these samples can tell.
+        """The task's scores by name, as far as these samples define them.
 
         Args:
-            answers: of `answers`.
-            y: labels as a data source gives them; of shape (n, 0) there are none.
-            where: the source, for messages.
+            answers: outputs of `answers`.
+            y: labels as a data source gives them; shape (n, 0) means no labels.
+            where: name of the source, for messages.
 
         Raises:
-            DataError: the labels are not of this task, or the model cannot give them.
+            DataError: the labels do not belong to this task, or the model cannot predict them.
         """
         judged = answers[JUDGED[self.task.kind]]
         num_outputs = math.prod(

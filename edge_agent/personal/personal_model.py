@@ -1,4 +1,4 @@
-"""The model that a device serves, or has come to in one run, and the bundle to compute it with."""
+"""The model that a device deploys, or the result of one run, with the bundle needed to run it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,10 @@ class PersonalModel:
     """A device's own model.
 
     Attributes:
-        record: where it comes from (round 0: the run's common model, not trained yet) and its figures.
+        record: origin and known metrics; round 0 means the run's common model before any training.
         weights: shape (bundle.spec.size,).
-        bundle: of the model.
-        frozen: the tensors of its backbone; empty: it has none.
+        bundle: bundle of the model.
+        frozen: tensors of its backbone; empty if it has none.
     """
 
     record: ModelRecord
@@ -41,17 +41,17 @@ class PersonalModel:
 def personal_model(
     store: AgentStore, run: str | None = None, bundle: Path | None = None, *, trusted: tuple[str, ...] = ()
 ) -> PersonalModel:
-    """What a device has learned.
+    """Load a device's own model.
 
     Args:
-        store: of the device.
-        run: the model that this run has come to; None: the one that the device serves, from whatever run.
-        bundle: file of the model's bundle; None: the one that came over the wire.
-        trusted: modules of the owner's own whose code the run may name.
+        store: store of the device.
+        run: run whose personal model to load; None for the deployed model, from any run.
+        bundle: file of the model's bundle; None for the one received from the coordinator.
+        trusted: the owner's own modules whose code the run may name.
 
     Raises:
-        StoreError: the device knows no such run, or what it knows is damaged, or it has no bundle of it.
-        SettingError: the run's method is not known here, or is code that its owner does not trust.
+        StoreError: the device does not know the run, its stored state is damaged, or the bundle is missing.
+        SettingError: the run's method is unknown here, or is code that the owner does not trust.
     """
     try:
         served = None if run else read_deployed(store.deployed.read())
@@ -85,14 +85,14 @@ def _frozen(store: AgentStore, enrolment: Enrolment) -> Tensors:
 
 
 def _latest(store: AgentStore) -> str | None:
-    """The run to show where nothing is served yet: the latest with work done in it, or else the latest."""
+    """The run to show while no model is deployed: the latest with finished work, or else the latest."""
     runs = store.runs()
     done = (run for run in runs if store.session(run).read() is not None)
     return next(done, next(iter(runs), None))
 
 
 def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> DeployedModel:
-    """As the run's work left it."""
+    """The personal model in the run's stored state."""
     check_trust(enrolment, trusted, builds_model=False)
     method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
     kept = recall(enrolment, method, store.session(enrolment.run))

@@ -1,4 +1,4 @@
-"""What a personal model makes of samples, for people and for scripts, by its task."""
+"""A personal model's predictions for samples, by its task, as a table for people and as JSON for scripts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from fleetune.protocols.tasks.task import as_classes
 
 Answers = dict[str, NDArray[Any]]
 Labels = NDArray[Any] | None
-_MOST_NUMBERS = 6  # of a row for people
+_MOST_NUMBERS = 6  # most values shown in a table row
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of samples.
+    """Predictions for samples.
 
     Attributes:
-        predictor: that was asked.
-        answers: of `Predictor.answers`.
-        labels: shape (n, ...); None: they are not known.
-        scores: of the task, by name, where labels are known.
+        predictor: the predictor that made them.
+        answers: outputs of `Predictor.answers`.
+        labels: shape (n, ...); None if not known.
+        scores: scores of the task, by name, if the labels are known.
     """
 
     predictor: Predictor
@@ -45,24 +45,24 @@ class Predictions:
 
     @property
     def num_samples(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         return len(next(iter(self.answers.values())))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Titles of what `rows` gives."""
+        """Column titles of `rows`."""
         titles = _TITLES[self.predictor.task.kind]
         return titles if self.labels is None else (*titles, "is")
 
     def rows(self, most: int) -> Iterator[tuple[str, ...]]:
-        """The first samples, for people."""
+        """The first samples as table rows."""
         row = _ROW[self.predictor.task.kind]
         for index in islice(range(self.num_samples), most):
             said = row(self.predictor, self.answers, index)
             yield said if self.labels is None else (*said, _truth(self.predictor, self.labels[index]))
 
     def lines(self) -> Iterator[str]:
-        """How well it does, for people."""
+        """The scores as readable lines."""
         if LABEL in self.answers and self.labels is not None:
             right = int((self.answers[LABEL] == self.labels).sum())
             yield f"right: {right} of {self.num_samples}, {right / self.num_samples:.1%}"
@@ -78,7 +78,7 @@ class Predictions:
             yield "; ".join(words)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for scripts; numbers with six digits behind the point."""
+        """All predictions for scripts; numbers have six decimal places."""
         found: dict[str, Any] = {}
         if LABEL in self.answers:
             labels = self.answers[LABEL]
@@ -97,16 +97,16 @@ _TOLD = (PROBABILITIES, PRESENT, NUMBERS, QUANTILES, ERROR, ANOMALY)
 
 
 def told_of(predictor: Predictor, x: NDArray[Any], y: Labels, where: str) -> Predictions:
-    """Ask a model.
+    """Run a model on samples.
 
     Args:
-        predictor: to ask.
+        predictor: runs the model.
         x: raw samples, shape (n, ...).
-        y: labels as a data source gives them; None, or of shape (n, 0): they are not known.
-        where: the source, for messages.
+        y: labels as a data source gives them; None, or shape (n, 0), if they are not known.
+        where: name of the source, for messages.
 
     Raises:
-        DataError: samples of another shape, or labels that are not the task's.
+        DataError: samples of another shape, or labels that do not belong to the task.
     """
     answers = predictor.answers(x)
     if y is None or y.shape[1:] == (0,):

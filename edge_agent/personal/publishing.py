@@ -1,8 +1,8 @@
-"""The served model as one ONNX file for the app: replaced as a whole, whenever what is served changes.
+"""The deployed model as one ONNX file for an app, replaced as a whole whenever another model is deployed.
 
-Where it lies is kept in the state folder, so that `edge-agent rollback` and `pin` write it too, whether the
-agent runs or not. The file says which model it is; when the agent starts, a file that is not the one of what
-is served is written anew, so a power cut between the two leaves nothing behind.
+The state folder stores the path of that file. So `edge-agent rollback` and `pin` also write it, whether the
+agent runs or not. The file names its model. When the agent starts, it rewrites a file of another model. So a
+power cut between deploying and publishing does no lasting harm.
 """
 
 import logging
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Publisher:
-    """Writes what a device serves.
+    """Writes the deployed model to a file for an app.
 
     Attributes:
-        store: of the device.
-        device: its name.
-        trusted: modules of the owner's own whose code a run may name.
+        store: store of the device.
+        device: name of the device.
+        trusted: the owner's own modules whose code a run may name.
     """
 
     store: AgentStore
@@ -39,22 +39,26 @@ class Publisher:
 
     @property
     def path(self) -> Path | None:
-        """Where it is written; None: nowhere.
+        """Path of the published file; None if the model is not published.
 
         Raises:
-            StoreError: that cannot be read.
+            StoreError: the stored path cannot be read.
         """
         path, _ = self._read()
         return Path(path.decode("utf-8", "surrogateescape")) if path else None
 
     @property
     def mode(self) -> int | None:
-        """The file's permissions; None: as the umask says. Raises StoreError."""
+        """Permissions of the published file; None for the umask's. Raises StoreError."""
         _, mode = self._read()
         return int(mode, 8) if mode else None
 
     def publish_to(self, path: Path | None, mode: int | None = None) -> None:
-        """Write it there, and with these permissions, from now on; None: as before. Raises StoreError."""
+        """Store a new path and new permissions for the published file; None keeps the stored value.
+
+        Raises:
+            StoreError: the choice cannot be read or written.
+        """
         kept = self._read()
         where = kept[0] if path is None else str(path.absolute()).encode("utf-8", "surrogateescape")
         if mode is None and path is None:
@@ -65,12 +69,12 @@ class Publisher:
             self._seen = None
 
     def _read(self) -> tuple[bytes, bytes]:
-        """The path and the mode as they are kept, b"" for nothing: no path holds the byte 0 between them."""
+        """The stored path and mode, b"" for none. A zero byte separates them, because no path holds one."""
         path, _, mode = (self._kept.read() or b"").partition(b"\0")
         return path, mode
 
     def refresh(self) -> None:
-        """Write the file if it is not what is served; what is in the way is said in one line."""
+        """Write the file if it does not hold the deployed model; log a failure in one line."""
         try:
             path, served = self.path, self.store.deployed.identity
             if path is None or served is None or served == self._seen:
@@ -89,17 +93,17 @@ class Publisher:
 def publisher_of(
     store: AgentStore, device: str, path: Path | None, trusted: tuple[str, ...], mode: int | None = None
 ) -> Publisher:
-    """A publisher that has written what is served by now.
+    """Make a publisher and write the deployed model's file.
 
     Args:
-        store: of the device.
-        device: its name.
-        path: where to from now on; None: as before.
+        store: store of the device.
+        device: name of the device.
+        path: path from now on; None keeps the stored one.
         trusted: see `Publisher`.
-        mode: the file's permissions from now on; None: as before.
+        mode: permissions from now on; None keeps the stored ones.
 
     Raises:
-        StoreError: that cannot be kept.
+        StoreError: the path or the permissions cannot be stored.
     """
     publisher = Publisher(store, device, trusted)
     publisher.publish_to(path, mode)
@@ -108,7 +112,7 @@ def publisher_of(
 
 
 def onnx_of(found: PersonalModel, device: str) -> bytes:
-    """A personal model as an ONNX file, which names its device, run, round, version and figures."""
+    """A personal model as an ONNX file, with its device, run, round, version and metrics."""
     from fleetune.edge_agent.personal.inference_graph import write_inference
 
     about = {"model": found.bundle.spec.name, "device": device, **about_record(found.record)}
@@ -116,7 +120,7 @@ def onnx_of(found: PersonalModel, device: str) -> bytes:
 
 
 def about_record(record: ModelRecord) -> dict[str, str]:
-    """A model's run, round, version and figures, as far as they are known."""
+    """A model's run, round, version and metrics, as far as they are known."""
     known = {
         "run": record.run,
         "round": record.round,

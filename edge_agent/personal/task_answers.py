@@ -1,4 +1,4 @@
-"""What a personal model tells an app, by the run's task: nodes from the model's outputs to answers."""
+"""The answers of a personal model, by the run's task: ONNX nodes from the model's outputs to answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fleetune.protocols.tasks.task import Task
 LOGITS, PROBABILITIES, LABEL, PRESENT = "logits", "probabilities", "label", "present"
 NUMBERS, QUANTILES = "numbers", "quantiles"
 RECONSTRUCTION, ERROR, ANOMALY = "reconstruction", "error", "anomaly"
-JUDGED = {  # the output that `Task.figures` judges a model by
+JUDGED = {  # the output that `Task.figures` takes to score a model
     "classification": LOGITS,
     "multi-label": LOGITS,
     "regression": NUMBERS,
@@ -24,7 +24,9 @@ JUDGED = {  # the output that `Task.figures` judges a model by
 
 @dataclass(frozen=True)
 class Answers:
-    """The last part of an inference graph, behind the nodes that give `logits`, the model's own outputs."""
+    """The last part of an inference graph. It follows the nodes that compute `logits`, the model's own
+    outputs.
+    """
 
     outputs: tuple[Port, ...]
     nodes: tuple[Node, ...]
@@ -32,12 +34,12 @@ class Answers:
 
 
 def answers_of(task: Task, num_outputs: int, threshold: float | None) -> Answers:
-    """What a model of a task answers.
+    """The nodes and outputs that answer for a task.
 
     Args:
-        task: of the run.
-        num_outputs: of the model.
-        threshold: above which an error is an anomaly; None: not known, and nothing is called one.
+        task: task of the run.
+        num_outputs: number of the model's outputs.
+        threshold: a larger error marks an anomaly; None if not known, so that no sample is marked.
     """
     if isinstance(task, Reconstruction):
         return _reconstruction(task, num_outputs, threshold)
@@ -99,7 +101,7 @@ def _numbers(task: Task, num_outputs: int) -> Answers:
 
 
 def _reconstruction(task: Task, num_outputs: int, threshold: float | None) -> Answers:
-    """Of the sample as the model sees it, scaled as the run's [data] says, flat."""
+    """Answers that reconstruct the sample as the model sees it: flat, and scaled by the run's [data]."""
     values, constants = _error_nodes(task)
     outputs = [Port(RECONSTRUCTION, "f4", ("n", num_outputs)), Port(ERROR, "f4", ("n",))]
     nodes = [
@@ -120,7 +122,7 @@ def _reconstruction(task: Task, num_outputs: int, threshold: float | None) -> An
 
 
 def _error_nodes(task: Task) -> tuple[list[Node], list[Constant]]:
-    """From residuals to errors, as `protocols.tasks.losses` has them."""
+    """Nodes from residuals to errors, as `protocols.tasks.losses` defines them."""
     if task.loss == "absolute":
         return [Node("Abs", ("answer:residual",), ("answer:errors",), {})], []
     if task.loss == "squared":

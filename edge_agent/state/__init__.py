@@ -1,4 +1,4 @@
-"""What an agent keeps on disk: the files by name, their versions, whose the folder is, and removing it.
+"""An agent's files on disk: their names and format versions, who owns the folder, and how to remove them.
 
-`agent_store` lists every file. What the bytes in them mean is known by whoever writes them.
+`agent_store` lists every file. The module that writes a file defines its content.
 """

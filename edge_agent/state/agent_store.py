@@ -1,26 +1,26 @@
-"""What an agent keeps on disk, in a folder of one device in one fleet.
+"""The files of an agent, in the folder of one device in one fleet.
 
-It holds:
-    bundles/<digest>            models for training without torch; the same one serves many runs
-    backbones/<digest>          what is frozen in models; the same one serves many runs
-    runs/<run>/enrolment        what it started from
-    runs/<run>/bundle           the digest of its bundle
-    runs/<run>/backbone         the digest of its backbone
+The folder holds:
+    bundles/<digest>            models for training without torch; one may serve many runs
+    backbones/<digest>          frozen parts of models; one may serve many runs
+    runs/<run>/enrolment        the enrolment that the device joined with
+    runs/<run>/bundle           the digest of the run's bundle
+    runs/<run>/backbone         the digest of the run's backbone
     runs/<run>/session          personal model, method state, last reply: one file, one write
-    runs/<run>/allowance        what it can afford in it, by what past rounds took
-    runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
-    served                      the model that the device deploys, from whatever run
-    samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; it has versions of its own
+    runs/<run>/allowance        the ratio controller: the costs of past rounds and the chosen ratio
+    runs/<run>/task-<transfer>  the current task, so that it is not downloaded twice
+    served                      the model that the device deploys, from any run
+    samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; has its own format versions
     versions/<number>           the latest models that it has deployed, in runs with [adoption]
-    pin                         the version of these that the owner wants
-    decisions                   what was decided of late, for `edge-agent models`
-    publish                     where the deployed model is written for an app, as ONNX
+    pin                         the version that the owner has pinned
+    decisions                   the latest adoption decisions, for `edge-agent models`
+    publish                     path of the deployed model's ONNX file for an app
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
-    fleetune-agent              says that an agent made all this; nothing else is ever removed
+    fleetune-agent              marks the folder as an agent's; only files of marked folders are removed
 
-Each file begins with its format version (edge_agent/state/state_versions.py). A new name here must be
-one that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe.
+Each file begins with its format version (edge_agent/state/state_versions.py). Add each new name to
+`edge_agent/state/state_folder.py` too; otherwise a wipe leaves the file behind.
 """
 
 import re
@@ -36,17 +36,17 @@ from fleetune.protocols.files import remove, write_atomically
 from fleetune.protocols.model.backbone_file import mapped
 from fleetune.protocols.wire.transfer import digest_of
 
-RUNS_WITH_BACKBONES = 4  # the latest, whose backbones stay
+RUNS_WITH_BACKBONES = 4  # backbones of this many latest runs are kept
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
-_TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
+_TRANSFER = re.compile(r"[0-9a-f]{32}")  # also matches a digest
 
 
 class Memory(Protocol):
     """One stored value, which is replaced as a whole.
 
     Attributes:
-        plain: values are written quickly rather than in few bytes.
+        plain: True to write values fast and uncompressed, False to write few bytes.
     """
 
     @property
@@ -62,9 +62,9 @@ class FileMemory:
     """One value in one file, which is replaced as a whole.
 
     Attributes:
-        path: of the file.
-        layout: the formats of this kind of file.
-        durable: what was written survives a power cut; simulations do without.
+        path: path of the file.
+        layout: formats of this kind of file.
+        durable: True if written values survive a power cut; simulations do without.
     """
 
     path: Path
@@ -73,12 +73,14 @@ class FileMemory:
 
     @property
     def plain(self) -> bool:
-        """What need not last is not packed: on a device it is, for the sake of its flash."""
+        """True for values that need not last. Durable values are compressed, which spares a device's
+        flash.
+        """
         return not self.durable
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """Another one when the file was replaced; None: it is not there."""
+        """A value that changes when the file is replaced; None if the file is missing."""
         try:
             found = self.path.stat()
         except OSError:
@@ -86,10 +88,11 @@ class FileMemory:
         return found.st_ino, found.st_mtime_ns
 
     def read(self) -> bytes | None:
-        """Read the value; None: nothing was written yet.
+        """Read the value; None if nothing was written yet.
 
         Raises:
-            StoreError: it cannot be read; StoreVersion: it has a format that is not read here.
+            StoreError: the file cannot be read.
+            StoreVersion: the file has an unsupported format.
         """
         try:
             with self.path.open("rb") as file:
@@ -103,7 +106,7 @@ class FileMemory:
         """Replace the value.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the file cannot be written.
         """
         write_atomically(self.path, data, head=self.layout.head, durable=self.durable)
 
@@ -119,19 +122,19 @@ class AgentStore:
         return self.folder / "incoming"
 
     def claim(self) -> IO[bytes]:
-        """Hold the folder until the returned file is closed, or this process ends in whatever way.
+        """Lock the folder until the returned file is closed or this process ends.
 
         Raises:
-            StoreError: another agent holds it, or it cannot be written; StoreVersion: it has
-                another format.
+            StoreError: another agent holds the lock, or the folder cannot be written.
+            StoreVersion: the folder has another format.
         """
         return state_folder.claim(self.folder)
 
     def enrolment(self, run: str) -> FileMemory:
-        """What the device started this run from.
+        """The enrolment with which the device joined this run.
 
         Raises:
-            PacketForeign: `run` is no name of a run (it becomes a folder).
+            PacketForeign: `run` is no valid name of a run (it becomes a folder).
         """
         return FileMemory(self._run(run) / "enrolment")
 
@@ -150,24 +153,29 @@ class AgentStore:
 
     @property
     def samples(self) -> Path:
-        """The file of the samples that come by and by, see `edge_agent.stream`."""
+        """The file of a stream's samples, see `edge_agent.stream`."""
         return self.folder / "samples.sqlite"
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
         """Store a run's bundle under its digest.
 
         Raises:
-            PacketForeign: `run` is no name of a run; StoreError: it cannot be written.
+            PacketForeign: `run` is no valid name of a run.
+            StoreError: the bundle cannot be written.
         """
         digest = digest_of(payload)
         FileMemory(self.folder / "bundles" / digest).write(payload)
         FileMemory(self._run(run) / "bundle").write(digest.encode())
 
     def adopt_bundle(self, run: str, digest: str) -> bool:
-        """Whether a bundle of this digest is here, whole, from an earlier run; then it is this run's too.
+        """Use the stored bundle with this digest, from an earlier run, for this run too.
+
+        Returns:
+            True if the bundle is stored and complete.
 
         Raises:
-            PacketForeign: `run` is no name of a run; StoreError: it cannot be read or written.
+            PacketForeign: `run` is no valid name of a run.
+            StoreError: the bundle cannot be read or written.
         """
         payload = self._bundle(digest)
         if payload is not None:
@@ -175,10 +183,11 @@ class AgentStore:
         return payload is not None
 
     def bundle(self, run: str) -> bytes | None:
-        """Read a run's bundle; None: it is not here, or damaged.
+        """Read a run's bundle; None if it is missing or damaged.
 
         Raises:
-            PacketForeign: `run` is no name of a run; StoreError: it cannot be read.
+            PacketForeign: `run` is no valid name of a run.
+            StoreError: the bundle cannot be read.
         """
         digest = FileMemory(self._run(run) / "bundle").read()
         return None if digest is None else self._bundle(digest.decode("ascii", "replace"))
@@ -190,29 +199,32 @@ class AgentStore:
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def want_backbone(self, run: str, digest: str) -> None:
-        """A run's model has this backbone, whether it is here or not.
+        """Note the digest of a run's backbone, which may or may not be stored.
 
         Raises:
-            PacketForeign: `run` is no name of a run; StoreError: it cannot be written.
+            PacketForeign: `run` is no valid name of a run.
+            StoreError: the digest cannot be written.
         """
         if self.wanted_backbone(run) != digest:
             FileMemory(self._run(run) / "backbone").write(digest.encode())
 
     def wanted_backbone(self, run: str) -> str | None:
-        """The digest of a run's backbone; None: it has none, as far as is known.
+        """The digest of a run's backbone; None if no backbone is known for the run.
 
         Raises:
-            PacketForeign: `run` is no name of a run; StoreError: it cannot be read.
+            PacketForeign: `run` is no valid name of a run.
+            StoreError: the digest cannot be read.
         """
         digest = FileMemory(self._run(run) / "backbone").read()
         return None if digest is None else digest.decode("ascii", "replace")
 
     def keep_backbone(self, payload: bytes, used_by: Collection[str] = ()) -> None:
-        """Store a backbone under its digest, and remove those that nothing uses any more: none of the latest
-        runs (`RUNS_WITH_BACKBONES`), and none of those in `used_by`.
+        """Store a backbone under its digest, and remove unused ones.
+
+        A backbone is in use by the latest `RUNS_WITH_BACKBONES` runs and by the runs in `used_by`.
 
         Raises:
-            StoreError: it cannot be written, or another not be removed.
+            StoreError: the backbone cannot be written, or an unused one cannot be removed.
         """
         digest = digest_of(payload)
         FileMemory(self.folder / "backbones" / digest).write(payload)
@@ -223,10 +235,11 @@ class AgentStore:
                 remove(path)
 
     def backbone(self, digest: str) -> memoryview | None:
-        """A backbone that is here, whole, as pages that are read when they are used; None: it is not.
+        """A stored, complete backbone, memory-mapped so that pages are read on use; None if it is missing.
 
         Raises:
-            StoreError: it cannot be read; StoreVersion: it has a format that is not read here.
+            StoreError: the file cannot be read.
+            StoreVersion: the file has an unsupported format.
         """
         if not _TRANSFER.fullmatch(digest):
             return None
@@ -242,28 +255,28 @@ class AgentStore:
         return content if content is not None and digest_of(content) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
-        """What the device can afford in this run, see `edge_agent.budget.ratio_controller`.
+        """The stored ratio controller of this run, see `edge_agent.budget.ratio_controller`.
 
         Raises:
-            PacketForeign: `run` is no name of a run.
+            PacketForeign: `run` is no valid name of a run.
         """
         return FileMemory(self._run(run) / "allowance")
 
     def task(self, run: str, transfer: str) -> FileMemory:
-        """The task that came by this transfer.
+        """The task that this transfer delivered.
 
         Raises:
-            PacketForeign: `run` is no name of a run, or `transfer` is no transfer id.
+            PacketForeign: `run` is no valid name of a run, or `transfer` is no transfer id.
         """
         if not _TRANSFER.fullmatch(transfer):
             raise PacketForeign(f"{transfer!r} is no transfer id")
         return FileMemory(self._run(run) / f"task-{transfer}")
 
     def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
-        """Store the task at hand in place of the one before.
+        """Store the current task in place of the one before.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the task cannot be written.
         """
         kept = self.task(run, transfer)
         kept.write(payload)
@@ -276,14 +289,14 @@ class AgentStore:
         """Remove the tasks of a run, all `but` one.
 
         Raises:
-            StoreError: one cannot be removed.
+            StoreError: a task cannot be removed.
         """
         for path in self._run(run).glob("task-*"):
             if path != but:
                 remove(path)
 
     def runs(self) -> list[str]:
-        """Names of the runs with something stored, the latest first."""
+        """Names of the runs with stored files, the latest first."""
         found = [path for path in (self.folder / "runs").glob("*") if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 

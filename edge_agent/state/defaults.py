@@ -1,4 +1,4 @@
-"""What an owner need not say: the device's name, where its state lies, how much of its data is tested on."""
+"""Defaults of an owner's options: the device's name, the state folder, and the fraction of test samples."""
 
 import socket
 from pathlib import Path

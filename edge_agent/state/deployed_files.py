@@ -9,7 +9,7 @@ from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove
 
-MOST_VERSIONS = 5  # besides the pinned one: each is a whole model on disk
+MOST_VERSIONS = 5  # in addition to the pinned one; few, because each is a whole model on disk
 
 
 class _Pin(msgspec.Struct):
@@ -18,14 +18,14 @@ class _Pin(msgspec.Struct):
 
 @dataclass(frozen=True)
 class DeployedFiles:
-    """Where a device keeps its versions.
+    """The files of a device's deployed model and its versions.
 
     Attributes:
-        deployed: the model in use, a copy of its version: apps read this file only.
-        versions: folder; a file each, by number.
-        pin: number of the version that the owner wants deployed whatever comes.
+        deployed: the deployed model, a copy of its version: apps read this file only.
+        versions: folder with one file for each version, named by its number.
+        pin: number of the version that the owner has pinned.
         decisions: the latest decisions, for people.
-        durable: written files survive a power cut; simulations do without.
+        durable: True if written files survive a power cut; simulations do without.
     """
 
     deployed: FileMemory
@@ -58,7 +58,7 @@ class DeployedFiles:
 
     @property
     def pinned(self) -> int | None:
-        """The number of the pinned version; None: the best model is deployed.
+        """The number of the pinned version; None if none is pinned, so the best model is deployed.
 
         Raises:
             StoreError: the file is damaged or cannot be read.
@@ -72,17 +72,17 @@ class DeployedFiles:
             raise StoreError(f"{self.pin.path} is damaged; edge-agent unpin removes it") from None
 
     def hold(self, number: int | None) -> None:
-        """Pin a version; None: none. Raises StoreError: it cannot be written."""
+        """Pin a version; None removes the pin. Raises StoreError if the file cannot be written."""
         if number is None:
             remove(self.pin.path, durable=self.durable)
         else:
             self.pin.write(msgspec.json.encode(_Pin(number)))
 
     def forget_old(self, keep: int) -> None:
-        """Remove the oldest versions beyond `MOST_VERSIONS`, but not `keep` nor a pinned one.
+        """Remove the oldest versions beyond `MOST_VERSIONS`, except `keep` and a pinned one.
 
         Raises:
-            StoreError: one cannot be removed.
+            StoreError: a version cannot be removed.
         """
         wanted = {keep, self.pinned}
         others = [number for number in self.numbers if number not in wanted]

@@ -1,4 +1,4 @@
-"""What is frozen in a run's model, as a device has it: kept from run to run, asked for where it lacks."""
+"""The frozen part of a run's model on a device: kept from run to run, and fetched if it is missing."""
 
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import FleetuneError
@@ -8,16 +8,16 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 class BackboneLacking(FleetuneError):  # noqa: N818 - it reports what to ask for, not a fault
-    """It is not here, or damaged; the coordinator has it."""
+    """The backbone is missing or damaged; it must be fetched from the coordinator."""
 
 
 def frozen_tensors(store: AgentStore, enrolment: Enrolment) -> Tensors:
-    """The frozen tensors of a run's model by name, as pages of their file; empty: it has none.
+    """The frozen tensors of a run's model by name, memory-mapped from their file; empty if it has none.
 
     Raises:
-        BackboneLacking: it is to be asked for; the store knows which one it is.
-        PacketError: it is of another model.
-        StoreError: it cannot be read, or which one it is cannot be written down.
+        BackboneLacking: the backbone has to be fetched; the store has noted its digest.
+        PacketError: the stored backbone belongs to another model.
+        StoreError: the backbone cannot be read, or its digest cannot be noted.
     """
     backbone = enrolment.spec.backbone
     if not isinstance(backbone, Backbone):

@@ -1,6 +1,6 @@
-"""The folder of one agent's state: whose it is, who uses it, and removing what is ours in it.
+"""The folder of one agent's state: ownership, locking, and removing the agent's files.
 
-A marker says that an agent made the folder, and in which format; a lock is held while one runs.
+A marker file says that an agent made the folder, and in which format. A running agent holds a lock.
 """
 
 import os
@@ -24,7 +24,7 @@ if sys.platform != "win32":
 
 MARKER, LOCK = "fleetune-agent", "lock"
 VERSION = FIRST
-_DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
+_DEPTH = 2  # folder levels below --state: the fleet's folder, the device's folder
 
 _RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
@@ -41,14 +41,14 @@ class _Marker(msgspec.Struct):
 
 @dataclass(frozen=True)
 class AgentFiles:
-    """What an agent keeps in one folder.
+    """The files of an agent in one folder.
 
     Attributes:
-        folder: of the device.
-        files: all that an agent has put there.
-        runs: names of the runs it took part in.
-        num_bytes: of the files.
-        foreign: what else lies there.
+        folder: folder of the device.
+        files: all files that an agent has written there.
+        runs: names of the runs that it took part in.
+        num_bytes: total size of the files.
+        foreign: files that do not belong to the agent.
     """
 
     folder: Path
@@ -59,13 +59,13 @@ class AgentFiles:
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Make the folder, or take over what is there, and hold it.
+    """Make the folder, or take over an existing one, and lock it.
 
-    It is held until the returned file is closed, or this process ends in whatever way.
+    The lock is held until the returned file is closed or this process ends.
 
     Raises:
-        StoreVersion: it has a format that is not read here.
-        StoreError: another agent holds it, or it cannot be written.
+        StoreVersion: the folder has an unsupported format.
+        StoreError: another agent holds the lock, or the folder cannot be written.
     """
     make_folder(folder)
     with ExitStack() as stack:
@@ -76,32 +76,32 @@ def claim(folder: Path) -> IO[bytes]:
 
 
 def mark(folder: Path) -> None:
-    """Say that a folder, made where it is missing, is an agent's, so that a wipe finds what is ours in it.
+    """Mark a folder as an agent's, so that a wipe finds the agent's files. Make the folder if it is missing.
 
     Raises:
-        StoreVersion: it has a format that is not read here.
-        StoreError: it cannot be made, or its marker is damaged.
+        StoreVersion: the folder has an unsupported format.
+        StoreError: the folder cannot be made, or its marker is damaged.
     """
     _check_format(folder)
     make_folder(folder)
     keep_private(folder)
     if _marked_version(folder) is None:
-        with suppress(StoreError):  # a full disk: the next start marks it
+        with suppress(StoreError):  # the disk is full: the next start writes the marker
             write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
 
 
 def lock(folder: Path) -> IO[bytes]:
-    """Hold a folder that is there, without writing anything else.
+    """Lock an existing folder, without writing anything else.
 
     Raises:
-        StoreError: another agent holds it, or it cannot be written.
+        StoreError: another agent holds the lock, or the folder cannot be written.
     """
     while True:
         held = _locked(folder)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(held.fileno()), (folder / LOCK).stat()):
                 return held
-        held.close()  # of a folder that was wiped meanwhile
+        held.close()  # this lock file belongs to a folder that was wiped meanwhile
 
 
 def _locked(folder: Path) -> IO[bytes]:
@@ -121,10 +121,10 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _check_format(folder: Path) -> None:
-    """Raises StoreVersion: the folder has another format; StoreError: its marker is damaged."""
+    """Raise StoreVersion if the folder has another format, and StoreError if its marker is damaged."""
     version = _marked_version(folder)
     if version is None and any(_has_no_head(path) for path in folder.glob("runs/*/enrolment")):
-        version = 0  # agents that wrote neither markers nor versions
+        version = 0  # early agents wrote neither markers nor versions
     if version not in (None, VERSION):
         raise StoreVersion.of(f"state folder {folder}", version, VERSION, REMEDY)
 
@@ -135,10 +135,10 @@ def _has_no_head(path: Path) -> bool:
 
 
 def _marked_version(folder: Path) -> int | None:
-    """The format of an agent's folder; None: no agent has marked it.
+    """The format of an agent's folder; None if no agent has marked it.
 
     Raises:
-        StoreError: its marker cannot be read, or is damaged.
+        StoreError: the marker cannot be read, or is damaged.
     """
     path = folder / MARKER
     try:
@@ -152,7 +152,7 @@ def _marked_version(folder: Path) -> int | None:
 
 
 def agent_files(state: Path) -> list[AgentFiles]:
-    """Find what agents keep in a folder as `--state` names it, device by device, whatever its format.
+    """Find the files of agents, of any format, in a folder given by `--state`; one entry for each device.
 
     Raises:
         StoreError: a marker cannot be read, or is damaged.
@@ -166,14 +166,14 @@ def agent_files(state: Path) -> list[AgentFiles]:
 
 
 def wipe(state: Path, found: list[AgentFiles]) -> None:
-    """Remove what agents keep there, once no agent uses any of it, and folders that are empty then.
+    """Remove the agents' files and the folders that become empty, once no agent uses them.
 
     Args:
-        state: as in `agent_files`.
-        found: what that returned.
+        state: the folder, as in `agent_files`.
+        found: the result of `agent_files`.
 
     Raises:
-        StoreError: an agent runs, and nothing was removed; or something could not be removed.
+        StoreError: an agent runs, and nothing was removed; or some file could not be removed.
     """
     with ExitStack() as stack:
         for one in found:
@@ -187,7 +187,7 @@ def wipe(state: Path, found: list[AgentFiles]) -> None:
 
 
 def _remove(one: AgentFiles) -> None:
-    """Remove the files; marker and lock go last, so that a wipe that was cut short can be done again."""
+    """Remove the files. Marker and lock go last, so that an interrupted wipe can be repeated."""
     for path in sorted(one.files, key=lambda path: path.name in (MARKER, LOCK)):
         remove(path)
     for pattern in _FOLDERS:
@@ -210,13 +210,13 @@ def _agent_files(folder: Path) -> AgentFiles:
             foreign.append(path)
             continue
         ours.append(path)
-        runs |= {name[2]} - {None}  # not every file is of a run
+        runs |= {name[2]} - {None}  # files outside `runs/` have no run
     num_bytes = sum(path.stat().st_size for path in ours)
     return AgentFiles(folder, tuple(ours), tuple(sorted(runs)), num_bytes, tuple(foreign))
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below the folder, and links as such."""
+    """All files below the folder; links are listed, not followed."""
     for where, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(where) / name).is_symlink()]
         yield from (Path(where) / name for name in sorted([*files, *links]))

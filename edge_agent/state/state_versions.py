@@ -1,8 +1,8 @@
-"""Format versions of what an agent stores, and the migrations from one to the next.
+"""Format versions of an agent's files, and the migrations from one version to the next.
 
-Every file begins with a magic number, the version of its format (2 bytes, little endian) and 2 zero bytes.
-Whoever changes what a kind of file holds gives that kind a `Layout` of its own with one more migration. Until
-the first release the change may raise `FIRST` instead: files of an earlier format are then refused.
+Every file begins with a magic number, the version of its format (2 bytes, little endian) and 2 zero bytes. To
+change the content of a kind of file, give that kind its own `Layout` with one more migration. Until the first
+release, a change may raise `FIRST` instead: files of an earlier format are then refused.
 """
 
 import struct
@@ -25,8 +25,8 @@ class Layout:
     """The formats of one kind of file.
 
     Attributes:
-        migrations: the n-th turns content of format `first + n` into content of the next.
-        first: number of the oldest format that is read.
+        migrations: functions; the n-th turns content of format `first + n` into content of the next format.
+        first: number of the oldest supported format.
     """
 
     migrations: tuple[Migration, ...] = ()
@@ -34,19 +34,20 @@ class Layout:
 
     @property
     def version(self) -> int:
-        """The format that is written."""
+        """The format in which files are written."""
         return self.first + len(self.migrations)
 
     @property
     def head(self) -> bytes:
-        """The first bytes of a file in that format."""
+        """The first bytes of a file in the written format."""
         return _HEAD.pack(_MAGIC, self.version)
 
     def read(self, file: IO[bytes]) -> bytes:
-        """The content of an open file, in the format that is written; empty: its first bytes are damaged.
+        """The content of an open file, migrated to the written format; empty if its first bytes are damaged.
 
         Raises:
-            OSError: it cannot be read; StoreVersion: it has a format that is not read here.
+            OSError: the file cannot be read.
+            StoreVersion: the file has an unsupported format.
         """
         version = self._checked(file)
         if version is None:
@@ -57,10 +58,11 @@ class Layout:
         return content
 
     def skip_head(self, file: IO[bytes]) -> int | None:
-        """Where the content of an open file begins; None: its first bytes are damaged.
+        """Offset of the content in an open file; None if its first bytes are damaged.
 
         Raises:
-            OSError: it cannot be read; StoreVersion: it has a format that is not read here.
+            OSError: the file cannot be read.
+            StoreVersion: the file has an unsupported format.
         """
         return None if self._checked(file) is None else _HEAD.size
 
