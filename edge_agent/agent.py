@@ -253,8 +253,8 @@ class Agent:
             self._send(self._enrolling.enrol(run, self._clock()))
 
     def _ask_again(self, now: float) -> None:
-        """Announce this device again once payloads that did not fit may have room: the coordinator then
-        repeats its offers.
+        """Announce this device again once rejected payloads may fit, so that the coordinator repeats its
+        offers.
         """
         if self._intake.again_at is not None and now >= self._intake.again_at:
             self._intake.again_at = None

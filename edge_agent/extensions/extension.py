@@ -172,9 +172,7 @@ class Extension(Generic[S]):
         raise NotImplementedError
 
     def first_state(self, weights: FlatArray) -> S | None:
-        """The state before the first round, made from the device's initial weights; None if there is none
-        yet.
-        """
+        """The state before the first round, made from the device's initial weights; None for no state."""
 
     def before_training(self, round_: TrainingRound, state: S | None) -> None:
         """Prepare a round."""

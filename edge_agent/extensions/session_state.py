@@ -17,9 +17,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
 RESIDUAL = "residual"
-"""Slot: the residual of error feedback, which is the compression error of earlier updates, shape
-(spec.size,).
-"""
+"""Slot: the residual of error feedback (compression error of earlier updates), shape (spec.size,)."""
 HELD_MODEL = "held_model"
 """Slot: the weights that tasks are differences to, shape (spec.size,). Empty until a task changes them."""
 

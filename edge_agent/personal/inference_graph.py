@@ -1,6 +1,4 @@
-"""A personal model as an ONNX file that an app can run alone. It turns raw samples into the task's
-answers.
-"""
+"""A personal model as an ONNX file that an app can run alone, from raw samples to the task's answers."""
 
 import json
 import math
@@ -34,8 +32,7 @@ _BATCH_SIZE = 128
 
 
 def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
-    """Make the graph from raw samples to the answers of the run's task, see
-    `edge_agent.personal.task_answers`.
+    """Make the graph from raw samples to the answers in `edge_agent.personal.task_answers`.
 
     The graph scales the bytes of images to 0..1.
 
@@ -145,11 +142,13 @@ class Predictor:
         return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms)
 
     def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
-        """All outputs for each sample, by the names in `edge_agent.personal.task_answers`, each of shape (n,
-        ...).
+        """All outputs for each sample, by their names in `edge_agent.personal.task_answers`.
 
         Args:
             x: raw samples, shape (n, *input_shape): bytes, or numbers as in the device's training data.
+
+        Returns:
+            Arrays of shape (n, ...).
 
         Raises:
             DataError: the samples have another shape.

@@ -24,9 +24,7 @@ JUDGED = {  # the output that `Task.figures` takes to score a model
 
 @dataclass(frozen=True)
 class Answers:
-    """The last part of an inference graph. It follows the nodes that compute `logits`, the model's own
-    outputs.
-    """
+    """The last part of an inference graph, after the nodes that compute `logits`, the model's own outputs."""
 
     outputs: tuple[Port, ...]
     nodes: tuple[Node, ...]

@@ -1,6 +1,4 @@
-"""Detects that an agent waits too long for its coordinator, and finds the reason. It has no socket or
-clock.
-"""
+"""Detects that an agent waits too long for its coordinator, and finds the reason. Has no socket or clock."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
@@ -19,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorTimeout:
-    """The message that an agent waits for, and the time since when it waits.
+    """Tracks which message the agent waits for, and since when.
 
     Args:
         fleet: name of the agent's fleet.
@@ -68,9 +66,7 @@ class CoordinatorTimeout:
         return True
 
     def explain(self) -> None:
-        """Log in one line why the coordinator is silent. This takes seconds, so call it in the jobs'
-        thread.
-        """
+        """Log in one line why the coordinator is silent. Takes seconds, so call it in the jobs' thread."""
         if self._find_rights is None:
             return
         said = self._explanation(self._find_rights)

@@ -1,5 +1,4 @@
-"""Joins runs one at a time: fetches what is missing, waits where the policy requires it, and handles the
-result.
+"""Joins runs one at a time: fetches missing payloads, and waits while the owner's policy forbids joining.
 
 Methods return the messages for the coordinator.
 """
@@ -29,8 +28,7 @@ SAMPLES_AGAIN_S = 2.0  # short, because checking for new samples costs little
 
 
 class Enrolling:
-    """Joins runs in the jobs' thread, once the owner's policy allows it and everything that a run needs is
-    stored.
+    """Joins runs in the jobs' thread, once the owner's policy allows it and all payloads are stored.
 
     Args:
         device: the device that joins.

@@ -1,6 +1,4 @@
-"""The first ratio in a run, chosen from the board's profile, the link, past rounds, and a short training
-test.
-"""
+"""The first ratio in a run, chosen from the board's profile, the link, past rounds, and a training test."""
 
 import logging
 import math
@@ -138,9 +136,7 @@ def _is_of_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
 
 
 def _trains_alike(before: RatioController, kind: Kind, train_on: str) -> bool:
-    """True if the stored costs still apply: another trainer needs other times and another amount of
-    memory.
-    """
+    """True if the stored costs still apply: another trainer needs other times and other memory."""
     return (before.capability.trainer, before.capability.train_on) == (kind, train_on)
 
 

@@ -85,7 +85,7 @@ class Intake(Inbox):
             return self._put_off(offer.transfer, fault)
 
     def handle_chunk(self, packet: bytes, now: float) -> Receipt | Arrived | None:
-        """Raises PacketError."""
+        """Handle a chunk; refuse its transfer if the disk is full. Raises PacketError."""
         try:
             return super().handle_chunk(packet, now)
         except StoreError as fault:
@@ -162,7 +162,7 @@ class Intake(Inbox):
         return self._store.wanted_backbone(offer.transfer_key.run) == offer.digest
 
     def _is_gone(self, offer: Offer) -> bool:
-        """True if a stored payload is missing from the disk. A task replaced by a newer one does not
+        """True if a stored payload is missing from the disk; a task replaced by a newer one does not
         count.
         """
         if offer.transfer_key.kind == "task":

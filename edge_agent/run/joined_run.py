@@ -131,8 +131,9 @@ class JoinedRun:
             self._note_choice(before)
 
     def work(self, payload: bytes) -> bytes:
-        """Do the planned task and return the encoded reply; its cost is in `taken`. Raises as
-        `Session.reply` does.
+        """Do the planned task and return the encoded reply; its cost is in `taken`.
+
+        Raises as `Session.reply` does.
         """
         assert self._work is not None, "a task is planned before it is worked on"
         self._meter.start()

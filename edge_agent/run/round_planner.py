@@ -49,9 +49,7 @@ class RoundWork:
         processor_s: float | None = None,
         left_out: float | None = None,
     ) -> "RoundWork":
-        """The work after its reply is made. `local_work` is the share that was done; None for the budget's
-        share.
-        """
+        """The work after its reply is made. `local_work` is the share that was done; None: as budgeted."""
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
             train_s=train_s,
@@ -191,8 +189,8 @@ class RoundPlanner:
         self.ratio_controller = after.chosen(self.report.conditions)
 
     def why_unread(self, key: TransferKey) -> str | None:
-        """Reason to decline a task that the device cannot read; None the first time, when it asks for the
-        whole task.
+        """Reason to decline an unreadable task; None the first time, when the device asks for the whole
+        task.
         """
         again, self.unread = self.unread == key, key
         return UNREAD if again else None

@@ -58,8 +58,8 @@ class RoundSessions:
         return self.of_trainer(self.trainer_of(data))
 
     def trainer_of(self, data: DeviceData) -> LocalTrainer:
-        """A trainer of these samples. If memory has room, it caches the inputs of the model's upper
-        layers.
+        """A trainer of these samples; it caches the inputs of the model's upper layers if they fit in
+        memory.
         """
         trainer, upper = self._trainer, self._upper
         if upper is None or not fits(upper, data, room(self._device.meter.conditions())):

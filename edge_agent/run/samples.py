@@ -1,6 +1,4 @@
-"""The samples of a device in one run. A source returns the samples of each round, whether fixed or
-growing.
-"""
+"""The samples of a device in one run. A source returns the samples of each round, fixed or growing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,9 +48,7 @@ class Samples(Protocol):
         ...
 
     def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
-        """Samples with token ids as the model takes them. Raises DataError if the model does not know an
-        id.
-        """
+        """Samples with token ids as the model takes them. Raises DataError if an id is unknown to it."""
         ...
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
@@ -72,9 +68,7 @@ class Samples(Protocol):
         ...
 
     def loss_is_due(self) -> bool:
-        """True if enough new samples have arrived to test the deployed model's loss on them. Raises
-        StoreError.
-        """
+        """True if enough new samples have arrived to test the deployed model's loss. Raises StoreError."""
         ...
 
     def test_loss(self) -> None:

@@ -109,8 +109,7 @@ class Session:
 
     @property
     def base(self) -> str | None:
-        """Digest of the model that the next task may be a difference to; None if tasks are never
-        differences.
+        """Digest of the model that the next task may be a difference to; None for no differences.
 
         It is the model that the device holds. After a task that could not be read it is the run's initial
         model.

@@ -18,8 +18,7 @@ def deployed_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | Non
 
 
 def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The deployed model, if the run continues one in which this device took part; None for the common
-    model.
+    """The deployed model, if the run continues one of this device's runs; None for the common model.
 
     If the deployed model has another version of the structure, the layers that both share are kept.
     """

@@ -73,9 +73,7 @@ class FileMemory:
 
     @property
     def plain(self) -> bool:
-        """True for values that need not last. Durable values are compressed, which spares a device's
-        flash.
-        """
+        """True for values that need not last. Durable values are compressed to spare a device's flash."""
         return not self.durable
 
     @property

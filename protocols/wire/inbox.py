@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Arrived:
-    """A payload has arrived completely, and the peer has no answer yet. Store and `accept` it, or `refuse`
-    it.
+    """A complete payload that is not answered yet: store and `accept` it, or `refuse` it.
 
     Attributes:
         offer: the offer of the payload.
@@ -33,7 +32,7 @@ class Arrived:
     goodput_bps: float | None
 
     def payload(self) -> bytes:
-        """Raises StoreError."""
+        """The bytes of the payload. Raises StoreError."""
         return self.part.payload()
 
 
@@ -161,9 +160,7 @@ class Inbox:
         _remember(self._settled, transfer, refused)
 
     def note_unopened(self, transfer: str) -> None:
-        """Note an offer of which no chunk was requested, so that chunks sent right after it cause no
-        error.
-        """
+        """Note an offer of which no chunk was requested, so that early chunks of it raise no error."""
         _remember(self._unopened, transfer, None)
 
     def is_settled(self, transfer: str) -> bool:

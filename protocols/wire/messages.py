@@ -52,10 +52,10 @@ class Presence(Message, frozen=True):
 
 
 class TransferKey(Struct, frozen=True):
-    """Identifies the purpose of a payload. For an enrolment, a bundle and a backbone, round and attempt are
-    0.
+    """Identifies the purpose of a payload.
 
-    `final_evaluation` marks the final evaluation (see `protocols.method.method.Round`).
+    Round and attempt are 0 for an enrolment, a bundle and a backbone. `final_evaluation` marks the final
+    evaluation (see `protocols.method.method.Round`).
     """
 
     kind: Literal["enrolment", "bundle", "backbone", "task", "update"]
@@ -98,9 +98,7 @@ class Resume(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """Receiver: has everything before this offset. At the end: the payload is complete, verified and on
-    disk.
-    """
+    """Receiver: has everything before this offset. At the end, the payload is verified and on disk."""
 
     transfer: Digest
     offset: NumBytes
@@ -114,8 +112,7 @@ class Refuse(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True, omit_defaults=True):
-    """Device: asks for the run's bundle, to train without torch, or for its backbone, the frozen part of the
-    model.
+    """Device: asks for the run's bundle (to train without torch) or backbone (the model's frozen part).
 
     The answer is an offer of the payload. If the run has no bundle, the answer is `Lacking`.
     """

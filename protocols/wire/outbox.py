@@ -1,6 +1,4 @@
-"""Outgoing payloads for one peer, sent one after another; see `protocols.wire.peer_link` for how it is
-used.
-"""
+"""Outgoing payloads for one peer, sent one after another; see `protocols.wire.peer_link` for its use."""
 
 from collections import deque
 from collections.abc import Callable

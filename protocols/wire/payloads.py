@@ -142,9 +142,7 @@ class Enrolment:
         return self._encoding.downlink
 
     def mask_time(self, report: DeviceReport | None, direction: Literal["down", "up"]) -> CodingTime | None:
-        """Time that a device needs to code a mask, from its report; None if it does not matter or is not
-        known.
-        """
+        """Time that a device needs to code a mask, from its report; None if irrelevant or not known."""
         if self.quick_masks is not True or report is None:
             return None
         bps = report.downlink_bps if direction == "down" else report.uplink_bps

@@ -50,8 +50,7 @@ def topic(fleet: str, device: str, channel: Channel) -> str:
 
 
 def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
-    """Client id of a device's connection to its broker; `role` marks a connection in addition to the
-    agent's.
+    """Client id of a device's connection to its broker; `role` marks a second connection.
 
     An embedded broker that asks for the join password serves one fleet, and identifies a device by its client
     id. Other brokers may serve many fleets.
@@ -80,8 +79,8 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
 
 
 def coordinators(fleet: str) -> str:
-    """Topic where the coordinator of a fleet and its possible successors announce themselves. No name holds
-    a `~`.
+    """Topic where a fleet's coordinator and its possible successors announce themselves. No name holds a
+    `~`.
     """
     return f"{ROOT}/{fleet}/~coordinator/here"
 

@@ -190,9 +190,7 @@ class Adoption(Extension[ModelRecord]):
         return read_deployed(self._files.deployed.read())
 
     def _look_at_files(self) -> int | None:
-        """Note a version that the owner went back to. Return the number of the pinned version; None if none
-        is pinned.
-        """
+        """Note a version that the owner went back to; return the pinned version's number, or None."""
         if not self._rule.has_versions:
             return None
         found = self._read()
@@ -239,9 +237,7 @@ class Adoption(Extension[ModelRecord]):
         return found
 
     def _best_earlier(self, in_use: Evaluated) -> tuple[Evaluated, FlatArray] | None:
-        """The best of the earlier versions that are shown to be better than the deployed one; None if none
-        is.
-        """
+        """The best earlier version that is shown to be better than the deployed one; None if none is."""
         best: tuple[Evaluated, FlatArray] | None = None
         for number in self._files.numbers:
             found = read_version(self._files, number)
@@ -265,8 +261,8 @@ class Adoption(Extension[ModelRecord]):
     def _measures(
         self, best: ModelRecord | None, local_only: LocalOnlyModel | None, attempt: RoundAttempt
     ) -> dict[str, Any]:
-        """Fields of `Measures` that say if the deployed model is the fleet's, and how it and the local-only
-        model score.
+        """Fields of `Measures` about the deployed model: its origin, its score, and the local-only model's
+        score.
 
         Raises:
             StoreError: the deployed model cannot be read.

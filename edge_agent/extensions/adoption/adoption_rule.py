@@ -1,6 +1,4 @@
-"""Base class of adoption rules. A rule evaluates models on the device's samples and chooses which to
-deploy.
-"""
+"""Base class of adoption rules. A rule evaluates models on the device's samples and chooses one to deploy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

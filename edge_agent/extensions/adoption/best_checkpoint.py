@@ -116,9 +116,7 @@ class BestCheckpoint:
         return self.start.trainer.loss(weights, "validation") if self.start.num_validation else None
 
     def _needs_training_loss(self, deployed: ModelRecord | None) -> bool:
-        """True if the deployed model is of an earlier run and can be evaluated on the training samples
-        only.
-        """
+        """True if the deployed model is of an earlier run and only training samples can evaluate it."""
         enrolment = self.start.enrolment
         if deployed is None or deployed.run == enrolment.run:
             return False

@@ -274,9 +274,7 @@ def _floor(
 def _best(
     candidates: Sequence[Evaluated], used: Evaluated | None, compare: PairedComparison
 ) -> Evaluated | None:
-    """The candidate with the lowest mean loss; the last of equals. If none has losses, the last trained
-    one.
-    """
+    """The candidate with the lowest mean loss, the last of equals; without losses, the last trained one."""
     judged = [one for one in candidates if one.losses is not None and one.losses.size]
     if judged:
         fit = [one for one in judged if one.record.trained or used is not None]

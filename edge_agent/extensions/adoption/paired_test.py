@@ -61,8 +61,9 @@ class PairedDifference:
         return self.mean - self.deviation * self._z(quantile), self.mean - self.deviation * self._z(-quantile)
 
     def shows_better(self, confidence: float) -> bool:
-        """True if the model's loss is significantly lower, with one-sided `confidence`; with 0.5 a lower
-        mean is enough.
+        """True if the model's loss is significantly lower, with one-sided `confidence`.
+
+        At a confidence of 0.5 a lower mean is enough.
         """
         if confidence <= EVEN:
             return self.mean < 0.0
@@ -75,8 +76,9 @@ class PairedDifference:
         return self.num_samples >= LEAST_SAMPLES and self.interval(confidence)[0] > 0.0
 
     def _z(self, quantile: float) -> float:
-        """The mean in deviations at which Hall's statistic,
-        sqrt(n) * (z + g z^2 / 3 + g^2 z^3 / 27 + g / (6 n)), is `quantile`.
+        """Invert Hall's statistic: the mean, in standard deviations, at which it equals `quantile`.
+
+        The statistic is sqrt(n) * (z + g z^2 / 3 + g^2 z^3 / 27 + g / (6 n)), with skewness g.
         """
         n, g = self.num_samples, self.skewness
         level = quantile / math.sqrt(n)

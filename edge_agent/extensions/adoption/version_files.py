@@ -1,6 +1,4 @@
-"""Reads, deploys and removes the files of a device's versions. The adoption rule decides which one is
-best.
-"""
+"""Reads, deploys and removes the files of a device's versions. The adoption rule chooses the version."""
 
 import logging
 

@@ -267,9 +267,7 @@ class MqttTransport:
         self.events.put(Received(message.topic, bytes(message.payload), message.retain))
 
     def _wants(self, topic: str) -> bool:
-        """True if this client subscribed to the topic. Without subscriptions at the start, every topic
-        counts.
-        """
+        """True if this client subscribed to the topic, or made no subscriptions at the start."""
         known = self._subscriptions
         return not known or any(topic_matches_sub(filter_, topic) for filter_, _ in known)
 
