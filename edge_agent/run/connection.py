@@ -51,7 +51,7 @@ class Connection:
         self._transport.connect()
 
     def close(self) -> None:
-        """Say farewell and disconnect."""
+        """Publish that this device leaves, and disconnect."""
         self._transport.close(self._farewell)
 
     def greet(self) -> None:

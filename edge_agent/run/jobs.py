@@ -46,11 +46,11 @@ class Progress:
 
 
 class Jobs:
-    """The thread and its queue.
+    """The jobs' thread and its queue.
 
     Args:
-        put: takes the events, from the jobs' thread.
-        clock: seconds that never jump.
+        put: takes the events; the jobs' thread calls it.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, put: Callable[[Any], None], clock: Callable[[], float] = time.monotonic) -> None:

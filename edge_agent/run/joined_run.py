@@ -121,7 +121,7 @@ class JoinedRun:
         return RoundCost() if self._work is None else self._work.expected
 
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
-        """Plan a task that has arrived. `download_s` is None if it was here before."""
+        """Plan a task that has arrived. `download_s` is None if the task was stored before."""
         before = self.planner.ratio_controller
         asked = preview_task(payload, self.enrolment.spec) if before.proposed else TaskPreview()
         began_s = self._clock() - (download_s or 0.0)

@@ -1,4 +1,4 @@
-"""Makes the sessions of a run: with the samples of a round, and the state that the device has stored."""
+"""Makes the sessions of a run from the samples of a round and the device's stored state."""
 
 import logging
 from collections.abc import Callable

@@ -140,7 +140,7 @@ class AgentStore:
         """The personal model, the method's state and the last reply in this run.
 
         Raises:
-            PacketForeign: `run` is no name of a run.
+            PacketForeign: `run` is no valid name of a run.
         """
         return FileMemory(self._run(run) / "session")
 

@@ -13,7 +13,7 @@ DIGEST_BYTES = 16
 
 
 class Part(Protocol):
-    """The bytes received so far, from the start of the payload, without holes."""
+    """The bytes received so far: the beginning of the payload, without gaps."""
 
     @property
     def size(self) -> int:

@@ -8,9 +8,8 @@ from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, 
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
-MOST_REWINDS = (
-    5  # limit on requests for bytes that the receiver had requested before, other than answers to an offer
-)
+# limit on requests for bytes that the receiver had requested before, other than answers to an offer
+MOST_REWINDS = 5
 # kinds of payload that are rarely refused, so that chunks sent with the offer are rarely wasted
 WITH_OFFER = {"task", "update"}
 
@@ -61,7 +60,7 @@ class Sender:
         self._went_along = False  # the first window was sent with the offer, and its Resume is still to come
         # chunks below this offset may have been sent twice, so their round trip is ambiguous
         self._first_sent = 0
-        self._mark = 0  # the window is adjusted by the acknowledgement of this offset
+        self._mark = 0  # the acknowledgement of this offset adjusts the window
         self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, time of sending
         self._busy_since = 0.0
         self._busy_s = 0.0
@@ -179,6 +178,7 @@ class Sender:
         rtt = None
         while self._in_flight and self._in_flight[0][1] <= offset:
             start, _, sent_at = self._in_flight.popleft()
+            # a chunk that may have been sent twice gives no round trip: its Ack may answer the first copy
             if start >= self._first_sent:
                 rtt = now - sent_at
         if rtt is not None:

@@ -1,1 +1,3 @@
-"""Which model a device deploys: its record and files, the rules that choose it, and the extension itself."""
+"""Chooses and deploys a device's model: records and files of models, the adoption rules, and the
+extension.
+"""

@@ -1,15 +1,14 @@
 """A paired test: is one model better than another on the same held-out samples? Needs numpy only.
 
-Both models are evaluated on the same samples, and the test looks at the difference of their losses on each
-sample. What makes a sample hard is hard for both models and cancels out. The test is one-sided: with
-confidence c, a model that is no better is called better in about 1 - c of such comparisons.
+Both models are evaluated on the same samples, and the test uses the difference of their losses on each
+sample. A hard sample is hard for both models, so its difficulty cancels out. The test is one-sided: with
+confidence c, a model that is no better passes in about 1 - c of such comparisons.
 
 The test is Student's t of the mean difference, corrected for skewness by the monotone cubic of Hall (1992,
 "On the removal of skewness by transformation", J. R. Statist. Soc. B 54). The correction is needed because
-losses have long tails. Without it, a model that is a little better on most samples and much worse on a few
-would be called better far too often. With few samples and very skewed differences that still happens, up to
-twice as often as the confidence says (`test_paired_test.py` holds the rates). Nothing is random: the same
-losses always give the same answer.
+losses have long tails. Without it, a model that is slightly better on most samples and much worse on a few
+would pass far too often. With few samples and very skewed differences this error rate is still up to twice
+the nominal one (`test_paired_test.py` holds the rates). The test is deterministic.
 
 With fewer than `LEAST_SAMPLES` samples, no difference counts as significant.
 """

@@ -253,9 +253,8 @@ class MqttTransport:
         _properties: Properties | None,
     ) -> None:
         self._connected = False
-        why = (
-            "" if str(reason) == "Unspecified error" else f" ({reason})"
-        )  # paho's text for any lost connection
+        # "Unspecified error" is paho's text for any lost connection
+        why = "" if str(reason) == "Unspecified error" else f" ({reason})"
         lost = f"connection to {self._broker} ended{why}"
         refusal = "name-taken" if reason.value == _TAKEN_OVER else self._refusal_reason
         said = self._refusal or (lost if reason.is_failure else "closed")
