@@ -42,7 +42,7 @@ def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_p
         theirs = read_deployed(starting_models.deployed_file(devices, device).read())
         assert model.weights.tobytes() == theirs.weights.tobytes()
         assert model.record.origin[1:] == theirs.record.origin[1:]  # but for the run's id
-    assert summary["adoption"]["told"] == 3
+    assert summary["adoption"]["devices"] == 3
 
 
 @pytest.mark.nightly
