@@ -7,14 +7,14 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.simulator.simulated_device import Fleet, SimulatedDevice
 
-MAX_IDLE_PERIODS = 10_000  # between two rounds
+MAX_IDLE_PERIODS = 10_000  # maximum number of periods between two rounds
 
 
 class Availability:
     """Draws for every period of `round.deadline_s` which devices are connected.
 
     Args:
-        chance: that a device is connected, 0..1.
+        chance: probability that a device is connected, 0..1.
         quorum: devices that a round needs.
         seed: seed of the run.
 
@@ -27,25 +27,25 @@ class Availability:
         self.idle_periods = 0
 
     def note_closed_round(self) -> None:
-        """Count idle periods from here on."""
+        """Reset the count of idle periods."""
         self.idle_periods = 0
 
     def restore(self, idle_periods: int) -> None:
-        """Take over a stored count."""
+        """Restore a stored count."""
         self.idle_periods = idle_periods
 
     @property
     def is_whole(self) -> bool:
-        """Whether all devices are always connected."""
+        """True if all devices are always connected."""
         return self._chance == 1
 
     def draw(self, period: int, fleet: Fleet, *, is_due: bool) -> Iterator[tuple[SimulatedDevice, bool]]:
         """Yield each device and whether it is connected in this period.
 
         Args:
-            period: from 0.
-            fleet: its devices.
-            is_due: whether a round waits for nothing but devices.
+            period: number of the period, from 0.
+            fleet: the fleet's devices.
+            is_due: True if the next round waits only for devices.
 
         Raises:
             SettingError: too few devices for a round in too many periods.
@@ -61,9 +61,11 @@ class Availability:
             yield device, bool(chance < self._chance)
 
     def why_over(self, fleet: Fleet) -> str | None:
-        """Reason why no round can follow: too many batteries are empty. None: one can."""
+        """The reason why no further round is possible: too many batteries are empty. None if one is
+        possible.
+        """
         charged = (device for device in fleet if not device.is_flat)
-        if len(list(islice(charged, self._quorum))) == self._quorum:  # looks at few of many devices
+        if len(list(islice(charged, self._quorum))) == self._quorum:  # lazy: stops after few of many devices
             return None
         empty = f"{sum(device.is_flat for device in fleet)} of {len(fleet)} devices are empty"
         return f"the batteries of {empty}, and round.quorum is {self._quorum}"

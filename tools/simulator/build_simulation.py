@@ -22,7 +22,7 @@ from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
 from fleetune.tools.simulator.streams.daily_scores import DailyScores
 from fleetune.tools.simulator.transfers import Transfers
 
-FIRST_DAY = 20_454  # of the simulated calendar, days since 1970: 1 January 2026
+FIRST_DAY = 20_454  # first day of the simulated calendar, days since 1970: 1 January 2026
 
 
 def build_simulation(
@@ -39,11 +39,12 @@ def build_simulation(
     """Connect the parts of a simulation.
 
     Args:
-        run: new or resumed.
-        devices: each with its first ratio chosen.
-        work: hands their training to workers.
-        executor: of those workers.
-        arrivals: samples that come to the devices, and the scores of each day; None: the data do not grow.
+        run: a new or resumed run.
+        devices: the devices, each with its first ratio chosen.
+        work: hands the devices' training to workers.
+        executor: executor with those workers.
+        arrivals: samples that arrive at the devices, and the scores of each day; None if the data do not
+            grow.
         observers: see `Simulation`.
         on_round: see `Simulation`.
         num_enrolment_bytes: see `Simulation`.

@@ -24,7 +24,8 @@ from fleetune.protocols.user_code import as_line
 from fleetune.protocols.wire.payloads import run_key
 
 Rows = NDArray[np.intp]
-AssignedRows = Rows | tuple[Rows, Rows]  # of one device: all its rows, or its training rows and its test rows
+# one device's rows: all of them, or its training rows and its test rows
+AssignedRows = Rows | tuple[Rows, Rows]
 Arrays = tuple[ArrayLike, ArrayLike] | Mapping[str, ArrayLike] | Dataset
 Data = str | Arrays | Callable[[], Arrays]
 Share = ArrayLike | tuple[ArrayLike, ArrayLike]

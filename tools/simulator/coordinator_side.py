@@ -15,22 +15,22 @@ from fleetune.tools.simulator.transfers import Transfers
 
 
 class CoordinatorSide:
-    """Drives a `RunController`: sends its tasks, wakes it, and collects what happened.
+    """Drives a `RunController`: sends its tasks, wakes it, and collects its events.
 
     Args:
         controller: controller of the run.
         transfers: sends tasks.
-        queue: queue of the simulation.
+        queue: event queue of the simulation.
         guard: counts attempts at a round.
-        availability: is reset by every closed round.
-        streams: of samples; None: the devices' data do not grow.
-        overlapping: whether rounds overlap, so that no round is held back.
+        availability: reset by every closed round.
+        streams: streams of samples; None if the devices' data do not grow.
+        overlapping: True if rounds overlap, so that no round is delayed.
 
     Attributes:
-        events: events of the run, since the latest checkpoint.
-        closed: whether a round has closed since the latest checkpoint.
-        finished: whether the run is over.
-        next_wake: when the engine is called next; None: it did not ask.
+        events: events of the run since the latest checkpoint.
+        closed: True if a round has closed since the latest checkpoint.
+        finished: True if the run is over.
+        next_wake: time of the engine's next call; None if it requested none.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class CoordinatorSide:
 
     @property
     def can_be_stored(self) -> bool:
-        """Whether a checkpoint can be taken: a round has closed, and no task in flight is in memory only.
+        """True if a checkpoint can be taken: a round has closed, and every task in flight is stored.
 
-        With overlapping rounds the final evaluation opens when the last round closes, and its tasks are in no
-        store.
+        With overlapping rounds the final evaluation opens when the last round closes, and its tasks are not
+        stored.
         """
         state = self.controller.engine_state
         return self.closed and not (self._overlapping and state.stage == "evaluating")
 
     def handle(self, event: Event) -> None:
-        """Tell the engine what happened; nothing once the run is over."""
-        if not self.finished:  # samples still come to devices whose run has no rounds left
+        """Pass an event to the engine; ignore it if the run is over."""
+        if not self.finished:  # samples still arrive at devices after the last round
             self.carry_out(self.controller.handle(event, self._queue.now))
 
     def carry_out(self, outcomes: list[Outcome]) -> None:
@@ -92,7 +92,7 @@ class CoordinatorSide:
             self._queue.add(max(wake_at, self._queue.now), EngineWakes(wake_at))
 
     def wake(self, due: float) -> None:
-        """Call the engine, if it still asks for that time."""
+        """Call the engine, unless it has requested another time meanwhile."""
         if due == self.controller.wake_at:
             self.next_wake = None
             self.handle(Tick())
@@ -109,10 +109,10 @@ class CoordinatorSide:
         return events
 
     def restore(self, next_wake: float | None, tasks_made: list[tuple[str, int, int, float]]) -> None:
-        """Go on with a controller that was put back to a checkpoint.
+        """Continue with a controller that was restored from a checkpoint.
 
         Args:
-            next_wake: when the engine is called next.
+            next_wake: time of the engine's next call.
             tasks_made: see `RunController.tasks_made`.
         """
         self.next_wake = next_wake
@@ -124,7 +124,7 @@ class CoordinatorSide:
     def _hold_next_round(self) -> None:
         """Pause the engine while a round is open, so that the next one waits for `release_next_round`.
 
-        A further attempt at the open round may follow at once.
+        Another attempt at the open round may follow immediately.
         """
         if self.finished or self._overlapping or self.closed:
             return

@@ -1,4 +1,4 @@
-"""What the devices of a simulated fleet do: enrol, report, train, reply, connect and disconnect."""
+"""The devices' side of a simulation: they enrol, report, train, reply, connect and disconnect."""
 
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, RoundsEnded
@@ -31,15 +31,15 @@ class DeviceSide:
     """Carries out the devices' events.
 
     Args:
-        coordinator: gets their reports and replies.
+        coordinator: receives their reports and replies.
         transfers: sends their replies.
-        queue: queue of the simulation.
+        queue: event queue of the simulation.
         fleet: the devices.
-        work: their training, in workers.
-        availability: which of them are connected.
-        streams: their samples over time; None: their data do not grow.
-        guard: allows tasks to devices that reconnect.
-        checkpoints: they keep devices' files as they were before a round.
+        work: their training in workers.
+        availability: draws which devices are connected.
+        streams: their samples over time; None if their data do not grow.
+        guard: counts the tasks of devices that reconnect.
+        checkpoints: store devices' files from before a round.
         enrolment: enrolment of the run.
     """
 
@@ -75,10 +75,10 @@ class DeviceSide:
                 self._queue.add(time_s, SamplesArrive(delivery))
 
     def enrol(self, num_bytes: int) -> None:
-        """Enrol all devices before the clock starts; those that are disconnected report later.
+        """Enrol all devices before the clock starts; disconnected devices report later.
 
         Args:
-            num_bytes: that each device downloads before its first round.
+            num_bytes: bytes that each device downloads before its first round.
         """
         for device in self._fleet:
             key = TransferKey("enrolment", self._enrolment.run)
@@ -89,7 +89,7 @@ class DeviceSide:
                 self._report(device)
 
     def handle(self, event: DeviceEvent, number: int) -> None:
-        """Carry out an event of one device; `number`: of the event in the queue."""
+        """Carry out an event of one device; `number`: number of the event in the queue."""
         device = self._fleet.changing(event.device)
         match event:
             case TaskArrives(name, key, num_bytes):
@@ -106,7 +106,7 @@ class DeviceSide:
                 self._retry(device)
 
     def samples_arrive(self, delivery: int) -> None:
-        """Store new samples at all devices; those with news report."""
+        """Store new samples at all devices; a device whose reported data changed reports."""
         assert self._streams is not None, "else no samples are scheduled"
         self._fleet.all_changing()
         now, wall_s = self._queue.now, self._queue.wall_s
@@ -165,7 +165,8 @@ class DeviceSide:
             self._coordinator.handle(declined)
             return
         if device.connected and device.note_samples(self._queue.now, claimed=result.held):
-            self._coordinator.handle(device.ready())  # before the reply, which claims these samples
+            # this must precede the reply, which claims these samples
+            self._coordinator.handle(device.ready())
         round_attempt = work.key.round_attempt
         device.working = None if device.working == round_attempt else device.working
         trained = work.trained(done.train_s, len(reply), left_out=result.left_out)
@@ -176,7 +177,7 @@ class DeviceSide:
     def _reply_arrives(self, device: SimulatedDevice, arrived: ReplyArrives) -> None:
         work, now = arrived.work, self._queue.now
         if self._coordinator.finished or not device.connected:
-            return  # a device that reconnects gets its task again, and then sends this reply again
+            return  # a device that reconnects gets its task again and resends this reply
         device.spend(work.taken, now)
         if self._streams is not None:
             self._streams.note_work(work)

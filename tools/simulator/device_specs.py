@@ -28,14 +28,14 @@ class DeviceSpec:
     """One device of a simulated fleet, as the settings describe it.
 
     Attributes:
-        name: in the fleet.
-        index: from 0; also of its part of the data.
-        board: its profile.
+        name: name in the fleet.
+        index: number of the device and of its part of the data, from 0.
+        board: profile of its board.
         link: its link.
-        ratio: that it always runs at; None: it chooses.
-        speed: of its board, relative to the profile.
-        charge: of its battery when the run begins; None: it is on the mains.
-        jitter: of its training time from round to round, see [fleet].
+        ratio: fixed ratio; None if it chooses.
+        speed: speed of its board relative to the profile.
+        charge: charge of its battery at the start of the run; None if it has mains power.
+        jitter: variation of its training time between rounds, see [fleet].
         key: key of its random draws.
     """
 

@@ -9,18 +9,18 @@ from typing import NamedTuple
 from fleetune.protocols.errors import SettingError
 
 ALL_CORES = os.cpu_count() or 1
-WORKERS_A_CARD = 4  # each has a copy of torch's kernels on it, some hundred megabytes
+WORKERS_A_CARD = 4  # each has its own copy of torch's kernels on the GPU, some hundred megabytes
 
 
 class Engine(StrEnum):
-    """Where devices work."""
+    """The machines on which devices train."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
 class Workers(NamedTuple):
-    """The number of workers, and the address of their Ray cluster; None: they are on this machine."""
+    """The number of workers, and the address of their Ray cluster; None if they are on this machine."""
 
     workers: int
     cluster: str | None

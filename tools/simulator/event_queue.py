@@ -19,7 +19,7 @@ class TaskArrives(Struct, frozen=True, tag=True):
 
 
 class Uploads(Struct, frozen=True, tag=True):
-    """A device that got its task again sends the reply that it had already made."""
+    """A device that got its task again sends the reply that it already has."""
 
     device: str
     made: FinishedReply
@@ -28,7 +28,7 @@ class Uploads(Struct, frozen=True, tag=True):
 class TrainingDone(Struct, frozen=True, tag=True):
     """A device has finished a task, after `train_s`.
 
-    `deliveries` is the number of sample deliveries that had come when the task was sent.
+    `deliveries` is the number of sample deliveries before the task was sent.
     """
 
     device: str
@@ -46,7 +46,7 @@ class ReplyArrives(Struct, frozen=True, tag=True):
 
 
 class ReplyAcknowledged(Struct, frozen=True, tag=True):
-    """A device knows that its reply has arrived."""
+    """A device has received the acknowledgement of its reply."""
 
     device: str
 
@@ -74,14 +74,14 @@ class DaysEnd(Struct, frozen=True, tag=True):
 
 
 class EngineWakes(Struct, frozen=True, tag=True):
-    """The round engine asked to be called at `due`."""
+    """The round engine is called at `due`, as it requested."""
 
     due: float
 
 
 DeviceEvent = TaskArrives | Uploads | TrainingDone | ReplyArrives | ReplyAcknowledged | DeviceRetries
 SimulationEvent = DeviceEvent | AvailabilityDrawn | SamplesArrive | DaysEnd | EngineWakes
-QueueEntry = tuple[float, int, SimulationEvent]  # time, order among events of one time, event
+QueueEntry = tuple[float, int, SimulationEvent]  # time, order among events at the same time, event
 
 
 class EventQueue:
@@ -114,7 +114,7 @@ class EventQueue:
         return number
 
     def add_next(self, event: SimulationEvent) -> None:
-        """Add an event that belongs to the present one: it comes before all others that are due now."""
+        """Add an event that follows the present one immediately, before all others that are due now."""
         heapq.heappush(self._entries, (self.now, self._popped, event))
 
     def pop(self) -> QueueEntry:
@@ -128,10 +128,10 @@ class EventQueue:
 
     @property
     def entries(self) -> list[QueueEntry]:
-        """All events, in the order in which they come."""
+        """All events in their order."""
         return sorted(self._entries, key=lambda entry: entry[:2])
 
     def restore(self, now: float, entries: Iterable[QueueEntry]) -> None:
-        """Set the clock and take over the `entries` of another queue."""
+        """Set the clock and restore the `entries` of another queue."""
         self.now, self._entries = now, list(entries)
         self._next_number = 1 + max((number for _, number, _ in self._entries), default=-1)

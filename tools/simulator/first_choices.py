@@ -1,4 +1,4 @@
-"""The configurations that simulated devices choose before the first round, from their board and link."""
+"""The options that simulated devices choose before the first round, from their board and link."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from fleetune.tools.simulator.device_specs import DeviceSpec
 from fleetune.tools.simulator.partitioned_data import SampleCounts
 
 # The trainer and the memory of an agent that has joined a run and not trained yet (measured on x86-64 with
-# LeNet-5; 260 MB with torch). The simulation computes with torch, but it stands for boards, on which
+# LeNet-5; 260 MB with torch). The simulation computes with torch, but it models boards, on which
 # `--trainer auto` prefers ONNX Runtime.
 AGENT_TRAINER: Kind = "onnx"
 AGENT_BYTES = 71_000_000
@@ -66,9 +66,7 @@ def ratio_controller_of(
     sizes: SampleCounts,
     policy: Policy,
 ) -> RatioController:
-    """The device's possible configurations, from its board and link at the start of the run; none is chosen
-    yet.
-    """
+    """The device's possible options, from its board and link at the start of the run; none is chosen yet."""
     link, board = device.link, device.board
     report = report_of(
         device.name,

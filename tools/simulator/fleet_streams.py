@@ -1,4 +1,4 @@
-"""Samples that come to simulated devices over time, and the scores of each day."""
+"""Samples that arrive at simulated devices over time, and the scores of each day."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
@@ -27,13 +27,13 @@ class FleetStreams:
     """Delivers samples to a fleet whose data grow.
 
     Args:
-        schedule: which samples come when.
+        schedule: samples and times of the deliveries.
         scores: scores of the days.
         executor: runs `tools.simulator.workers.worker`.
         fleet: the devices.
 
     Attributes:
-        deliveries_left: that are still to come.
+        deliveries_left: number of deliveries to come.
     """
 
     def __init__(
@@ -62,27 +62,27 @@ class FleetStreams:
 
     @property
     def state(self) -> FleetStreamsState:
-        """Without the devices' own state."""
+        """The stored state, without the devices' own state."""
         return FleetStreamsState(self.deliveries_left, self._scores.state)
 
     def restore(self, state: FleetStreamsState) -> None:
-        """Take over a stored state."""
+        """Restore a stored state."""
         self.deliveries_left = state.deliveries_left
         self._scores.restore(state.scores)
 
     def deliver(self, delivery: int, now: float, wall_s: float, num_closed: int) -> Iterator[SimulatedDevice]:
-        """Deliver samples; yield the devices that have to report it.
+        """Deliver samples; yield the devices that have to report them.
 
         Args:
-            delivery: from 0.
-            now: on the virtual clock.
+            delivery: number of the delivery, from 0.
+            now: time on the virtual clock.
             wall_s: time of day, seconds since 1970.
             num_closed: rounds that have ended, see `TrainingJob`.
         """
         jobs = []
         for device in self._fleet:
             if device.job is not None:
-                device.job.exception()  # its samples have one writer at a time
+                device.job.exception()  # a device's samples have one writer at a time
             arrival = ArrivalJob(device.name, device.spec.index, delivery, wall_s, num_closed)
             jobs.append((device, self._executor.submit(worker.receive_samples, arrival)))
         for device, job in jobs:

@@ -1,4 +1,4 @@
-"""Jobs that workers do for simulated devices, and their results."""
+"""Jobs of workers for simulated devices, and their results."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,15 +16,15 @@ class TrainingJob:
 
     Attributes:
         name: name of the device.
-        index: its number.
-        budget: for this work.
+        index: number of the device.
+        budget: budget of this work.
         key: key of the task.
         payload: the encoded task.
         wall_s: time of day when the task was sent, seconds since 1970.
-        num_closed: rounds that had ended. The device's files are kept for a run that goes on from there;
-            None: they are not.
-        near: the worker is on this machine, and both sides pass on what they encoded.
-        told: what the payload holds; None: the device decodes it.
+        num_closed: number of ended rounds; the device's files are stored so that a resumed run can restore
+            that state. None if they are not stored.
+        near: True if the worker is on this machine, so that both sides pass decoded values on.
+        told: decoded values of the payload; None if the device decodes it.
         mask_time: see `Session.reply`.
     """
 
@@ -51,7 +51,7 @@ class ArrivalJob:
 
     Attributes:
         name, index, wall_s, num_closed: see `TrainingJob`.
-        delivery: from 0.
+        delivery: number of the delivery, from 0.
     """
 
     name: str
@@ -63,16 +63,17 @@ class ArrivalJob:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a device's work led to.
+    """Result of a device's work.
 
     Attributes:
-        reply: encoded; None: the device declined, or cannot read its task; then `declined` is empty.
-        figures: that it reports of its data, where they grow.
-        held: its training samples in that round, where they grow.
-        declined: the reason, in one line.
-        base: digest of the model that it holds, where tasks are differences to it.
+        reply: the encoded reply. None if the device declined, or if it cannot decode its task; `declined` is
+            then empty.
+        figures: statistics of its data that it reports, if they grow.
+        held: its training samples in that round, if its data grow.
+        declined: the reason for declining, in one line.
+        base: digest of its model, if tasks are differences to that model.
         left_out: see `RoundCost`.
-        sent: what the reply holds; None: its reader decodes it.
+        sent: decoded values of the reply; None if the coordinator decodes it.
     """
 
     reply: bytes | None

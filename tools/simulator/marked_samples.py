@@ -1,4 +1,4 @@
-"""What users mark as test or validation in their own data keeps that role on whatever device it comes to."""
+"""Test and validation marks in users' own data, which hold on every device that gets the samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ class Splits(Protocol):
     def __iter__(self) -> Iterator[Split]: ...
 
     def sizes(self, device: int) -> tuple[int, int]:
-        """How many training rows and test rows it has."""
+        """Number of training rows and test rows of a device."""
         ...
 
 
 class RowSplits(list[Split]):
-    """Splits that are there already."""
+    """Splits that exist already."""
 
     def sizes(self, device: int) -> tuple[int, int]:
         """See `Splits`."""
@@ -42,13 +42,13 @@ class RowSplits(list[Split]):
 
 @dataclass(frozen=True)
 class LazyRowSplits:
-    """Splits by class, each made when it is first asked for: most devices of a large fleet never work.
+    """Splits by class, each created at its first use, because most devices of a large fleet never train.
 
     Attributes:
         assigned: rows of each device.
-        strata: by what they are split, see `Dataset`.
+        strata: classes for stratified splits, see `Dataset`.
         settings: [data] partition.
-        key: the same key splits the same.
+        key: equal keys give equal splits.
     """
 
     assigned: Sequence[Rows]
@@ -86,15 +86,15 @@ def splits_of(
     Groups that stay whole and rows that the caller assigned are not changed.
 
     Args:
-        dataset: with its marks.
+        dataset: the samples with their marks.
         settings: [data] partition.
         num_devices: at least 1.
-        key: the same key assigns the same rows.
-        by_caller: rows that the caller assigned to each device; None: `assign_rows` does. Its training rows
-            and test rows keep their role whatever is marked.
+        key: equal keys assign equal rows.
+        by_caller: rows that the caller assigned to each device; None: `assign_rows` assigns them. The
+            caller's training rows and test rows keep their role; marks do not change it.
 
     Raises:
-        SettingError: as `partition`; or there are too few marked or unmarked samples, or groups that must
+        SettingError: see `partition`; or there are too few marked or unmarked samples, or groups that must
             stay whole lack them.
     """
     if by_caller is None:
@@ -128,10 +128,10 @@ def splits_of(
 
 
 def _by_blocks(dataset: Dataset, settings: Partition, assigned: Sequence[Rows]) -> Splits:
-    """Samples that overlap are trained on together or tested on together, as on a real device.
+    """Splits in which overlapping samples have the same role, as on a real device.
 
     Raises:
-        SettingError: a device was assigned no two blocks.
+        SettingError: a device has fewer than two blocks.
     """
     numbers, _ = split_draws(dataset.x, dataset.y, dataset.block)
     splits = RowSplits()
@@ -147,7 +147,7 @@ def _by_blocks(dataset: Dataset, settings: Partition, assigned: Sequence[Rows]) 
 
 
 def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split:
-    """The test rows are drawn from those that are not marked as validation."""
+    """A split whose test rows are drawn from the rows that are not marked as validation."""
     train, test = part(rows[~validation[rows]])
     return np.sort(np.concatenate([train, rows[validation[rows]]])), test
 
@@ -155,7 +155,7 @@ def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split
 def _shared_out(
     assigned: list[Rows], mask: Mask, what: str, wanted: int, *, source: str, kind: str, firm: bool, key: Key
 ) -> list[Rows]:
-    """Nobody has fewer than `wanted` rows of the mask."""
+    """Move rows of the mask between devices until each device has at least `wanted` of them."""
     assigned, rng = list(assigned), key.child("marks", what).generator()
     counts = np.array([mask[rows].sum() for rows in assigned])
     fixed = firm or counts.sum() < wanted * len(assigned)

@@ -40,12 +40,12 @@ class OpenRun:
     """An open run and its devices.
 
     Attributes:
-        run: with its store.
-        devices: as they are at its start.
-        sent_bytes: that each device downloads before its first round.
-        arrivals: of samples; None: the devices' data do not grow.
+        run: the run with its store.
+        devices: the devices in their initial state.
+        sent_bytes: bytes that each device downloads before its first round.
+        arrivals: arriving samples; None if the devices' data do not grow.
         notices: lines for the user.
-        groups: of the data, by device.
+        groups: groups of the data by device.
     """
 
     run: Run
@@ -77,10 +77,10 @@ def open_new(
     Args:
         settings: settings of the run.
         folder: folder of the run.
-        runs: the folder of runs that this one may start from.
-        caller_samples: that the caller passed.
-        workers: 0: this process alone does all work.
-        fresh: replace an earlier run in the folder.
+        runs: the folder of runs from which this one may continue.
+        caller_samples: samples that the caller passed.
+        workers: number of processes; 0: this process does all work.
+        fresh: True replaces an earlier run in the folder.
 
     Raises:
         FleetuneError: settings, data or model are wrong.
@@ -96,7 +96,7 @@ def open_new(
     devices = simulated_devices(settings, enrolment, data)
     start_with = devices_before_round_one(settings, devices)
     settings = replace(settings, round=replace(settings.round, start_with=start_with))
-    zone = settings.schedule.zone or UTC  # the same on every machine
+    zone = settings.schedule.zone or UTC  # the digest is the same on every machine
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
     trains = run_trainer(settings, beginning, data, workers=workers)
     single = single_sample_notice(settings, beginning, data, trains, workers=workers)
@@ -133,7 +133,7 @@ def open_stopped(found: ExistingRun, folder: Path, caller_samples: CallerSamples
 
 
 def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
-    """Bytes that each device downloads before its first round; without a backbone that it already has."""
+    """Bytes that each device downloads before its first round, without a backbone that it already has."""
     before = run_named(run.settings)
     if beginning.backbone is None:
         return len(run.payload)

@@ -1,9 +1,9 @@
-"""Partitions one data set over simulated devices, in the ways that the papers use.
+"""Partition one data set over simulated devices by the methods of the papers.
 
 For all kinds, each device's rows are split by class into training and test rows. A device has at least two
-samples: rows move over from the device with the most. Groups stay whole, so there too few samples are an
-error. The test samples of a published benchmark are assigned like all others, because a personal model is
-tested on its device's own mix. Samples that users mark keep their role (see
+samples: missing rows are moved from the device with the most. Groups stay whole, so too few samples in a
+group are an error. The test samples of a published benchmark are assigned like all others, because a personal
+model is tested on its device's own mix. Samples that users mark keep their role (see
 `tools.simulator.marked_samples`).
 """
 
@@ -168,7 +168,7 @@ def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random
         counts = apportion(mix, size)
         excess = int(np.maximum(counts - available, 0).sum())
         counts = np.minimum(counts, available)
-        if excess:  # the class is too small: the other classes fill up, as far as they have room
+        if excess:  # the class has too few rows: the other classes fill up as far as they can
             counts += apportion(available - counts, excess)
         taken = []
         for label, count in enumerate(counts):

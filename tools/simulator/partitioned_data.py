@@ -28,7 +28,7 @@ from fleetune.tools.simulator.partition import Rows
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """How many samples a device has."""
+    """Numbers of a device's samples."""
 
     train: int
     validation: int
@@ -48,7 +48,7 @@ class PartitionedData:
         dataset: all samples.
         assigned: rows that the caller assigned to each device; None: `section.partition` assigns them.
         section: [data].
-        num_devices: of the fleet.
+        num_devices: number of devices in the fleet.
         seed: seed of the run.
         task: task of the run.
         held_out: fraction of the training samples that are for validation.
@@ -110,7 +110,7 @@ class PartitionedData:
         return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))
 
     def counts(self, spec: ModelSpec) -> list[SampleCounts]:
-        """How many samples each device has; reads no samples where the rows tell it.
+        """Sample counts of each device; reads no samples if the rows are sufficient.
 
         Raises:
             DataError, SettingError: see `device_data`.
@@ -119,7 +119,7 @@ class PartitionedData:
         dataset, marked = self.dataset, self.dataset.validation is not None and not self.dataset.benchmark
         if marked or dataset.block is not None or not all_fit(dataset, spec, self.task):
             return [SampleCounts.of(self.device_data(index, spec)) for index in devices]
-        self.device_data(0, spec)  # raises what is wrong with all of them
+        self.device_data(0, spec)  # raises the error that concerns all devices
         found = []
         for num_train, num_test in map(self._rows.sizes, devices):
             held_out = num_stratified(num_train, self.held_out)

@@ -13,8 +13,9 @@ from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.workers import worker
 
-_MOST_BYTES_AHEAD = 2**27  # of replies that are read before they are due
-_BYTES_AN_ENTRY = 14  # of the model, in such a reply: its values, its base, and what the base holds
+_MOST_BYTES_AHEAD = 2**27  # memory limit of replies that are decoded early
+# bytes for each entry of the model in such a reply: its values, its base, and the base's entries
+_BYTES_AN_ENTRY = 14
 
 Read = Callable[[bytes, Told | None], ReadAhead]
 
@@ -24,7 +25,7 @@ class PendingWork:
 
     Args:
         executor: runs `tools.simulator.workers.worker.train`.
-        most: payloads that wait in it at a time.
+        most: maximum number of payloads that wait in it.
         model_size: entries of the run's model.
     """
 
@@ -41,10 +42,13 @@ class PendingWork:
     ) -> Future[TrainingResult]:
         """Start a device's training after its previous one.
 
-        Its reply is decoded as soon as it is there, if memory allows: later a round may wait for that alone.
+        Its reply is decoded as soon as it arrives, if memory allows, because later a round may wait only for
+        that.
         """
         if device.job is not None:
-            device.job.exception()  # perhaps of an abandoned task: its state has one writer at a time
+            # the previous training may belong to an abandoned task; the device's state has one writer at a
+            # time
+            device.job.exception()
         while len(self._in_flight) >= self._most:
             self._in_flight.pop(0).exception()
         reads = len(self._read) + len(self._in_flight) < self._most_ahead
@@ -56,34 +60,34 @@ class PendingWork:
         return training
 
     def note_end(self, number: int, training: Future[TrainingResult]) -> None:
-        """Remember under which number in the event queue the training ends."""
+        """Store the number in the event queue under which the training ends."""
         self._jobs[number] = training
 
     def take(self, number: int) -> TrainingResult:
-        """The result of the training that ends under that number; waits for it."""
+        """Wait for the training that ends under that number; return its result."""
         return self._jobs.pop(number).result()
 
     def _read_reply(self, device: str, readers: list[Read], job: Future[TrainingResult]) -> None:
         """Decode a reply, in the thread that waited for its worker.
 
-        That thread keeps its arguments for long. So the reader comes in a list, from which it is taken.
+        The thread keeps its arguments for long. So the reader is passed in a list, from which it is removed.
         """
         read = readers.pop()
         if job.cancelled() or job.exception() is not None:
             return
         result = job.result()
         if result.reply is not None:
-            with suppress(PacketError):  # the coordinator reads it again and reports the error
+            with suppress(PacketError):  # the coordinator decodes the reply again and reports the error
                 self._read[device] = result.reply, read(result.reply, result.sent)
-        object.__setattr__(result, "sent", None)  # used, and as large as the model
+        object.__setattr__(result, "sent", None)  # the reader is used up, and as large as the model
 
     def take_read(self, device: str, reply: bytes) -> ReadAhead | None:
-        """The decoded form of this very reply; None: it was not decoded, or was forgotten."""
+        """The decoded form of exactly this reply; None if it was not decoded, or was discarded."""
         data, read = self._read.pop(device, (b"", None))
         return read if data is reply else None
 
     def forget_read(self) -> None:
-        """Forget decoded replies when a round closes: they will hardly be asked for."""
+        """Discard decoded replies when a round closes, because they are unlikely to be used."""
         self._read.clear()
 
     @property
@@ -92,7 +96,7 @@ class PendingWork:
         return [(number, replace(job.result(), sent=None)) for number, job in sorted(self._jobs.items())]
 
     def restore(self, results: Iterable[tuple[int, TrainingResult]]) -> None:
-        """Take over stored `results`."""
+        """Restore stored `results`."""
         for number, result in results:
             self._jobs[number] = future = Future[TrainingResult]()
             future.set_result(result)

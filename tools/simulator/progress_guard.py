@@ -1,4 +1,4 @@
-"""Limits that end a simulation without progress: on a virtual clock it would go on for ever."""
+"""Limits that end a simulation without progress: a virtual clock would run forever."""
 
 from collections import deque
 
@@ -8,12 +8,12 @@ from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.wire.messages import readable
 from fleetune.tools.simulator.event_queue import SimulationEvent
 
-MOST_ATTEMPTS = 300  # at one round
+MOST_ATTEMPTS = 300  # maximum number of attempts at one round
 MOST_OVERDUE = 20  # attempts at one round that reach the deadline although all devices are connected
 MOST_REFUSED = 5  # attempts at one round with refused updates: the next attempt trains in the same way
 MOST_BOUNCES = 20  # times that a device gets one task again while it stays connected
-MOST_EVENTS_A_DEVICE = 20  # at one moment, in one attempt at a round; a healthy device has 6 at most
-MOST_EVENTS = 1_000  # at one moment, of the fleet as a whole
+MOST_EVENTS_A_DEVICE = 20  # at one time, in one attempt at a round; a healthy device has at most 6
+MOST_EVENTS = 1_000  # at one time, for the fleet as a whole
 _SHOWN_EVENTS = 10
 
 
@@ -21,8 +21,8 @@ class ProgressGuard:
     """Counts the events of one simulation and raises an error beyond a limit.
 
     Args:
-        num_devices: of the fleet; it sets how many events one moment may have.
-        always_connected: whether no device disconnects, so that one attempt is like the next.
+        num_devices: number of devices in the fleet; limits the number of events at one time.
+        always_connected: True if no device disconnects, so that all attempts are alike.
     """
 
     def __init__(self, num_devices: int, *, always_connected: bool) -> None:
@@ -32,11 +32,11 @@ class ProgressGuard:
         self._num_events = 0
         self._sends: dict[str, tuple[tuple[int, int], int]] = {}
         self._last = deque[tuple[float, str, str]](maxlen=_SHOWN_EVENTS)
-        self._refused: dict[int, ReplyRefused] = {}  # the last one of each attempt
+        self._refused: dict[int, ReplyRefused] = {}  # the last refusal of each attempt
         self._num_overdue, self._absent = 0, ""
 
     def note_event(self, now: float, round_attempt: tuple[int, int], event: SimulationEvent) -> None:
-        """Count an event. Raises FleetuneError: virtual time stands still."""
+        """Count an event. Raises FleetuneError: virtual time does not advance."""
         self._last.append((now, type(event).__name__, getattr(event, "device", "")))
         if (now, round_attempt) != self._moment:
             self._moment, self._num_events = (now, round_attempt), 0
@@ -47,7 +47,7 @@ class ProgressGuard:
             )
 
     def note_sent(self, device: str, round_attempt: tuple[int, int]) -> None:
-        """Count a task that is sent. Raises FleetuneError: the device got the same one too often."""
+        """Count a task that is sent. Raises FleetuneError: the device got the same task too often."""
         before, times = self._sends.get(device, (round_attempt, 0))
         times = times + 1 if before == round_attempt else 1
         self._sends[device] = round_attempt, times

@@ -26,13 +26,14 @@ from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, R
 from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
-PLAIN_WIDTH = 100  # of a file or pipe
-PLAINLY: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # a line for people, as it is
+PLAIN_WIDTH = 100  # columns of a file or pipe
+# a line for people, printed unchanged
+PLAINLY: Any = {"highlight": False, "markup": False, "soft_wrap": True}
 console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 class RoundsProgress(Progress):
-    """Bars over rounds, and under them a line: what the method told of its inner workings last."""
+    """Bars over rounds, and below them a line with the latest diagnostics of the method."""
 
     inside = ""
 
@@ -48,8 +49,8 @@ class RoundBar:
     """Observes a run as a task of a progress bar, and prints lines for people above it.
 
     Attributes:
-        under_way: the round that is played, in words; None: the run has not begun.
-        closed: whether a round has ended.
+        under_way: description of the round in progress; None if the run has not begun.
+        closed: True if a round has ended.
     """
 
     bar: RoundsProgress
@@ -61,7 +62,7 @@ class RoundBar:
     closed: bool = False
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Show an event."""
         match event:
             case Notice(line):
                 self.bar.console.print(line, **PLAINLY)
@@ -84,11 +85,11 @@ class RoundBar:
 
 @dataclass(eq=False)
 class RoundLines:
-    """Observes a run and prints a line a round, at once.
+    """Observes a run and prints a line for each round immediately.
 
     Attributes:
-        console: to print on.
-        last_round: of the run; None: it has no end.
+        console: console to print on.
+        last_round: last round of the run; None if it has no end.
         score: score of the run's task.
     """
 

@@ -40,7 +40,7 @@ def with_model_shape(settings: RunSettings, data: PartitionedData) -> RunSetting
 def simulated_devices(
     settings: RunSettings, enrolment: Enrolment, data: PartitionedData
 ) -> list[SimulatedDevice]:
-    """All devices of a run as they are at its start.
+    """All devices of a run in their initial state.
 
     Raises:
         SettingError: see `device_specs` and `PartitionedData`.
@@ -61,7 +61,7 @@ def simulated_devices(
 
 
 def arrivals_of(settings: RunSettings, data: PartitionedData) -> Arrivals | None:
-    """The samples that come to the devices, and their daily scores; None: the data do not grow.
+    """The samples that arrive at the devices, and their daily scores; None if the data do not grow.
 
     Raises:
         SettingError: [data.arrivals] is wrong.

@@ -1,4 +1,4 @@
-"""Where devices train: in this process, in worker processes, or on a Ray cluster, all as an executor."""
+"""Executors for training: this process, worker processes, or a Ray cluster."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -14,7 +14,7 @@ from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
 
 
 class Inline(Executor):
-    """Does each job at once in this process, for runs that are too small for worker processes."""
+    """Executes each job immediately in this process, for runs that are too small for worker processes."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -29,11 +29,11 @@ def open_executor(
     """An executor for functions of `workers.worker`.
 
     Args:
-        run: whose devices train.
+        run: run whose devices train.
         workers: number of processes; 0: this process trains.
-        caller_samples: that the caller passed.
+        caller_samples: samples that the caller passed.
         cluster: address of a Ray cluster; None: this machine.
-        tell: gets a line about each worker that died on the cluster.
+        tell: called with a line about each worker that died on the cluster.
     """
     bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
     arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle

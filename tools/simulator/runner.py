@@ -36,15 +36,15 @@ def simulate(
     on_round: OnRound | None = None,
     cluster: str | None = None,
 ) -> tuple[Run, Summary]:
-    """Simulate a run, or go on with one that was stopped.
+    """Simulate a run, or continue one that was interrupted.
 
     Args:
         settings: settings of the run.
         folder: folder of the run.
         workers: processes that train devices, one torch thread each; 0: this process trains them.
-        fresh: replace an earlier run in the folder.
-        observers: get the run's events, and lines about how it started.
-        runs: the folder of runs that this one may start from; None: the parent of `folder`.
+        fresh: True replaces an earlier run in the folder.
+        observers: receive the run's events, and lines about how it started.
+        runs: the folder of runs from which this one may continue; None: the parent of `folder`.
         caller_samples: samples that the caller passed; `settings` name them already.
         on_round: see `Simulation`.
         cluster: address of a Ray cluster whose nodes train; None: this machine trains.
@@ -53,8 +53,8 @@ def simulate(
         The run, still open, and its summary.
 
     Raises:
-        FleetuneError: settings, data or model are wrong, or the folder holds a finished or another run;
-            StoreError when the disk is full, or another process simulates this run now.
+        FleetuneError: settings, data or model are wrong, or the folder holds a finished or another run.
+        StoreError: the disk is full, or another process simulates this run now.
     """
     if workers:
         warm_up()
@@ -127,13 +127,13 @@ def write_results(run: Run, summary: Summary, *, finished: bool = True, report: 
     The report takes longest and comes last, so that a run whose report is interrupted is finished.
 
     Args:
-        run: is closed.
+        run: the open run; it is closed.
         summary: summary of the run.
-        finished: False: the caller ended the run early, and may continue it.
-        report: write pictures and report.html, too.
+        finished: False if the caller ended the run early and may continue it.
+        report: True also writes pictures and report.html.
 
     Returns:
-        The files.
+        The written files.
 
     Raises:
         StoreError: a file cannot be written.

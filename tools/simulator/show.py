@@ -1,4 +1,4 @@
-"""What edge-sim shows: a bar with the time left while it runs, then tables, files and pictures."""
+"""The terminal output of edge-sim: a progress bar during the run, then tables, files and pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,22 +33,22 @@ def show_run(
     trackers: Sequence[str | Make] = (),
     cluster: str | None = None,
 ) -> Summary:
-    """Simulate a run with a progress bar, leave its report in `folder`; its summary.
+    """Simulate a run with a progress bar, write its report to `folder`, and return its summary.
 
-    One that was stopped goes on; one that is finished there is shown.
+    An interrupted run continues; a finished run is shown.
 
     Args:
         settings: settings of the run.
         folder: folder of the run.
         workers: see `simulate`.
         fresh: see `simulate`.
-        follow: a line a round, for a log or a pipe, instead of the bar.
+        follow: True prints a line for each round instead of the bar, for a log or a pipe.
         trackers: experiment trackers that follow the run.
         cluster: see `simulate`.
 
     Raises:
         FleetuneError: see `simulate`.
-        KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
+        KeyboardInterrupt: interrupted; if the run had begun, a line says how to continue.
     """
     makers = makers_of(trackers)
     there = None if fresh else find_existing_run(settings, folder)
@@ -108,7 +108,7 @@ def _simulate(
 
 
 def _show_finished(there: ExistingRun, folder: Path, makers: Mapping[str, Make]) -> Summary:
-    """A run that was played before; trackers are told what they do not have of it."""
+    """Show a finished run, and send its missing rounds to the trackers."""
     summary = read_summary(folder)
     with stored_run(folder) as kept:
         records = kept.store.records()
@@ -123,7 +123,7 @@ def _show_finished(there: ExistingRun, folder: Path, makers: Mapping[str, Make])
 
 
 def _show(settings: RunSettings, summary: Summary, records: Sequence[RoundRecord]) -> None:
-    """What a run came to, as tables."""
+    """Print the results of a run as tables."""
     boards = {device.name: device.board.name for device in device_specs(settings.fleet, settings.run.seed)}
     shown = with_personal(summary, records)
     console.print(run_table(shown))

@@ -1,4 +1,4 @@
-"""A simulated device: the agent's own planner, and what a round takes on its board, link and battery."""
+"""A simulated device: the agent's own planner, and the costs of a round on its board, link and battery."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -23,7 +23,7 @@ Turn = tuple[int, int]
 
 @dataclass(frozen=True)
 class FinishedReply:
-    """An encoded `Reply`, and the work that it took."""
+    """An encoded `Reply` and its costs."""
 
     reply: bytes
     work: RoundWork
@@ -34,9 +34,9 @@ class Battery:
     """A battery that is never charged.
 
     Attributes:
-        capacity_j: when full.
-        charge: fraction that is left, 0..1.
-        idle_w: drawn all the time; work comes on top.
+        capacity_j: energy when full.
+        charge: remaining fraction, 0..1.
+        idle_w: constant idle power; work is added to it.
         seen_at: time of the latest `drain`, on the virtual clock.
     """
 
@@ -77,18 +77,18 @@ class SimulatedDevice:
 
     Attributes:
         spec: its board and link.
-        planner: the agent's own choices and forecasts.
+        planner: the agent's own choices and predictions.
         policy: policy of its owner.
-        flops_per_sample: of one training step on the fleet's model.
-        battery: None: mains power.
-        connected: whether the coordinator can reach it.
+        flops_per_sample: operations of one training step on the fleet's model, for one sample.
+        battery: its battery; None if it has mains power.
+        connected: True if the coordinator can reach it.
         job: its training in a worker.
-        working: the task that it works on.
-        replies: those that the coordinator may ask for again, by (round, attempt).
-        figures: of its data, where they grow.
-        deliveries: of samples that have come.
-        base: digest of the model that it holds, where tasks are differences to it.
-        sends_until: when its latest reply has arrived, on the virtual clock.
+        working: its present task.
+        replies: replies that the coordinator may request again, by (round, attempt).
+        figures: statistics of its data, if they grow.
+        deliveries: number of sample deliveries so far.
+        base: digest of its model, if tasks are differences to that model.
+        sends_until: arrival time of its latest reply, on the virtual clock.
     """
 
     spec: DeviceSpec
@@ -129,7 +129,7 @@ class SimulatedDevice:
 
     @property
     def state(self) -> DeviceSnapshot:
-        """Everything but its job."""
+        """The whole state without its job."""
         return DeviceSnapshot(
             planner=self.planner,
             battery=self.battery,
@@ -143,7 +143,7 @@ class SimulatedDevice:
         )
 
     def restore(self, state: DeviceSnapshot) -> None:
-        """Take over a stored state."""
+        """Restore a stored state."""
         self.planner, self.battery = state.planner, state.battery
         self.connected, self.working, self.replies = state.connected, state.working, dict(state.replies)
         self.base, self.sends_until = state.base, state.sends_until
@@ -151,27 +151,27 @@ class SimulatedDevice:
 
     @property
     def conditions(self) -> Conditions:
-        """Memory and power of its board now."""
+        """Present memory and power of its board."""
         return _conditions(self.spec.board, self.battery)
 
     @property
     def refusal(self) -> str | None:
-        """Why it does not take part now; None: it does."""
+        """The reason why it does not take part now; None if it does."""
         return reason_not_to_train(self.policy, self.conditions, self.spec.board) or self.planner.refusal
 
     def is_idle(self, now: float) -> bool:
-        """Whether it neither works on a task nor sends a reply."""
+        """True if it neither works on a task nor sends a reply."""
         return self.working is None and now >= self.sends_until
 
     def note_samples(self, now: float, *, claimed: int = 0) -> bool:
-        """Pass growing data to the planner; True: report them to the coordinator, see `RoundPlanner`."""
+        """Pass growing data to the planner; True if the coordinator needs a report, see `RoundPlanner`."""
         found = self.figures
         return found is not None and self.planner.note_samples(
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
     def train_s(self, budget: Budget, round_attempt: Turn) -> float:
-        """Seconds that its work takes in this round at one of its ratios, evaluations included."""
+        """Seconds of its work in this round at one of its ratios, evaluations included."""
         controller = self.planner.ratio_controller
         choice = next(one for one in controller.choices if one.ratio == budget.ratio)
         gflops = self.spec.board.training_gflops * self.spec.speed
@@ -179,7 +179,7 @@ class SimulatedDevice:
         return self.spec.slowness(round_attempt) * samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
-        """The whole round's cost, with a reply that is sent in `upload_s`."""
+        """Costs of the whole round, including a reply that takes `upload_s` to send."""
         board, taken = self.spec.board, work.taken
         joules = (
             board.receive_w * (taken.download_s or 0)
@@ -189,23 +189,23 @@ class SimulatedDevice:
         return work.sent(upload_s, joules)
 
     def spend(self, taken: RoundCost, now: float) -> None:
-        """Drain a round's joules from its battery; idle power for the same time is part of them."""
+        """Drain a round's joules from its battery; they include idle power for the same time."""
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
             self.battery.drain(now, max(0.0, (taken.joules or 0) - idle_j))
 
     def ready(self) -> DeviceReady:
-        """The report that it sends to the coordinator."""
+        """Its report to the coordinator."""
         return DeviceReady(self.planner.tell(), self.base)
 
     @property
     def drift(self) -> float | None:
-        """The drift that it reports; None: unknown."""
+        """The drift that it reports; None if unknown."""
         return None if self.figures is None else self.figures.drift
 
     @property
     def is_flat(self) -> bool:
-        """Whether its battery is empty: then it is gone for good."""
+        """True if its battery is empty; it then never returns."""
         return self.battery is not None and self.battery.is_empty
 
 
@@ -218,10 +218,10 @@ def _conditions(board: Board, battery: Battery | None) -> Conditions:
 
 
 class Fleet:
-    """The devices of a run, by name, and which of them the next checkpoint has to store.
+    """The devices of a run by name; it tracks which of them the next checkpoint has to store.
 
     Args:
-        devices: in the order in which they enrol.
+        devices: the devices in the order in which they enrol.
     """
 
     def __init__(self, devices: Iterable[SimulatedDevice]) -> None:
@@ -236,7 +236,7 @@ class Fleet:
         return iter(self._devices.values())
 
     def changing(self, name: str) -> SimulatedDevice:
-        """A device whose state changes now."""
+        """Return a device and mark it as changed."""
         self._changed.add(name)
         return self._devices[name]
 
@@ -250,20 +250,20 @@ class Fleet:
         return [self._devices[name] for name in sorted(changed)]
 
     def keep_reply(self, device: SimulatedDevice, round_attempt: Turn, made: FinishedReply) -> None:
-        """Keep a reply that the coordinator may ask for again."""
+        """Store a reply that the coordinator may request again."""
         device.replies[round_attempt] = made
         self._with_replies.add(device.name)
 
     @property
     def with_replies(self) -> list[SimulatedDevice]:
-        """Devices that keep replies, ascending."""
+        """Devices with stored replies, ascending."""
         return [self._devices[name] for name in sorted(self._with_replies)]
 
     def forget_replies(self, awaited_attempt: Callable[[str], Turn | None]) -> None:
-        """Drop replies to tasks that the coordinator no longer waits for.
+        """Discard replies to tasks that the coordinator no longer waits for.
 
         Args:
-            awaited_attempt: the task that a device is expected to answer; None: none.
+            awaited_attempt: function that returns the (round, attempt) that a device has to answer, or None.
         """
         before = self.with_replies
         for device in before:
@@ -277,7 +277,7 @@ class Fleet:
         self._changed.update(device.name for device in before)
 
     def restore(self, device: SimulatedDevice, state: DeviceSnapshot) -> None:
-        """Put a device back to a stored state."""
+        """Restore a device to a stored state."""
         device.restore(state)
         if device.replies:
             self._with_replies.add(device.name)

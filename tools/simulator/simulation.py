@@ -1,8 +1,9 @@
 """The simulator: the fleet's own round engine, methods, codec and sessions on a virtual clock.
 
-Only time is simulated. The real codec makes every payload, and its length decides how long the device's link
-is busy. Every device really trains, and chooses its ratio by the agent's own rule. Simulated are the time of
-that work on the device's board, its energy, the time of each transfer, and when the device is connected.
+Only time is simulated. The real codec encodes every payload, and its length determines how long the device's
+link is busy. Every device really trains, and chooses its ratio by the agent's own rule. The simulator
+computes the time of that work on the device's board, its energy, the time of each transfer, and the device's
+availability.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,19 +32,19 @@ from fleetune.tools.simulator.pending_work import PendingWork
 from fleetune.tools.simulator.progress_guard import ProgressGuard
 from fleetune.tools.simulator.simulated_device import Fleet
 
-OnRound = Callable[[RoundRecord], bool]  # is called with a closed training round; True: it was the last
+OnRound = Callable[[RoundRecord], bool]  # called with a closed training round; True ends the run
 
 
 @dataclass(frozen=True)
 class SimulationState:
-    """What changes while a simulation runs, except in the coordinator.
+    """The mutable state of a simulation, without the coordinator's.
 
     Attributes:
         queue: the virtual clock and its events.
         fleet: the devices.
-        work: their training, in workers.
-        availability: which devices are connected.
-        streams: of samples; None: the devices' data do not grow.
+        work: their training in workers.
+        availability: draws which devices are connected.
+        streams: streams of samples; None if the devices' data do not grow.
     """
 
     queue: EventQueue
@@ -67,7 +68,7 @@ class SimulationState:
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take over a stored snapshot."""
+        """Restore a stored snapshot."""
         self.queue.restore(snapshot.now, snapshot.events)
         self.work.restore(snapshot.results)
         self.availability.restore(snapshot.idle_periods)
@@ -79,16 +80,16 @@ class Simulation:
     """A fleet at work on a virtual clock.
 
     Args:
-        state: of the simulated fleet.
-        coordinator: of the run.
-        devices: carry out the devices' events.
-        checkpoints: store each closed round.
+        state: state of the simulated fleet.
+        coordinator: coordinator of the run.
+        devices: carries out the devices' events.
+        checkpoints: stores each closed round.
         guard: ends a simulation without progress.
-        observers: see what happens once it is stored.
-        on_round: is called with every training round before the next one opens; True ends the run. What it
-            raises ends the simulation.
-        ends_s: no round opens after so many seconds; None: the run's last round is the end.
-        num_enrolment_bytes: that each device downloads before its first round.
+        observers: receive events once they are stored.
+        on_round: called with every training round before the next one opens; True ends the run. An exception
+            in it ends the simulation.
+        ends_s: seconds after which no round opens; None: the run ends with its last round.
+        num_enrolment_bytes: bytes that each device downloads before its first round.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class Simulation:
         """Run until the last round is closed.
 
         Raises:
-            SettingError: the run cannot end: needed devices decline or stay away, or a round never has enough
-                updates. A virtual clock would go on for ever.
+            SettingError: the run cannot end: needed devices decline or stay away, or no round gets enough
+                updates. A virtual clock would run forever.
             FleetuneError: the simulation makes no progress, see `ProgressGuard`.
         """
         if not self._resume():
@@ -168,7 +169,7 @@ class Simulation:
                 self._devices.handle(event, number)
 
     def _open_next_round(self, events: Iterable[Happening]) -> None:
-        """Show closed training rounds to the caller, then let the next round open."""
+        """Pass closed training rounds to the caller, then let the next round open."""
         closed = [event.record for event in events if isinstance(event, RoundClosed)]
         trained = [record for record in closed if not record.final_evaluation]
         if self._on_round is not None and any(self._on_round(record) for record in trained):
@@ -176,7 +177,7 @@ class Simulation:
         self._coordinator.release_next_round()
 
     def _resume(self) -> bool:
-        """Go on from the latest checkpoint; False: there is none."""
+        """Continue from the latest checkpoint; False if there is none."""
         snapshot = self._checkpoints.restore(self._state.fleet)
         if snapshot is None:
             return False

@@ -34,7 +34,7 @@ def state_file(devices: Path, name: DeviceId) -> FileMemory:
 
 
 def deployed_file(devices: Path, name: DeviceId) -> FileMemory:
-    """The model that a simulated device has deployed."""
+    """The file of a simulated device's deployed model."""
     return _memory(devices, name, "served")
 
 
@@ -157,13 +157,15 @@ def _damaged(memory: FileMemory, problem: PacketError) -> StoreError:
 
 
 def _link(kept: FileMemory, to: FileMemory) -> None:
-    """Give a file a second name, which takes no disk space; files are only ever replaced as a whole."""
+    """Give a file a second name, which takes no disk space. This is safe because files are only replaced as
+    a whole.
+    """
     if kept.path == to.path:
         return
     try:
         to.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         to.path.hardlink_to(kept.path)
-    except OSError:  # a file system without hard links; on a full disk the write below raises
+    except OSError:  # the file system has no hard links; on a full disk the write below raises
         to.write(kept.read() or b"")
 
 

@@ -22,11 +22,11 @@ from fleetune.tools.simulator.simulated_device import FinishedReply, Fleet, Simu
 
 @dataclass(frozen=True)
 class Transfer:
-    """A payload on its way.
+    """A payload in transfer.
 
     Attributes:
-        arrives_at: when its last byte is there.
-        seconds: that it takes, as the device counts them.
+        arrives_at: arrival time of its last byte.
+        seconds: duration as the device measures it.
     """
 
     arrives_at: float
@@ -34,13 +34,13 @@ class Transfer:
 
 
 def downloaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload to the device, which counts from the arrival of the offer."""
+    """A payload to the device, which measures from the arrival of the offer."""
     arrives_at = link.finish_s(now_s, num_bytes, "down")
     return Transfer(arrives_at, arrives_at - now_s - link.delay_s)
 
 
 def uploaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload from the device, which counts until the last acknowledgement."""
+    """A payload from the device, which measures until the last acknowledgement."""
     arrives_at = link.finish_s(now_s, num_bytes, "up")
     return Transfer(arrives_at, arrives_at - now_s + link.delay_s)
 
@@ -49,13 +49,13 @@ class Transfers:
     """Sends tasks and replies, and starts the devices' work.
 
     Args:
-        controller: controller of the run; it knows what each task holds.
+        controller: controller of the run; it has the decoded values of each task.
         enrolment: enrolment of the run.
-        queue: gets the arrivals.
+        queue: receives the arrivals.
         fleet: the devices.
-        work: gets the devices' training.
+        work: receives the devices' training.
         guard: counts tasks that are sent again.
-        checkpoints: they keep devices' files as they were before a round.
+        checkpoints: store devices' files from before a round.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Transfers:
         self._checkpoints = checkpoints
 
     def send_task(self, task: OutgoingTask) -> None:
-        """Send a task, and have its device train on it from its arrival on.
+        """Send a task; its device trains on it from the arrival on.
 
         Raises:
             PacketNotFinite: the task cannot be encoded.
@@ -86,14 +86,15 @@ class Transfers:
         round_attempt = RoundAttempt.of(key)
         self._guard.note_sent(device.name, round_attempt)
         payload, told = task.make(), self._controller.told
-        now, num_bytes = self._queue.now, len(payload)  # the queue may hold a thousand of these: no payload
+        # without the payload, because the queue may hold a thousand of these
+        now, num_bytes = self._queue.now, len(payload)
         transfer = downloaded(device.spec.link, now, num_bytes)
         self._queue.add(transfer.arrives_at, TaskArrives(device.name, key, num_bytes))
         if round_attempt in device.replies:
             self._queue.add(transfer.arrives_at, Uploads(device.name, device.replies[round_attempt]))
             return
         if round_attempt == device.working:
-            return  # it came back while it worked on this very task
+            return  # the device reconnected while it worked on this task
         device.working = round_attempt
         asked = device.planner.ratio_controller.proposed
         proposed = preview_task(payload, self._enrolment.spec).budget if asked else None
@@ -115,13 +116,13 @@ class Transfers:
         self._work.note_end(self._queue.add(transfer.arrives_at + train_s, done), training)
 
     def send_reply(self, device: SimulatedDevice, made: FinishedReply) -> None:
-        """Send a reply that is made."""
+        """Send a finished reply."""
         transfer = uploaded(device.spec.link, self._queue.now, len(made.reply))
         work = device.sent(made.work, transfer.seconds)
         device.sends_until = transfer.arrives_at
         self._queue.add(transfer.arrives_at, ReplyArrives(device.name, made.reply, work))
 
     def forget_round(self) -> None:
-        """Drop replies of earlier rounds: the coordinator will hardly ask for them."""
+        """Discard replies of earlier rounds, because the coordinator is unlikely to request them."""
         self._fleet.forget_replies(self._controller.awaited_attempt)
         self._work.forget_read()

@@ -1,4 +1,4 @@
-"""A simulated fleet's data as files, one a device, for real agents to train on."""
+"""Write a simulated fleet's data as one file for each device, for real agents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ from fleetune.tools.simulator.run_devices import with_model_shape
 
 
 def write_device_files(settings: RunSettings, folder: Path) -> Iterator[Path]:
-    """Write `folder/<device>.npz` for each device of [fleet]; each file as it is written.
+    """Write `folder/<device>.npz` for each device of [fleet]; yield the path of each written file.
 
-    An agent that is given its file holds exactly the samples its double in a simulation holds.
+    An agent with this file has exactly the samples of its device in a simulation.
 
     Raises:
-        DataError, SettingError, StoreError.
+        DataError, SettingError, StoreError: the data cannot be read, partitioned or written.
     """
     settings = with_group_devices(settings)
     shares = PartitionedData.of_run(settings)

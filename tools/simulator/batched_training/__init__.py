@@ -1,1 +1,1 @@
-"""Many simulated devices trained at once, by one process: each step of all of them is one step of torch."""
+"""Batched training: one process trains many devices, and a step of all of them is one step of torch."""

@@ -1,5 +1,5 @@
-"""A barrier for threads: each waits with a request until all have one, and then one thread carries out all
-of them.
+"""A barrier for threads: each waits with a request until all have one; then one thread carries out all of
+them.
 """
 
 import threading
@@ -14,14 +14,14 @@ _Answer = TypeVar("_Answer")
 
 
 class Barrier(Generic[_Asked, _Answer]):
-    """A meeting point of threads. A request waits until every other active slot has a request, or has ended.
+    """A barrier for threads. A request waits until every other active slot has a request, or has ended.
 
     So the requests that are carried out together depend only on the work, never on the speed of threads. One
     thread runs at a time, as if there were no threads.
 
     Args:
         carry_out: carries out the requests by slot number, ascending. An exception among its answers is
-            raised in the slot that it belongs to.
+            raised in the slot to which it belongs.
     """
 
     def __init__(

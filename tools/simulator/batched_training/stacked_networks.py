@@ -28,8 +28,8 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
 
 _TRIED_SAMPLES = 3
-# of a vector's length: sums in another order are within 3e-6 of it, but a ReLU that just so gives nothing, or
-# something, moved a ResNet-18's gradient by 0.011; another function's is elsewhere altogether
+# Tolerance relative to a vector's length. Sums in another order differ by at most 3e-6. A ReLU whose input is
+# near 0 may switch: that changed a ResNet-18's gradient by 0.011. A wrong function differs far more.
 _TOLERANCE = 0.05
 
 

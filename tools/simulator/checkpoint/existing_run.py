@@ -26,15 +26,15 @@ class OtherRunError(SettingError):
 
 @dataclass(frozen=True)
 class ExistingRun:
-    """A run with the same settings that the folder holds.
+    """A run with the same settings in the folder.
 
     Attributes:
-        settings: with the values that were filled in at its start.
+        settings: its settings, with the values that were filled in at its start.
         enrolment: enrolment of the run.
-        rounds: that are stored.
-        finished: the run has ended and its results are written.
-        restart_reason: why it cannot be resumed; "": it can.
-        edited: the user's files that differ from those of the run; "": none. Such a run is not finished.
+        rounds: stored rounds.
+        finished: True if the run has ended and its results are written.
+        restart_reason: the reason why it cannot be resumed; "" if it can.
+        edited: the user's files that differ from those of the run; "" if none do. Such a run is not finished.
     """
 
     settings: RunSettings
@@ -82,7 +82,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
-    """With what a simulation fills in when it begins, as it was filled in there."""
+    """The requested settings, with the values that the earlier simulation filled in at its start."""
     model, round_ = asked.model, with_start(asked).round
     model = replace(
         model,

@@ -22,25 +22,26 @@ from fleetune.tools.simulator.fleet_streams import FleetStreamsState
 from fleetune.tools.simulator.jobs import TrainingResult
 from fleetune.tools.simulator.simulated_device import DeviceSnapshot, Fleet, SimulatedDevice
 
-FORMAT = 3  # version of what is stored; a run with another one is refused
+FORMAT = 3  # version of the stored format; runs with another version are refused
 STOPPED = "stopped by its caller"  # the reason why such a run has ended
-_SNAPSHOT, _DEVICE = "simulated", "simulated "  # names in the store; the latter with a device's name
+# names in the store; a device's name is appended to the latter
+_SNAPSHOT, _DEVICE = "simulated", "simulated "
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A simulation without its devices.
+    """State of a simulation without its devices.
 
     Attributes:
         format: version, `FORMAT`.
-        num_closed: rounds that have ended, the final evaluation among them.
-        now: on the virtual clock.
-        events: that are still to come.
-        results: of training that ends later on the virtual clock, by its number in the event queue.
-        next_wake: when the engine is called next; None: it did not ask.
+        num_closed: rounds that have ended, the final evaluation included.
+        now: time on the virtual clock.
+        events: future events.
+        results: results of training that ends later on the virtual clock, by number in the event queue.
+        next_wake: time of the engine's next call; None if it requested none.
         idle_periods: see `Availability`.
-        tasks_made: papers' bytes of the tasks that are on their way, by device, round and attempt.
-        streams: deliveries and scores; None: the devices' data do not grow.
+        tasks_made: bytes, as papers count them, of the tasks in flight, by device, round and attempt.
+        streams: deliveries and scores; None if the devices' data do not grow.
     """
 
     format: int

@@ -1,7 +1,7 @@
-"""Replies that are on their way when a round ends: each is stored once, however many rounds end meanwhile.
+"""Replies in flight when a round ends: each is stored once, even if several rounds end meanwhile.
 
-A snapshot has a reply in several places: as the result of training, on its way, and among those that may be
-sent again. There it is empty. The reply itself is stored under its device's name and its turn.
+A snapshot has a reply in several places: as the result of training, in transfer, and among those that may be
+sent again. There it is empty. The reply itself is stored under its device's name and its (round, attempt).
 """
 
 from collections.abc import Callable, Iterable

@@ -1,1 +1,3 @@
-"""Past one machine: devices work in Ray actors on a cluster's nodes; Ray is imported here alone."""
+"""Simulation on several machines: devices train in Ray actors on a cluster's nodes. Only this package
+imports Ray.
+"""

@@ -1,4 +1,4 @@
-"""The Ray cluster that a command uses: one that is there, or one of its own that ends with it."""
+"""The Ray cluster of a command: an existing one, or its own, which ends with the command."""
 
 import logging
 import os
@@ -15,10 +15,10 @@ from fleetune.protocols.one_line import flat
 
 NO_RAY = "--engine ray needs Ray, which is not installed here: pip install ray"
 _TO_REACH_S = 10.0
-_OWN = "local"  # Ray's word for a cluster that is begun
+_OWN = "local"  # the address with which Ray starts a new cluster
 _OF_OUR_CLUSTER = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # it tells nobody of its use
-    "RAY_worker_niceness": "0",  # its workers are worth as much as worker processes
+    "RAY_USAGE_STATS_ENABLED": "0",  # disable Ray's usage reports
+    "RAY_worker_niceness": "0",  # its workers have the same priority as worker processes
 }
 _QUIET = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
 
@@ -81,7 +81,7 @@ def _check_reached(address: str) -> None:
     """
     host, separator, port = address.rpartition(":")
     if not (separator and port.isdecimal() and "/" not in host):
-        return  # "auto", for one
+        return  # for example "auto"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TO_REACH_S).close()
     except OSError as problem:
@@ -108,7 +108,7 @@ def imported() -> ModuleType:
         import ray
     except ImportError:
         raise SettingError(NO_RAY) from None
-    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` would do it much later
+    logging.getLogger("ray").setLevel(logging.ERROR)  # `ray.init` would report this error much later
     module: ModuleType = ray
     return module
 

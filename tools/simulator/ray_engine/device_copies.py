@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.workers.device_files import ALL_PARTS
 
-Content = NDArray[np.uint8]  # of a file: Ray moves arrays without copying them
-Stamp = tuple[int, int, int]  # of a file: another one if it changed
+Content = NDArray[np.uint8]  # content of a file; Ray moves arrays without copying them
+Stamp = tuple[int, int, int]  # stamp of a file; it differs after a change
 _NEW = ".coming"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 _KEY_BYTES = 32
 _TO_CONNECT_S = 5.0
-_STALLED_S = 60.0  # within a message; after that the node counts as lost
+_STALLED_S = 60.0  # maximum pause within a message; after that the node counts as lost
 _LENGTH = struct.Struct(">Q")
 
 

@@ -58,7 +58,7 @@ class NodeWorker:
             _check_versions(run.versions)
             self._devices, code = self._new_folders()
             device_copies.apply(code, Changes(run.code))
-            os.chdir(code)  # there user's code is looked for
+            os.chdir(code)  # user's code is imported from there
             if run.backbone is not None:
                 (self._devices.parent / BACKBONE).write_bytes(run.backbone)
             worker.set_up(run.settings, run.enrolment, self._devices, run.caller_samples, run.bundle)

@@ -1,4 +1,4 @@
-"""All that a node needs of a run, sent there once: nodes need not see this machine's files."""
+"""The data of a run that a node needs. It is sent once, so nodes need no access to this machine's files."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.caller_samples import CallerSamples
 
-SAME_BITS = ("fleetune", "torch", "onnxruntime", "numpy", "ray")  # packages by which results could differ
+SAME_BITS = ("fleetune", "torch", "onnxruntime", "numpy", "ray")  # packages whose versions may change results
 _MOST_CODE_BYTES = 2**24
 _USER_CODE = re.compile(r"(?:^|:)([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*$")
 
@@ -25,12 +25,12 @@ class RunPackage:
 
     Attributes:
         settings: settings of the run.
-        enrolment: its payload.
-        caller_samples: its samples, and how they are assigned if the caller said so.
-        backbone: the file of what is frozen in its model; None: nothing.
-        bundle: that it is trained from; None: torch trains.
+        enrolment: payload of the enrolment.
+        caller_samples: the caller's samples and their assignment, if any.
+        backbone: the file of the model's frozen part; None if nothing is frozen.
+        bundle: bundle from which its model is trained; None: torch trains.
         code: the user's own Python files, by their path below the current folder.
-        versions: of `SAME_BITS`.
+        versions: versions of the packages `SAME_BITS`.
     """
 
     settings: RunSettings
@@ -49,18 +49,18 @@ def pack_run(
     caller_samples: CallerSamples,
     bundle: bytes | None,
 ) -> RunPackage:
-    """What `worker.set_up` takes, without paths.
+    """The arguments of `worker.set_up`, without paths.
 
     Args:
         settings: settings of the run.
-        enrolment: its payload.
+        enrolment: payload of the enrolment.
         devices: the folder of its devices' states.
-        caller_samples: what the run has from its caller.
-        bundle: that its model is trained from; None: torch trains.
+        caller_samples: samples that the caller passed.
+        bundle: bundle from which its model is trained; None: torch trains.
 
     Raises:
         DataError: its samples cannot be read.
-        SettingError: the user's own code is too much to send.
+        SettingError: the user's own code is too large to send.
     """
     frozen = devices.parent / BACKBONE
     return RunPackage(
@@ -75,15 +75,15 @@ def pack_run(
 
 
 def versions() -> dict[str, str]:
-    """What stands here of `SAME_BITS`."""
+    """Installed versions of the packages `SAME_BITS`."""
     return {name: _version(name) for name in SAME_BITS}
 
 
 def user_code_of(settings: RunSettings, folder: Path) -> dict[str, bytes]:
-    """The Python files of a folder, by path, if the settings name a module in it; those of its packages, too.
+    """The Python files of a folder and of its packages, by path, if the settings name a module in it.
 
     Raises:
-        SettingError: they are more than code.
+        SettingError: the files are too large for code.
     """
     named = {name for text in _texts(msgspec.to_builtins(settings)) for name in _USER_CODE.findall(text)}
     there = {name for name in named if (folder / f"{name}.py").exists() or (folder / name).is_dir()}

@@ -1,1 +1,1 @@
-"""Devices whose data grow: what comes to them and when, their stores, and how they do from day to day."""
+"""Devices whose data grow: arriving samples, sample stores, and daily scores."""

@@ -1,4 +1,6 @@
-"""Which samples reach a simulated device when: some before the run begins, the others in daily deliveries."""
+"""The samples of each simulated device over time: some before the run begins, the others in daily
+deliveries.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +25,11 @@ Drifting = Callable[[NDArray[Any], NDArray[Any], int, int], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class ArrivalSchedule:
-    """The samples of each device, delivery by delivery; the same for the same run.
+    """The samples of each device, delivery by delivery; equal settings give equal schedules.
 
     Attributes:
         settings: settings of the run, with [data.arrivals], `fleet.days` and the model's number of classes.
-        data: of the run, partitioned.
+        data: the run's partitioned data.
     """
 
     settings: RunSettings
@@ -45,7 +47,7 @@ class ArrivalSchedule:
 
     @property
     def num_deliveries(self) -> int:
-        """Deliveries in the whole run."""
+        """Number of deliveries in the whole run."""
         return int(self.days * self.arrivals.times_a_day)
 
     def check(self) -> None:
@@ -67,17 +69,17 @@ class ArrivalSchedule:
         _ = self._changed
 
     def at_first(self, index: int) -> Arrays:
-        """The samples that a device has when the run begins."""
+        """A device's samples at the start of the run."""
         return self._taken(index, 0, self.arrivals.first, 1)
 
     def of_delivery(self, index: int, delivery: int) -> Arrays:
-        """The samples of a delivery, counted from 0; perhaps none."""
+        """The samples of a delivery, counted from 0; may be empty."""
         begins = self.arrivals.first + self._come(index, delivery)
         ends = self.arrivals.first + self._come(index, delivery + 1)
         return self._taken(index, begins, ends, 1 + delivery // self.arrivals.times_a_day)
 
     def _come(self, index: int, deliveries: int) -> int:
-        """Number of samples that have come after so many deliveries."""
+        """Number of samples that have arrived after so many deliveries."""
         left = len(self._order(index)) - self.arrivals.first
         a_day = left / self.days if self.arrivals.per_day is None else self.arrivals.per_day
         return int(a_day * deliveries / self.arrivals.times_a_day + 1e-9)

@@ -1,4 +1,6 @@
-"""Scores of simulated devices, day by day: each device's deployed model on samples that it gets only then."""
+"""Daily scores of simulated devices: each device's deployed model on samples that arrive after its
+training.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from fleetune.protocols.tasks.task import Task
 from fleetune.tools.simulator.streams.stream_devices import ArrivalResult
 
 Answers = list[tuple[NDArray[Any], NDArray[Any]]]
-Written = tuple[str, tuple[int, ...], bytes]  # an array: its type, its shape, its numbers
+Written = tuple[str, tuple[int, ...], bytes]  # an array as its type, shape and values
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class DailyScores:
     """The scores of one run.
 
     Attributes:
-        task: task of the run; its score judges the devices.
-        ended: the days that are over.
-        joules: of all rounds so far.
-        rounds: closed so far.
+        task: task of the run; its score is used.
+        ended: days that are over.
+        joules: energy of all rounds so far.
+        rounds: number of closed rounds so far.
     """
 
     task: Task
@@ -47,7 +49,7 @@ class DailyScores:
 
     @property
     def state(self) -> DailyScoresState:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         today = [
             (device, [(_written(judged), _written(labels)) for judged, labels in answers])
             for device, answers in self._today.items()
@@ -55,7 +57,7 @@ class DailyScores:
         return DailyScoresState(self.ended, self.joules, self.rounds, today)
 
     def restore(self, state: DailyScoresState) -> None:
-        """Take over a stored state."""
+        """Restore a stored state."""
         self.ended, self.joules, self.rounds = state.ended, state.joules, state.rounds
         self._today = {
             device: [(_read(judged), _read(labels)) for judged, labels in answers]
@@ -71,7 +73,7 @@ class DailyScores:
         self.joules += joules
 
     def note(self, device: DeviceId, came: ArrivalResult) -> None:
-        """Keep a device's predictions on samples of today."""
+        """Store a device's predictions on samples of today."""
         if came.judged is not None and came.labels is not None:
             self._today.setdefault(device, []).append((came.judged, came.labels))
 
@@ -79,8 +81,8 @@ class DailyScores:
         """Close the day and add its summary.
 
         Args:
-            traffic: of the devices since the start.
-            drifting: devices that report drift now.
+            traffic: traffic of the devices since the start.
+            drifting: number of devices that report drift now.
         """
         today, self._today = self._today, {}
         devices = {device: self._score(answers) for device, answers in sorted(today.items())}

@@ -47,9 +47,9 @@ class ArrivalResult:
     """The result of a delivery.
 
     Attributes:
-        figures: that the device reports of its data from now on.
-        judged: see `Task.judged`, of the samples that the model can predict, shape (n, ...); None: the device
-            has deployed no model of the run yet.
+        figures: statistics of the device's data that it reports from now on.
+        judged: predictions, see `Task.judged`, for the samples that the model can predict, shape (n, ...).
+            None if the device has deployed no model of the run yet.
         labels: labels of the same samples.
     """
 
@@ -63,11 +63,11 @@ class StreamDevices:
     """The sample stores of simulated devices; each is open for one action at a time.
 
     Attributes:
-        schedule: which samples come when.
+        schedule: samples and times of the deliveries.
         enrolment: enrolment of the run.
         folder: folder of the devices' files.
-        backend: predicts; None: nothing is predicted here.
-        test_fraction: of samples, chosen by each sample's own content.
+        backend: computes predictions; None: no predictions are computed here.
+        test_fraction: fraction of test samples, chosen by each sample's own content.
     """
 
     schedule: ArrivalSchedule
@@ -77,10 +77,10 @@ class StreamDevices:
     test_fraction: float = field(default=0.3)
 
     def first_data(self, index: int) -> DeviceData:
-        """A device's samples when the run begins, before it has a store.
+        """A device's samples at the start of the run, before it has a store.
 
         Raises:
-            SettingError: no sample is for training, or none is for testing.
+            SettingError: the device has no training sample, or no test sample.
         """
         with TemporaryDirectory() as folder:
             own = replace(self, folder=Path(folder), backend=None)
@@ -95,17 +95,17 @@ class StreamDevices:
                     ) from None
 
     def begin(self, name: str, index: int, wall_s: float) -> DataStatistics:
-        """Store a device's first samples; return what it reports of them."""
+        """Store a device's first samples; return the statistics that it reports."""
         with self.opened(name, wall_s) as growing:
             return self._keep(growing, *self.schedule.at_first(index))
 
     def deliver(self, name: str, index: int, delivery: int, wall_s: float) -> ArrivalResult:
-        """Predict a delivery, store it, and test the deployed model's loss where that is due.
+        """Predict a delivery, store it, and test the deployed model's loss if a test is due.
 
         Args:
-            name: of the device.
-            index: its number.
-            delivery: from 0.
+            name: name of the device.
+            index: number of the device.
+            delivery: number of the delivery, from 0.
             wall_s: the time of day, seconds since 1970.
         """
         with self.opened(name, wall_s) as growing:
@@ -119,7 +119,7 @@ class StreamDevices:
 
     @contextmanager
     def opened(self, name: str, wall_s: float) -> Iterator[GrowingData]:
-        """Open a device's growing data, as the run sees them."""
+        """Open a device's growing data in the form of the run."""
         bounds = convert(self.schedule.arrivals.keep, RetentionLimits, "data.arrivals.keep")
         path = self.folder / f"{name}.samples.sqlite"
         store = SampleStore.open(path, bounds, wall=lambda: wall_s, durable=False)
@@ -156,7 +156,7 @@ class StreamDevices:
         return judge.judged(served, "train"), data.y_train
 
     def as_trained(self, data: DeviceData) -> DeviceData:
-        """The data with token ids that the model knows."""
+        """The data in the form for training: unknown token ids are replaced by ids that the model knows."""
         assert self.backend is not None, "asked by who trains"
         vocabulary = self.backend.vocabulary
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
@@ -168,7 +168,7 @@ class StreamDevices:
 
 
 def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Iterator[Sample]:
-    """Valid samples; the store counts the others."""
+    """Yield the valid samples; the store counts the others."""
     for one, label in zip(x, y, strict=True):
         try:
             yield make_sample(one, label if np.size(label) else None)
@@ -178,7 +178,7 @@ def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Ite
 
 
 def _label(growing: GrowingData, sample: Sample) -> NDArray[Any]:
-    """A fitting sample's label in the task's form; zeros where the task needs none."""
+    """The label of a valid sample in the task's form; zeros if the task needs no label."""
     if sample.label is None:
         return np.zeros((), np.int64)
     found = growing.requirements.label(sample.label.class_number, sample.label.data)

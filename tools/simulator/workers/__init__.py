@@ -1,1 +1,1 @@
-"""The processes in which simulated devices work, and their files there."""
+"""Worker processes of the simulator, and the devices' files."""

@@ -1,8 +1,8 @@
-"""Simulated devices' files as they were when a round ended, kept while the next one is played.
+"""Copies of simulated devices' files from the end of a round, kept during the next round for a resume.
 
-A device's files are only ever replaced whole, so that a second name keeps what they were, and takes no disk
-until they are replaced; but for its samples where data grow, which are copied. What was kept of a round goes
-when the next one has ended.
+A device's files are only replaced as a whole. So a hard link keeps the old content, and takes no disk space
+until the file is replaced. The sample stores of growing data change in place, so they are copied. The copies
+of a round are deleted when the next round has ended.
 """
 
 import os
@@ -12,20 +12,22 @@ from pathlib import Path
 
 from fleetune.protocols.errors import StoreError
 
-_BEFORE, _KEPT = "before", ".kept"  # the latter: a device's other files are all there
-_PARTS = ("state", "served", "pin", "decisions", "versions")  # of a device's names, and what may change
-_IN_PLACE = ("samples.sqlite",)  # what changes so, where data grow
-_LEFT = ("-wal", "-shm", "-journal")  # by SQLite beside it, of who was killed
+_BEFORE, _KEPT = "before", ".kept"  # `.kept` marks that all of a device's files have been copied
+# suffixes of a device's files that are replaced as a whole
+_PARTS = ("state", "served", "pin", "decisions", "versions")
+_IN_PLACE = ("samples.sqlite",)  # suffixes of files that change in place, if data grow
+# suffixes of files that SQLite leaves next to a database when its process is killed
+_LEFT = ("-wal", "-shm", "-journal")
 ALL_PARTS = (*_PARTS, *_IN_PLACE, "begins")
 
 
 def keep_before(devices: Path, name: str, closed: int) -> None:
-    """Keep a device's files as they are before it works, once in a round.
+    """Keep a device's files as they are before its work, once in a round.
 
     Args:
         devices: the folder of their states.
         name: name of the device.
-        closed: how many rounds had ended.
+        closed: number of ended rounds.
 
     Raises:
         StoreError: the disk is full.
@@ -43,20 +45,20 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
         for part in _IN_PLACE:
             _copy(devices / f"{name}.{part}", folder / f"{name}.{part}")
         try:
-            os.link(folder / _KEPT, mark)  # quicker than a file of its own
-        except OSError:  # a file system without links, or with too many of it
+            os.link(folder / _KEPT, mark)  # faster than creating a file
+        except OSError:  # the file system has no hard links, or the file has too many of them
             mark.touch()
     except OSError as problem:
         raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
 
 
 def forget_before(devices: Path, closed: int) -> None:
-    """The round after so many is over, and written down."""
+    """Delete the copies of a round, after the next one has been stored."""
     shutil.rmtree(devices / _BEFORE / str(closed), ignore_errors=True)
 
 
 def restore(devices: Path, closed: int) -> None:
-    """Put devices' files back to what they were when so many rounds had ended; twice is as good as once.
+    """Restore devices' files to their state after `closed` rounds; may be repeated.
 
     Raises:
         StoreError: the disk is full.
@@ -80,12 +82,13 @@ def restore(devices: Path, closed: int) -> None:
 
 
 def _keep(file: Path, kept: Path) -> None:
-    """Most often a file that is to be linked, or nothing: that takes one call each."""
+    """Link a file, or a folder's files. Most often it is one file or nothing, which takes one call each."""
     try:
         os.link(file, kept)
     except FileNotFoundError:
         return
-    except OSError:  # there already, of one who was killed before its mark was; or a folder
+    # it exists already, from a process that was killed before it set its mark; or it is a folder
+    except OSError:
         _remove(kept)
         _link(file, kept)
 
@@ -96,7 +99,7 @@ def _put_back(kept: Path, file: Path) -> None:
 
 
 def _copy(file: Path, to: Path) -> None:
-    """Nothing where there is none."""
+    """Copy a file if it exists."""
     with suppress(FileNotFoundError):
         shutil.copyfile(file, to)
 
@@ -109,7 +112,7 @@ def _remove(file: Path) -> None:
 
 
 def _link(file: Path, to: Path) -> None:
-    """A second name for a file, or for all in a folder; nothing where there is none."""
+    """Link a file, or all files of a folder, if it exists."""
     if file.is_dir():
         to.mkdir(0o700)
         for one in file.iterdir():
@@ -119,5 +122,5 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
     except FileNotFoundError:
         return
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(file, to)

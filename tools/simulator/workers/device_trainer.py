@@ -23,23 +23,24 @@ from fleetune.tools.simulator.partitioned_data import PartitionedData
 from fleetune.tools.simulator.streams.stream_devices import StreamDevices
 from fleetune.tools.simulator.workers.device_files import keep_before
 
-_MOST_FEATURE_BYTES = 2**28  # in each worker
+_MOST_FEATURE_BYTES = 2**28  # memory limit of features in each worker
 
 
 @dataclass(frozen=True)
 class DeviceTrainer:
-    """What a worker shares among devices: one model, one data set; the devices' states are files.
+    """The objects that all devices of a worker share: one model, one data set. The devices' states are
+    files.
 
     Attributes:
         enrolment: enrolment of the run.
         method: method of the run.
-        backend: trains.
-        data: of all devices.
+        backend: backend that trains.
+        data: data of all devices.
         folder: folder of the devices' files.
-        cache: of the latest tasks.
+        cache: cache of the latest tasks.
         upper: the part above a frozen backbone; None: the whole model trains.
-        streams: devices whose data grow; None: the data do not grow.
-        features: features of the latest devices, where a backbone is frozen.
+        streams: devices whose data grow; None if the data do not grow.
+        features: features of the latest devices, if a backbone is frozen.
     """
 
     enrolment: Enrolment
@@ -66,7 +67,7 @@ class DeviceTrainer:
         return TrainingResult(reply, base=session.base, left_out=session.done.left_out, sent=sent)
 
     def _train_on_stream(self, job: TrainingJob, streams: StreamDevices) -> TrainingResult:
-        """Train on the samples that the round pins."""
+        """Train on the samples that are pinned for the round."""
         with streams.opened(job.name, job.wall_s) as growing:
             try:
                 data = streams.as_trained(growing.of_round(job.key))
@@ -101,7 +102,9 @@ class DeviceTrainer:
         )
 
     def _with_features(self, name: str, data: DeviceData) -> DeviceData:
-        """The device's features, computed once while memory allows; an agent with room keeps its own."""
+        """The device's features, computed once if memory allows, because an agent with enough memory caches
+        its own.
+        """
         if self.upper is None:
             return data
         if name not in self.features:
@@ -113,7 +116,7 @@ class DeviceTrainer:
 
 
 def _reply(session: Session, job: TrainingJob) -> bytes | None:
-    """The encoded reply; None: the task is a difference to a model that the device does not hold."""
+    """The encoded reply; None if the task is a difference to a model that the device does not have."""
     try:
         return session.reply(job.payload, job.budget, mask_time=job.mask_time)
     except BaseUnknown:

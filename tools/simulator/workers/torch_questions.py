@@ -1,4 +1,4 @@
-"""Questions that need torch, answered by a worker: the process that runs the rounds never imports it."""
+"""Functions that need torch and run in a worker, so that the process of the rounds never imports it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from fleetune.tools.simulator.workers.trainer_choice import (
 )
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
 
-_NAMED = 5  # devices in a line
+_NAMED = 5  # maximum number of devices that a line names
 _Answer = TypeVar("_Answer")
 
 
@@ -30,14 +30,14 @@ def _ask(function: Callable[..., _Answer], *arguments: Any, workers: int) -> _An
 
 
 def run_model(settings: RunSettings, *, workers: int) -> Model:
-    """The run's model; `workers`: 0: this process answers."""
+    """The run's model; with `workers` = 0 this process computes it."""
     return _ask(find_model, settings, workers=0 if is_at_hand(settings) else workers)
 
 
 def run_trainer(
     settings: RunSettings, beginning: Beginning, data: PartitionedData, *, workers: int
 ) -> TrainerChoice:
-    """What trains in a run, see `choose_trainer`."""
+    """The trainer of a run, see `choose_trainer`."""
     fleet = settings.fleet
     plain = not fleet.cards and fleet.at_once == 1 and fleet.precision == "float32"
     if plain and fleet.trainer == "torch" and "torch" in installed():
@@ -50,7 +50,7 @@ def run_trainer(
 def single_sample_notice(
     settings: RunSettings, beginning: Beginning, data: PartitionedData, trains: TrainerChoice, *, workers: int
 ) -> str:
-    """A line about devices that train on one sample a batch, and about norm layers there; "": none."""
+    """A line about devices with batches of one sample, and about norm layers there; "" if there are none."""
     enrolment = beginning.enrolment
     spec, batch_size = enrolment.spec, settings.training.batch_size
     if settings.data.arrivals is not None:

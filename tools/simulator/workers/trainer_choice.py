@@ -31,11 +31,12 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 Kind = Literal["torch", "onnx"]
 
-TRIED_STEPS = 12  # of each trainer in a turn
-TRIED_ROWS = 8  # samples of a step that many take at once
-TURNS = 6  # the first of which warms up
-STEP_BYTES = 2**24  # of a step that ONNX Runtime keeps from one to the next: a worker has many to do
-KEPT = 4  # bundles and measurements of a process: runs that are played side by side share them
+TRIED_STEPS = 12  # steps of each trainer in a repetition
+TRIED_ROWS = 8  # samples of a batched step
+TURNS = 6  # repetitions; the first is a warm-up
+# memory that ONNX Runtime keeps between steps; small, because a worker serves many devices
+STEP_BYTES = 2**24
+KEPT = 4  # bundles and measurements that a process caches; parallel runs share them
 
 _Kept = TypeVar("_Kept", Bundle, float)
 _bundles: dict[bytes, Bundle] = {}
@@ -176,7 +177,7 @@ def _in_precision(
         }
         clock = time.perf_counter if fleet.cards else time.process_time
         times = _times(trained, enrolment, data, clock)
-    except TrainingDiverged:  # the run itself will say so
+    except TrainingDiverged:  # the run itself reports this error
         return measured
     except ModelError as problem:
         raise SettingError(
@@ -196,7 +197,7 @@ def _fastest(
     alike = _of_run(settings) + msgspec.json.encode(enrolment.training)
     try:
         share = _shares.get(alike) or _share_of_torch(enrolment, bundle, backbone, data)
-    except FleetuneError as problem:  # an ONNX Runtime of before what the bundle needs, say
+    except FleetuneError as problem:  # for example an ONNX Runtime that is too old for the bundle
         return TrainerChoice(words=f"torch trains: {problem}")
     _keep(_shares, alike, share)
     measured = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
@@ -266,10 +267,10 @@ def _times(
 
 
 def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: TrainerChoice) -> list[str]:
-    """See `resting_norms`; for the trainer of the run.
+    """Norm layers that do not train on single samples with the run's trainer, see `resting_norms`.
 
     Raises:
-        ModelError: it cannot train on one sample.
+        ModelError: the model cannot train on one sample.
     """
     bundle = None if trains.bundle is None else read_bundle(trains.bundle)
     frozen = _frozen(enrolment, backbone)
@@ -283,7 +284,7 @@ def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
     described = enrolment.spec.backbone
     if backbone is None or not isinstance(described, Backbone):
         return {}
-    return read_backbone(memoryview(bytearray(backbone)), described)  # torch asks for what it may write to
+    return read_backbone(memoryview(bytearray(backbone)), described)  # torch requires writable arrays
 
 
 def _trainer(backend: Backend, enrolment: Enrolment, data: DeviceData) -> LocalTrainer:

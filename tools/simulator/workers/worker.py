@@ -1,4 +1,4 @@
-"""What a worker process of the simulator does: functions that an executor calls there, after `set_up`."""
+"""Functions that an executor calls in a worker process of the simulator, after `set_up`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fleetune.tools.simulator.workers.device_files import keep_before
 from fleetune.tools.simulator.workers.device_trainer import DeviceTrainer
 from fleetune.tools.simulator.workers.trainer_choice import STEP_BYTES
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # this module imports torch
     from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
 
 
@@ -50,10 +50,10 @@ def set_up(
 
     Args:
         settings: settings of the run.
-        enrolment: its payload.
+        enrolment: payload of the enrolment.
         folder: folder of the devices' files, in the run's folder.
-        caller_samples: that the caller passed.
-        bundle: that the model trains from; None: torch trains.
+        caller_samples: samples that the caller passed.
+        bundle: bundle from which the model is trained; None: torch trains.
     """
     global _trainer, _batch  # noqa: PLW0603 - the executor calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
@@ -103,7 +103,7 @@ def train(job: TrainingJob) -> TrainingResult:
 
 
 def train_batch(jobs: list[TrainingJob]) -> list[TrainingResult | Exception]:
-    """Do the work of several devices at once; the result or the exception of each."""
+    """Do the work of several devices at once; return the result or the exception of each."""
     assert _batch is not None, "called where `fleet.at_once` is above 1"
     trainers = _batch.trainers
     return _batch.slots.each(lambda slot, job: trainers[slot].train(job), jobs)

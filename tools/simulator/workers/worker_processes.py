@@ -1,15 +1,15 @@
-"""Worker processes that ignore Ctrl-C, end at once when they are told to, and never outlive their parent.
+"""Worker processes that ignore Ctrl-C, end immediately on request, and never outlive their parent.
 
 `concurrent.futures.ProcessPoolExecutor` does not fit. All its workers answer through one pipe under one lock,
 so a worker that is killed while it answers blocks the others. It also waits for running jobs, and Ctrl-C
 prints a traceback of each worker. Here each worker has a channel of its own, whose other end belongs to one
 thread.
 
-On Linux the workers are forks of one process that has imported what they need and has no threads. So they
-start at once and share that memory. Other systems have libraries that break after a fork, so there each
-worker starts afresh.
+On Linux the workers are forks of one process that has imported their modules and has no threads. So they
+start immediately and share that memory. Other systems have libraries that break after a fork, so there each
+worker is a new process.
 
-Workers do not import the caller's script, unless jobs hold something of it. The script may call us without
+Workers do not import the caller's script, unless a job needs an object of it. The script may lack
 `if __name__ == "__main__":`, and may import anything.
 """
 
@@ -46,7 +46,7 @@ _hiding = threading.Lock()
 
 
 def warm_up() -> None:
-    """Start to import what workers need, while this process goes on."""
+    """Start to import the workers' modules in the background."""
     if not _FORKS:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
