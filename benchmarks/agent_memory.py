@@ -66,7 +66,7 @@ class Case:
     Attributes:
         part: lines of [model]; they name `pretrained.safetensors` if a part is frozen.
         training, sections: lines of [training], and further sections.
-        watched: whether the samples come from a watched folder.
+        watched: True if the samples come from a watched folder.
     """
 
     task: str = "classification"
@@ -110,7 +110,7 @@ CASES = {
 
 
 def samples_of(case: Case, count: int) -> dict[str, NDArray[Any]]:
-    """Made-up samples as the task has them: images as bytes, series and token ids as numbers."""
+    """Synthetic samples in the task's form: images as bytes, series and token ids as numbers."""
     draw = Key.of("memory").generator()
     x: NDArray[Any]
     if case.shape == IMAGE:

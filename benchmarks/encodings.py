@@ -39,9 +39,9 @@ from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.byte_planes import shuffled, unshuffled
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 
-RATIOS = {"fedspu": 0.4}  # of devices; 1.0 where a method is not named
-_TAKEN = 4  # patches of a method, evenly spaced, without round 1
-_TIMES = 3  # repetitions of each
+RATIOS = {"fedspu": 0.4}  # ratios of devices; 1.0 for methods that are not listed
+_TAKEN = 4  # number of patches of a method, evenly spaced, without round 1
+_TIMES = 3  # repetitions of each measurement
 _BITS = np.dtype("<u4")
 
 

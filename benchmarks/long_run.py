@@ -50,8 +50,8 @@ enabled = true
 """
 FLEET, DEVICE = "left-on", "digits"
 KEEP_MB = 1  # some hundred digits; full within minutes
-LABEL_LATER, BAD = 10, 50  # one in this many
-GROWN = 0.02  # share of its size; a larger rise counts as growth
+LABEL_LATER, BAD = 10, 50  # one sample in this many is invalid
+GROWN = 0.02  # relative to the size; a larger rise counts as growth
 LEAST_MB = 1.0  # a smaller rise never counts
 
 
@@ -175,7 +175,7 @@ def growth(readings: list[Reading], key: str) -> tuple[float, float]:
 
 
 def is_flat(key: str, level: float, rises: float) -> bool:
-    """Whether a figure is constant: within one for counts, within GROWN or LEAST_MB for megabytes."""
+    """True if a figure is constant: within one for counts, within GROWN or LEAST_MB for megabytes."""
     return rises < (max(LEAST_MB, GROWN * level) if key.endswith("mb") else 1.0)
 
 

@@ -102,10 +102,10 @@ class Run:
 
 
 def run(axis: Axis, value: int, workers: int) -> Run:
-    """Run it.
+    """Execute one run and measure it.
 
     Raises:
-        FleetuneError: it did not come to its end; the last thing it said.
+        FleetuneError: the run failed; the message is its last line.
     """
     with TemporaryDirectory() as folder:
         (Path(folder) / "run.toml").write_text(RUN_TOML)

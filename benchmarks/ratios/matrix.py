@@ -25,7 +25,7 @@ from fleetune.tools.compare.comparison import Configuration
 OBJECTIVES = ("time", "bytes", "energy")
 FEDAVG = "fedavg"
 MOST_LONGER = 20
-_LONGER = {str(times): times for times in range(2, MOST_LONGER + 1)}  # as they are written
+_LONGER = {str(times): times for times in range(2, MOST_LONGER + 1)}  # factors by their text
 OWN_FLEET = "own"
 FLEETS: dict[str, dict[str, dict[str, int]]] = {
     OWN_FLEET: {},
@@ -39,19 +39,19 @@ FLEETS: dict[str, dict[str, dict[str, int]]] = {
 """Further fleets, by shares of devices: fast boards on thin links, slow boards on fast links, phones with
 batteries that run empty.
 """
-CHARGE = (0.0001, 0.0004)  # of `batteries`, unless the run file says
+CHARGE = (0.0001, 0.0004)  # charge of `batteries`, unless the run file sets it
 
 
 @dataclass(frozen=True)
 class Way:
-    """How ratios are chosen.
+    """A way to choose ratios.
 
     Attributes:
-        words: as in `--ways`.
-        ratio: of all devices; None: the coordinator proposes ratios.
-        objective: `minimise`; None: all devices have `ratio`.
-        prefer: `round.prefer`; None: the run file's.
-        longer: has so many times the rounds of the run file; above 1 it ends with the best fixed way.
+        words: its name in `--ways`.
+        ratio: ratio of all devices; None: the coordinator proposes ratios.
+        objective: value of `minimise`; None: all devices have `ratio`.
+        prefer: value of `round.prefer`; None: that of the run file.
+        longer: factor on the run file's number of rounds; above 1 it ends with the best fixed way.
     """
 
     words: str
@@ -62,7 +62,7 @@ class Way:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is a baseline of the others."""
+        """True if it is a baseline of the others."""
         return self.objective is None and self.prefer is None and self.longer == 1
 
     def changes(self, settings: RunSettings) -> dict[str, Any]:
@@ -151,14 +151,16 @@ def _label(fleet: str, method: str, way: Way) -> str:
 
 
 def _method(settings: RunSettings, name: str, way: Way) -> Mapping[str, Any]:
-    """Its [method] section; with more rounds its defaults are still those of the run file's rounds."""
+    """A method's [method] section; with more rounds its defaults still follow the run file's number of
+    rounds.
+    """
     section = settings.method if name == settings.method["name"] else {"name": name}
     rounds = settings.run.last_round
     return section if way.longer == 1 or rounds is None else with_defaults_of_run(section, rounds)
 
 
 def _baselines(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The labels of the fixed ratios; that of FedAvg if there are none."""
+    """The labels of the fixed ratios, or of FedAvg if there are none."""
     fixed = [way for way in ways if way.is_fixed]
     ratios = [way for way in fixed if not _is_fedavg(way)]
     return tuple(labels[way.words] for way in ratios or fixed)
@@ -175,7 +177,7 @@ def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
 
 
 def _shared(devices: int, shares: dict[str, int]) -> dict[str, int]:
-    """All devices by these shares, without a remainder."""
+    """Number of devices by these shares, without a remainder."""
     total, counts, given, before = sum(shares.values()), {}, 0, 0
     for name, share in shares.items():
         given += share

@@ -23,11 +23,11 @@ _NEVER = "never"
 _HEAD = ("", "seconds", "joules", "MB up", "score in the end", "run lasts", "devices", "late replies")
 _FIGURE_WORDS = {"seconds": "sooner", "joules": "fewer joules", "megabytes": "fewer bytes up"}
 _ROW_IN, _HEAD_IN, _WIDTH_IN = 0.34, 1.6, 8.2
-_LEFT = 0.8  # of the least that is drawn: where the axis begins
+_LEFT = 0.8  # start of the axis, relative to the smallest drawn value
 
 
 def write_results(found: Found, folder: Path) -> str:
-    """Write all files; returns the tables."""
+    """Write all files and return the tables."""
     text = "\n".join(markdown(group, some) for group, some in found.items())
     plain = [
         {"fleet": group.fleet, "method": group.method, "ways": [_plain(one) for one in some]}
@@ -49,7 +49,7 @@ def _plain(one: Verdict) -> dict[str, Any]:
 def markdown(group: Group, some: Sequence[Verdict]) -> str:
     """The table of one method in one fleet: medians over seeds.
 
-    In brackets: how many times less than the best fixed way, from the worst seed to the best.
+    In brackets is the saving factor over the best fixed way, from the worst seed to the best.
     """
     outcomes = [outcome for one in some for outcome in one.outcomes]
     targets = sorted({outcome.target for outcome in outcomes})
@@ -86,7 +86,7 @@ def _taken(one: Verdict, figure: str) -> str:
 
 
 def _between(values: Sequence[float], in_words: Callable[[float], str]) -> str:
-    """The least and the most, once if their texts are equal."""
+    """The minimum and the maximum as text, once if their texts are equal."""
     return " to ".join(dict.fromkeys(map(in_words, (values[0], values[-1]))))
 
 
@@ -99,7 +99,7 @@ def _in_short(value: float) -> str:
 
 
 def picture(found: Found, theme: Theme) -> Figure | None:
-    """A row a group and objective, a dot a seed: how many times less it needed than the best fixed way.
+    """The saving factors over the best fixed way: a row for each group and objective, a dot for each seed.
 
     A cross at the left edge is a seed that never reached the target.
     """

@@ -1,9 +1,9 @@
-"""How much less time, energy and bytes each way needs to a score than the best fixed way. No I/O.
+"""Savings of time, energy and bytes to a score, of each way over the best fixed way. No I/O.
 
 The score of a fleet after a round is the mean over all its devices, each with its latest reply; a device that
-never took part counts as 0. The mean of three rounds counts, so that no lucky round decides. The target is
-`SHARE` of what the method's best fixed ratio ended with, seed by seed, unless the user names one. A way with
-more rounds is cut where the best fixed ratio ended.
+never took part counts as 0. It is averaged over three rounds to limit the effect of chance. The target is
+`SHARE` of the final score of the method's best fixed ratio, by seed, unless the user names one. A way with
+more rounds is cut at the end of the best fixed ratio.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from benchmarks.ratios.matrix import FEDAVG, Group, Way
 from fleetune.tools.compare.finished_run import FinishedRun, Point
 
 SHARE = 0.97
-SMOOTHED = 3  # rounds
+SMOOTHED = 3  # number of rounds in the moving average
 FIGURES = ("seconds", "joules", "megabytes")
 OF_OBJECTIVE = {"time": "seconds", "energy": "joules", "bytes": "megabytes"}
 
@@ -26,14 +26,14 @@ class RunOutcome:
 
     Attributes:
         seed: seed of the run.
-        score: score of the fleet in the end.
+        score: final score of the fleet.
         target: the score to reach.
-        round: in which it was reached; None: never.
-        seconds, joules, megabytes: until then: simulated time, energy of all boards with idling, updates sent
-            up; None: never reached, or unknown.
+        round: round in which it was reached; None if never.
+        seconds, joules, megabytes: costs until then: simulated time, energy of all boards with idling,
+            updates sent up; None if the target was never reached, or the cost is unknown.
         lasted_s: simulated time of all rounds.
         served: number of devices that took part.
-        late: share of replies that were expected and did not count.
+        late: share of expected replies that did not count.
     """
 
     seed: int
@@ -59,9 +59,9 @@ class Verdict:
 
     Attributes:
         way: the way.
-        outcomes: by ascending seed.
-        times: by figure and ascending seed, how many times less it needed than the best fixed way; None: one
-            of the two never reached the target.
+        outcomes: outcomes by ascending seed.
+        times: saving factors over the best fixed way, by figure and ascending seed; None if one of the two
+            never reached the target.
     """
 
     way: Way
@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def judged_by(self) -> str:
-        """The figure that it minimises."""
+        """The figure that the way minimises."""
         return OF_OBJECTIVE.get(self.way.objective or "", FIGURES[0])
 
 
@@ -79,7 +79,7 @@ def verdicts(
 ) -> list[Verdict]:
     """The verdicts over the seeds for which every fixed way is finished.
 
-    `target`: a score; None: see above.
+    `target`: the score to reach; None: `SHARE` of the best fixed ratio's final score.
     """
     by_label = {(run.label, run.seed): run for run in runs if run.records}
     found = {
@@ -107,7 +107,7 @@ def _seeds(runs: Sequence[FinishedRun]) -> list[int]:
 
 
 def _best_fixed(there: Mapping[Way, FinishedRun]) -> FinishedRun:
-    """The fixed ratio with the highest score in the end; FedAvg if there is no ratio."""
+    """The fixed ratio with the highest final score; FedAvg if there is no ratio."""
     fixed = [way for way in there if way.is_fixed]
     ratios = [way for way in fixed if not way.words.startswith(FEDAVG)]
     return max((there[way] for way in ratios or fixed), key=lambda run: scores(run)[-1])
@@ -141,7 +141,7 @@ def _outcome(run: FinishedRun, target: float, until_s: float) -> RunOutcome:
 
 
 def _least(figure: str, fixed: Sequence[Sequence[RunOutcome]]) -> dict[int, float]:
-    """The least that any of them needed, by seed."""
+    """The minimum of a figure over the fixed ways, by seed."""
     found: dict[int, float] = {}
     for own in fixed:
         for one in own:

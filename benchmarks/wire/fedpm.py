@@ -18,7 +18,7 @@ from fleetune.protocols.wire.payloads import run_key, work_key
 Vector = NDArray[np.float64]
 
 _LEAST = 0.01  # probability; so entries on which all masks agree can still change (authors' code)
-_FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's, as published
+_FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # parameters of Adam, as published
 
 
 @dataclass
@@ -119,7 +119,7 @@ def frozen_weights(spec: ModelSpec, draws: np.random.Generator) -> Vector:
 
 
 def mask_bytes(mask: NDArray[np.bool_]) -> float:
-    """Of an ideal arithmetic code of a mask by its share of ones, and that share."""
+    """Bytes of an ideal arithmetic code of a mask by its share of ones, and of that share."""
     share, size = float(mask.mean()), mask.size
     entropy = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
     return (size * entropy + math.log2(size)) / 8

@@ -49,13 +49,13 @@ class Setting:
     """Data, model and fleet of one setting.
 
     Attributes:
-        source, partition: of [data].
-        model: a built-in one.
-        devices, participants: in the fleet, and in a round.
-        rounds: of a run.
-        learning_rate, momentum: of local SGD with one epoch a round and batches of 16.
+        source, partition: the keys of [data].
+        model: name of a built-in model.
+        devices, participants: number of devices in the fleet, and in a round.
+        rounds: number of rounds of a run.
+        learning_rate, momentum: local SGD with one epoch a round and batches of 16.
         schedule: schedule of the learning rate over the rounds.
-        mean, std: of [data], to scale the inputs.
+        mean, std: the keys of [data] that scale the inputs.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What encodings and rivals cost and lose on real steps: share of raw float32, error, speed of encoding."""
+"""Costs and errors of encodings and rivals on real steps: share of raw float32, error, speed of encoding."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from benchmarks.wire.rivals import Compressor, eden, qsgd, stc
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
 
-_TIMES = 3  # each; the fastest counts
+_TIMES = 3  # repetitions of each; the fastest counts
 _DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005)
 _STEPS = (0.0625, 0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 12)
 OURS: dict[str, dict[str, Any]] = {
@@ -44,9 +44,11 @@ Table = dict[str, dict[str, float]]
 
 
 def measured(patches: Sequence[Sent]) -> Table:
-    """Of each encoding and rival, means over these patches: `share` of raw float32, `error` (distance to the
-    step over its norm), `encode` and `decode`, MB of float32 in a second of one core's time, the fastest of
-    three. A rival's time is that of both ways, and its share what its paper counts.
+    """Means over these patches for each encoding and rival.
+
+    `share` is relative to raw float32. `error` is the distance to the step over its norm. `encode` and
+    `decode` are MB of float32 in a second of one core's time, the fastest of three. A rival's time covers
+    both directions, and its share is counted as in its paper.
     """
     found = {name: _mean([_ours(sent, choice) for sent in patches]) for name, choice in OURS.items()}
     for name, compress in RIVALS.items():
@@ -55,7 +57,7 @@ def measured(patches: Sequence[Sent]) -> Table:
 
 
 def measured_nnc(patches: Sequence[Sent], folder: Path) -> Table:
-    """Likewise of NNCodec, whose environment is in `folder`. Raises NotInstalled."""
+    """The same for NNCodec, whose environment is in `folder`. Raises NotInstalled."""
     coded = nnc.measured(patches, folder)
     found: Table = {}
     for name in nnc.settings():

@@ -16,13 +16,15 @@ from fleetune.protocols.update.encodings.random_sums import rotate
 
 Compressor = Callable[[FlatArray, Key], tuple[FlatArray, float]]
 
-_LEAST_PART = 256  # entries that share a scale in EDEN, at least
+_LEAST_PART = 256  # minimum number of entries that share a scale in EDEN
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def stc(density: float) -> Compressor:
-    """Sparse ternary compression (Sattler et al. 2019, arXiv:1903.02891, Alg. 1 and section V-C): the largest
-    entries, all with their mean magnitude; distances between them in Golomb's code (eq. 15 to 17).
+    """Sparse ternary compression (Sattler et al. 2019, arXiv:1903.02891, Alg. 1 and section V-C).
+
+    It sends the largest entries, all with their mean magnitude, and the distances between them in Golomb's
+    code (eq. 15 to 17).
     """
     bits_per_entry = golomb_bits(density) + 1  # and a sign
 
@@ -44,12 +46,12 @@ def golomb_bits(density: float) -> float:
 
 
 def eden(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
-    """EDEN at one bit an entry (Vargaftik et al. 2022, arXiv:2108.08842, Alg. 1; at one bit it is DRIVE's
-    unbiased scale): signs after a random rotation, and a scale that makes the mean right.
+    """EDEN at one bit an entry (Vargaftik et al. 2022, arXiv:2108.08842, Alg. 1).
 
-    The rotation is a Hadamard transform with random signs. Its sizes are powers of two, so the step is cut
-    into the fewest such parts, the last one padded below `_LEAST_PART`, each with a scale of its own: padding
-    a whole step would cost up to another bit an entry.
+    At one bit it is DRIVE's unbiased scale: signs after a random rotation, and a scale that preserves the
+    mean. The rotation is a Hadamard transform with random signs, whose sizes are powers of two. So the step
+    is cut into the fewest such parts, each with its own scale. Only a last part below `_LEAST_PART` is
+    padded, because padding a whole step would cost up to another bit an entry.
     """
     sent, num_bytes, start = np.empty_like(step), 0.0, 0
     while start < step.size:
@@ -94,8 +96,10 @@ def hadamard(vector: FlatArray) -> FlatArray:
 
 
 def qsgd(levels: int, bucket: int = 512) -> Compressor:
-    """QSGD (Alistarh et al. 2017, arXiv:1610.02132, section 3.1): magnitudes rounded at random to so many
-    levels of a bucket's norm. Bytes are Elias gamma's of Theorem 3.2's code: distances, signs, levels.
+    """QSGD (Alistarh et al. 2017, arXiv:1610.02132, section 3.1).
+
+    Magnitudes are rounded at random to `levels` levels of a bucket's norm. Bytes are those of Theorem 3.2's
+    code with Elias gamma: distances, signs, levels.
     """
 
     def compress(step: FlatArray, key: Key) -> tuple[FlatArray, float]:

@@ -1,4 +1,4 @@
-"""`edge-sim bench`: what users measure on their own machine.
+"""`edge-sim bench`: benchmarks for a user's own machine.
 
     edge-sim bench coordinator --devices 100,500,2000 --participants all --rounds 4
     edge-sim bench coordinator --devices 10000 --participants 10 --rounds 6

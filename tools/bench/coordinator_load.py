@@ -28,8 +28,8 @@ from fleetune.protocols.errors import SettingError, TransportError
 from fleetune.protocols.files import write_atomically
 
 FLEET = "bench"
-PROCESSES = 2  # that run light devices
-SPARE_FILES = 200  # of a process, besides its connections
+PROCESSES = 2  # number of processes that run light devices
+SPARE_FILES = 200  # open files of a process in addition to its connections
 
 RUN_TOML = """
 [run]
@@ -50,7 +50,7 @@ deadline_s = 600
 
 
 class Sample(Struct, frozen=True):
-    """Counters at the moment when a round closed.
+    """Counters at the end of a round.
 
     Attributes:
         time_s: monotonic clock.
@@ -158,7 +158,7 @@ def _coordinator(folder: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]
     command += ["--broker", f"127.0.0.1:{port}", "--fleet", FLEET]
     with _started(command, folder / "coordinator.log", stdout=subprocess.PIPE) as process:
         assert process.stdout is not None, "it was asked for"
-        process.stdout.readline()  # it has started, so no device waits for it
+        process.stdout.readline()  # the coordinator has started, so no device waits for it
         yield process
 
 

@@ -1,4 +1,4 @@
-"""One side of the wire with nothing behind it: a `PeerLink`, a transport, and the loop around them.
+"""One end of the wire without an application: a `PeerLink`, a transport, and the loop around them.
 
 For benchmarks and tests of the wire alone.
 """
@@ -30,18 +30,18 @@ def subscriptions(side: Side) -> list[str]:
 
 
 class Endpoint:
-    """One side: its transport and its link.
+    """One end with its transport and its link.
 
     Attributes:
-        transport: opened by the caller's `connect`.
-        link: with the other side.
-        sent: payloads delivered.
-        arrived: digests of the payloads taken, as they came.
-        pongs: for each answered Ping when it was sent and how long its Pong took, seconds.
-        pinged: a Ping came.
-        connections: how often the broker took us.
-        losses: why not, each time.
-        finished: the other side said so, or answered when this one did.
+        transport: transport that the caller's `connect` opened.
+        link: link with the other side.
+        sent: delivered payloads.
+        arrived: digests of the received payloads, in order.
+        pongs: (time of the Ping, seconds until its Pong) for each answered Ping.
+        pinged: True if a Ping has arrived.
+        connections: number of accepted connections to the broker.
+        losses: reason of each lost or refused connection.
+        finished: True if the other side reported that it is finished, or confirmed that this one is.
     """
 
     def __init__(self, side: Side, make_transport: Callable[[EventSink], Transport], folder: Path) -> None:
@@ -61,7 +61,7 @@ class Endpoint:
         self._asked: dict[str, float] = {}
 
     def run(self, until: Callable[[], bool], timeout_s: float = 900.0) -> bool:
-        """Serve until `until()`; False when `timeout_s` passed before."""
+        """Serve until `until()` is true; False after `timeout_s`."""
         give_up_at = time.monotonic() + timeout_s
         while not until():
             now = time.monotonic()
@@ -84,7 +84,7 @@ class Endpoint:
         self._publish(self.link.packet(message))
 
     def unanswered(self, since: float) -> int:
-        """Pings sent after `since` that have no Pong yet."""
+        """Number of Pings sent after `since` without a Pong."""
         return sum(asked_at >= since for asked_at in self._asked.values())
 
     def _publish(self, packet: Packet) -> None:
@@ -107,7 +107,8 @@ class Endpoint:
             case Disconnected(reason):
                 self.losses.append(reason)
             case Received(name, data):
-                with suppress(PacketForeign):  # chunks from before the other side noticed that we restarted
+                # chunks that were sent before the other side noticed our restart
+                with suppress(PacketForeign):
                     self._pass(self.link.hear(parse(name).channel, data, now))
         if now >= self._ping_at or now >= (self.link.wake_at or now + 1):
             self._tick(now)

@@ -1,9 +1,10 @@
-"""Thousands of devices in one process, to measure a coordinator: real sockets and transfers, canned replies.
+"""Thousands of devices in one process with real sockets and transfers, but fixed replies, to load a
+coordinator.
 
     python -m fleetune.tools.bench.light_devices --port 1883 --fleet bench --first 0 --count 500
 
 Each device is an MQTT client of its own and speaks the agent's protocol through a `PeerLink`. It does
-not train: its reply is the task's weights as they came. All of them share one loop and no threads.
+not train: its reply contains the unchanged weights of the task. All devices share one loop and no threads.
 """
 
 import argparse
@@ -46,13 +47,13 @@ def packet(head: int, body: bytes) -> bytes:
 
 
 def text(words: str) -> bytes:
-    """As MQTT has it: its length in 2 bytes before it."""
+    """An MQTT string: its length in 2 bytes, then its bytes."""
     data = words.encode()
     return struct.pack(">H", len(data)) + data
 
 
 class Connection:
-    """One client of the broker, at QoS 0 and without keepalive; a socket that never waits."""
+    """One client of the broker, at QoS 0 and without keepalive, on a non-blocking socket."""
 
     def __init__(self, port: int, client: str, subscriptions: Iterable[str]) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -64,19 +65,19 @@ class Connection:
 
     @property
     def blocked(self) -> bool:
-        """Something waits until the socket takes more."""
+        """True if data waits until the socket accepts more."""
         return bool(self._unsent)
 
     def publish(self, topic: str, data: bytes) -> None:
         self._send(packet(0x30, text(topic) + data))
 
     def flush(self) -> None:
-        """Send what waits. Raises OSError: the connection is lost."""
+        """Send waiting data. Raises OSError: the connection is lost."""
         with suppress(BlockingIOError):
             del self._unsent[: self.socket.send(self._unsent)]
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """Types and bodies of the packets that are there. Raises OSError: the connection is lost."""
+        """Receive packets; return their types and bodies. Raises OSError: the connection is lost."""
         data = self.socket.recv(1 << 18)
         if not data:
             raise ConnectionError("the broker closed a connection; see its log and `ulimit -n`")
@@ -111,7 +112,7 @@ class Connection:
 
 @dataclass
 class Shared:
-    """What the devices of a process have in common, so that each costs next to nothing."""
+    """Objects that all devices of a process share, so that each device is cheap."""
 
     fleet: str
     spec: ModelSpec | None = None
@@ -124,7 +125,7 @@ class Shared:
         return self.spec
 
     def reply(self, device: str, key: TransferKey, payload: bytes) -> bytes:
-        """The canned answer to a task."""
+        """The fixed reply to a task."""
         assert self.spec is not None, "a device enrols before it is asked"
         if self.update is None:
             task: Task = codec.decode(payload, Assignment[Task], self.spec).task
@@ -149,7 +150,7 @@ class LightDevice:
         self.link = PeerLink(self.name, "device", inbox)
 
     def hear(self, kind: int, body: bytes, now: float) -> None:
-        """Answer a packet of the broker's."""
+        """Handle a packet from the broker."""
         if kind == SUBSCRIBED:
             self._publish(Packet("state", wire.Presence(True, "light")))
         if kind != PUBLISHED:
@@ -168,7 +169,8 @@ class LightDevice:
                     self._publish(item)
                 case Arrived(offer):
                     payload = item.payload()
-                    self._publish(self.link.accept(item))  # nobody counts on a device without an enrolment
+                    # the coordinator expects nothing from a device without an enrolment
+                    self._publish(self.link.accept(item))
                     self._take(offer.transfer_key, payload, now)
                 case wire.Finish(run):
                     self._tell(wire.Left(run))
@@ -202,7 +204,7 @@ class Crowd:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Until every device knows that the run is finished."""
+        """Run until every device knows that the run is finished."""
         tick_at = 0.0
         while self._coming or not all(device.finished for device in self._devices):
             for _ in range(min(CONNECTS_AT_A_TIME, len(self._coming))):

@@ -49,12 +49,12 @@ class LinkReport(Struct, frozen=True):
     """Result of one transfer over the link.
 
     Attributes:
-        seconds: from the first offer to the last acknowledgement.
-        exact: whether the payload arrived unchanged, once.
+        seconds: time from the first offer to the last acknowledgement.
+        exact: True if the payload arrived unchanged, once.
         goodput_share: payload bits over the bits that the link carries in that time.
-        control_median_s, control_max_s: from Ping to Pong during the transfer.
-        pings: answered pings.
-        unanswered: pings that were under way at the end, or lost.
+        control_median_s, control_max_s: time from Ping to Pong during the transfer.
+        pings: number of answered pings.
+        unanswered: pings that were in flight at the end, or lost.
         losses: disconnections of the device, with their reasons.
     """
 
@@ -112,7 +112,7 @@ def _endpoint(side: Side, host: str, job: Job, folder: Path) -> Endpoint:
 def _run_device(job: Job, folder: Path) -> list[str]:
     end = _endpoint("device", HUB_ADDRESS, job, folder)
     end.run(lambda: end.pinged)
-    unheard = len(end.losses)  # before the broker was up
+    unheard = len(end.losses)  # the broker was not up yet
     if job.direction == "up":
         end.post(TransferKey("update", "bench"), job.payload)
     end.run(lambda: end.finished)
@@ -134,7 +134,8 @@ def _run_hub(job: Job, folder: Path) -> LinkReport:
         end.run(lambda: bool(end.sent if job.direction == "down" else end.arrived), patience_s)
         ended_at = time.monotonic()
         end.send(Finish("bench", "done"))
-        end.run(lambda: end.finished, timeout_s=10)  # the broker stops with us: not before the device knows
+        # the broker stops with this process, so wait until the device knows
+        end.run(lambda: end.finished, timeout_s=10)
         report = _report(job, end, broker.which, end.first_offer_at or started_at, ended_at)
         end.transport.close()
         return report

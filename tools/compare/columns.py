@@ -1,6 +1,6 @@
 """The columns of a comparison: metrics of a run, and metrics that only a comparison has.
 
-Metrics of a run are entries of `coordinator.metrics.registry`. The others are declared here in the same way.
+A run's metrics are entries of `coordinator.metrics.registry`. The others are declared here in the same way.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +40,7 @@ from fleetune.tools.compare.finished_run import FinishedRun, Point, Side
 
 @dataclass(frozen=True)
 class Target:
-    """The personal score whose cost is reported, and why it was chosen."""
+    """The personal score whose cost is reported, and the reason for its choice."""
 
     score: float
     reason: str
@@ -54,8 +54,8 @@ class RunRow:
     """One run as a row of the table of results. Accuracies are fractions on the devices' own test samples.
 
     Attributes:
-        label, seed: which run.
-        values: by metric name, in the order of the columns.
+        label, seed: configuration and seed of the run.
+        values: values by metric name, in the order of the columns.
     """
 
     label: str
@@ -63,7 +63,7 @@ class RunRow:
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Value:
-        """The value of a metric; None: not measured, not reached, or a metric of another method."""
+        """The value of a metric; None if it was not measured, not reached, or belongs to another method."""
         return self.values.get(metric.name)
 
 
@@ -102,7 +102,9 @@ _PAPER_COSTS = (BYTES_UP_PAPER, BYTES_DOWN_PAPER)
 
 
 def _of_run(metric: Metric, otherwise: Metric | None = None) -> tuple[Metric, Read]:
-    """The metric as summary.json has it; where it has none, the value of `otherwise`."""
+    """A metric and a function that reads it from summary.json; the function returns `otherwise` if it is
+    missing.
+    """
 
     def read(run: FinishedRun, _: Target | None) -> Value:
         found = metric.of_run(run.summary)
@@ -165,7 +167,7 @@ def metrics(runs: Iterable[FinishedRun] = ()) -> list[Metric]:
 def accuracies(runs: Iterable[FinishedRun]) -> tuple[Metric, ...]:
     """The columns of the table of accuracies.
 
-    With a mean over all devices if some took no part, and with validation scores if there are any.
+    They include a mean over all devices if some took no part, and validation scores if a run has any.
     """
     summaries = [run.summary for run in runs]
     more = (
@@ -194,6 +196,6 @@ def row_of(run: FinishedRun, target: Target | None) -> RunRow:
 
 
 def best_point(points: Iterable[Point], side: Side, sign: int = 1) -> tuple[float | None, int | None]:
-    """The best score and its round, the earliest of equal ones; `sign` as of `outcome.better_by`."""
+    """The best score and its round, the earliest of equal ones; for `sign` see `outcome.better_by`."""
     scored = [(value, point.number) for point in points if (value := getattr(point, side)) is not None]
     return max(scored, key=lambda pair: (sign * pair[0], -pair[1]), default=(None, None))

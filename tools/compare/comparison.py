@@ -1,4 +1,4 @@
-"""Results of several configurations: one table of rows, a row a run, and means over seeds. No I/O."""
+"""Results of several configurations: a table with one row for each run, and means over seeds. No I/O."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ class Configuration:
         label: its name in tables and plots; it also names the folder of its runs.
         method: its [method] section, `name` included.
         changes: other settings that differ from the run file, by `section.key`.
-        within: labels of configurations. A run ends with the first round that closes later than all of their
-            runs with the same seed did. (): the run has all its rounds.
+        within: labels of configurations that limit its simulated time. A run ends with the first round that
+            closes later than all of their runs with the same seed. (): the run has all its rounds.
     """
 
     label: str
@@ -67,10 +67,10 @@ class Comparison:
 
     Attributes:
         name: name of the run file.
-        configurations: in the order of the tables.
-        seeds: that were asked for.
-        runs: those that are finished.
-        target: the score whose cost is reported; None: no run has a score.
+        configurations: configurations in the order of the tables.
+        seeds: requested seeds.
+        runs: finished runs.
+        target: score whose cost is reported; None if no run has a score.
         keys: settings in which the configurations of a sweep differ.
     """
 
@@ -83,17 +83,17 @@ class Comparison:
 
     @property
     def each(self) -> str:
-        """What a configuration is."""
+        """The word for a configuration in texts."""
         return "combination" if self.keys else "method"
 
     @property
     def score(self) -> Score:
-        """The score by which all runs are judged: they have the same task."""
+        """The score of all runs, which have the same task."""
         return self.runs[0].summary.judged_by if self.runs else ACCURACY
 
     @cached_property
     def rows(self) -> tuple[RunRow, ...]:
-        """One row a run."""
+        """One row for each run."""
         return tuple(row_of(run, self.target) for run in self.runs)
 
     @cached_property
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def ranked(self) -> "Comparison":
-        """The same with the best configuration first; one without a score comes last."""
+        """The same comparison with the best configuration first; configurations without a score come last."""
         sign = better_by(self.score)
         scores = {one.label: self.spread(one.label, self.ranked_by) for one in self.configurations}
         place = {label: -sign * found.mean if found else float("inf") for label, found in scores.items()}
@@ -129,11 +129,11 @@ class Comparison:
         return [run for run in self.runs if run.label == label]
 
     def spread(self, label: str, metric: Metric) -> Spread | None:
-        """A metric over the seeds of a configuration; None: no run has it."""
+        """A metric over the seeds of a configuration; None if no run has it."""
         return spread(row.of(metric) for row in self.rows if row.label == label)
 
     def difference(self, label: str, other: str, metric: Metric) -> Spread | None:
-        """`label` minus `other` over the seeds that both have; None: there is none."""
+        """`label` minus `other` over their common seeds; None if there are none."""
         mine, theirs = (
             {row.seed: row.of(metric) for row in self.rows if row.label == name} for name in (label, other)
         )
@@ -141,13 +141,13 @@ class Comparison:
         return spread(a - b for a, b in pairs if a is not None and b is not None)
 
     def identity(self, label: str) -> Row:
-        """The columns that say of which configuration a row is."""
+        """The columns that identify a configuration."""
         one = self._by_label[label]
         settings = {key: as_cell(one.value(key)) for key in self.keys}
         return {"configuration": label, "method": one.method["name"], **settings}
 
     def run_rows(self) -> list[Row]:
-        """A row a run: all metrics."""
+        """All metrics, one row for each run."""
         columns = {metric.column(self.score): metric for metric in metrics(self.runs)}
         return [
             {
@@ -159,7 +159,7 @@ class Comparison:
         ]
 
     def mean_rows(self) -> list[Row]:
-        """A row a configuration: of each metric mean, deviation and count over seeds."""
+        """Mean, deviation and count of each metric over seeds, one row for each configuration."""
         rows = []
         for rank, one in enumerate(self.shown, 1):
             row: Row = {"rank": rank} if self.keys else {}
@@ -175,7 +175,7 @@ class Comparison:
         return rows
 
     def round_rows(self) -> list[Row]:
-        """A row a run and round, see `rows.round_rows`."""
+        """One row for each run and round, see `rows.round_rows`."""
         return [
             {**self.identity(run.label), "seed": run.seed, **row}
             for run in self.runs
@@ -183,7 +183,7 @@ class Comparison:
         ]
 
     def diagnostics_rows(self) -> list[Row]:
-        """A row a run, round, diagnostic and part of it."""
+        """One row for each run, round, diagnostic and part of the diagnostic."""
         return [
             {**self.identity(run.label), "seed": run.seed, **row}
             for run in self.runs
@@ -192,7 +192,7 @@ class Comparison:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and deviation of the values that are not None; None when there are none."""
+    """Mean and deviation of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -200,9 +200,9 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "method") -> Target | None:
-    """The target that was asked for; else 95 % of the best configuration's personal score in the end.
+    """The requested target; else 95 % of the best configuration's final personal score.
 
-    Where less is better, it is as much more than the best.
+    If a lower score is better, the target is the best score divided by 0.95.
     """
     if score is not None:
         return Target(score, AS_ASKED)
@@ -220,10 +220,10 @@ def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "met
 
 
 def as_cell(value: Any) -> Any:
-    """A setting's value in a table: numbers and texts as they are, anything else as JSON."""
+    """A setting's value in a table: numbers and texts unchanged, other values as JSON."""
     return value if isinstance(value, int | float | str) else as_text(value)
 
 
 def as_text(value: Any) -> str:
-    """A setting's value for people."""
+    """A setting's value as text for people."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

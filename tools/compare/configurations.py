@@ -31,13 +31,14 @@ OF_OTHER_SECTIONS = {
     "down": "encoding.down",
     "minimise": "objective.minimise",
 }
-"""Keys of [compare.LABEL] that are no settings of its method, and the settings that they stand for."""
-LONGEST_NAME = 80  # of a configuration's folder
-SamplesOf = Callable[[RunSettings], CallerSamples]  # of the settings of a run, its seed among them
+"""Settings behind the keys of [compare.LABEL] that are not settings of its method."""
+LONGEST_NAME = 80  # maximum length of a configuration's folder name
+# returns the caller's samples for a run's settings, which include its seed
+SamplesOf = Callable[[RunSettings], CallerSamples]
 
 
 def no_samples(_: RunSettings) -> CallerSamples:
-    """The caller gives no samples: the run has those that [data] names."""
+    """No samples of the caller: the run uses those that [data] names."""
     return NO_CALLER_SAMPLES
 
 
@@ -70,10 +71,11 @@ def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
 
 
 def configurations_of(settings: RunSettings, labels: Sequence[str]) -> list[Configuration]:
-    """Methods with the settings that [method] or [compare.LABEL] has for them.
+    """Methods with their settings from [method] or [compare.LABEL].
 
     Raises:
-        SettingError: there is no label, one is named twice, or is neither a method nor a [compare.LABEL].
+        SettingError: there is no label, a label occurs twice, or one is neither a method nor a
+            [compare.LABEL].
     """
     if not all(labels) or not labels:
         raise SettingError("--methods: name at least one, e.g. --methods local-only,fedavg,fedspu")
@@ -102,7 +104,7 @@ def _configuration(settings: RunSettings, label: str) -> Configuration:
 
 
 def varied(settings: RunSettings, configuration: Configuration) -> RunSettings:
-    """The settings of the run file as a configuration has them.
+    """The settings of the run file with the changes of a configuration.
 
     Raises:
         SettingError: a setting of the configuration is wrong.
@@ -161,10 +163,10 @@ def folder_name(label: str) -> str:
 
 
 def seeds_of(settings: RunSettings, seeds: int | Iterable[int]) -> Sequence[int]:
-    """So many seeds from `run.seed` on, or the given ones.
+    """The given seeds, or so many seeds from `run.seed` on.
 
     Raises:
-        SettingError: there is none, or one is named twice.
+        SettingError: there is none, or one occurs twice.
     """
     if isinstance(seeds, int):
         if seeds < 1:
@@ -177,16 +179,16 @@ def seeds_of(settings: RunSettings, seeds: int | Iterable[int]) -> Sequence[int]
 
 
 def check_target(target: float | None, score: Score) -> None:
-    """Raises SettingError: the target is a share and not between 0 and 1."""
+    """Raises SettingError: the target of a score between 0 and 1 is outside this range."""
     if target is not None and score.share and not 0 < target < 1:
         raise SettingError(f"--target {target:g}: {score.title} is between 0 and 1, e.g. 0.9")
 
 
 def check_methods(runs: Sequence[PlannedRun]) -> None:
-    """Make the method of each configuration once, so that no wrong setting is found after hours.
+    """Create the method of each configuration once, so that wrong settings are found before any run.
 
     Raises:
-        SettingError: a method does not take its settings, or no model can be made.
+        SettingError: a method does not accept its settings, or no model can be created.
     """
     from fleetune.coordinator.run.enrolment import prepare
     from fleetune.tools.simulator.partitioned_data import PartitionedData

@@ -37,19 +37,19 @@ from fleetune.tools.stop_signals import ReportedInterrupt
 
 log = logging.getLogger(__name__)
 
-FEW = 3  # failures that the last error repeats in full
+FEW = 3  # number of failures that the final error repeats in full
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How an experiment is executed.
+    """Options for executing an experiment.
 
     Attributes:
-        folder: each run is kept in LABEL/seed-N of it.
-        workers: processes in all; 0: this process does all the work.
-        fresh: finished runs are executed again, too.
-        console: for progress and tables.
-        samples_of: what the caller gives a run instead of the data that [data] names.
+        folder: folder of the experiment; each run is stored in LABEL/seed-N.
+        workers: number of processes in all; 0: this process does all the work.
+        fresh: True executes finished runs again.
+        console: console for progress and tables.
+        samples_of: function that returns the caller's samples for a run.
         on_round: called for each closed round.
         trackers: experiment trackers that follow each run.
         cluster: see `runs.execute_all`.
@@ -72,8 +72,8 @@ class Experiment:
 
     Attributes:
         settings: settings of the run file.
-        configurations: in the order of the tables.
-        seeds: of each configuration.
+        configurations: configurations in the order of the tables.
+        seeds: seeds of each configuration.
         target: score (accuracy in (0, 1)) whose cost is reported; None: see `comparison.target_of`.
         keys: settings in which the configurations of a sweep differ.
     """
@@ -106,12 +106,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is to be reported.
+    """The content of a report.
 
     Attributes:
-        comparison: of all finished runs.
-        failed: a line for each run that failed.
-        stopped: the user interrupted it: no pictures are made, because they take time.
+        comparison: results of all finished runs.
+        failed: one line for each failed run.
+        stopped: True if the user interrupted it; no pictures are drawn then, because they take time.
     """
 
     comparison: Comparison
@@ -183,7 +183,7 @@ def _failure(failed: Sequence[str], num_runs: int) -> str:
 
 
 def _execute(missing: Sequence[PlannedRun], execution: Execution, progress: "_Progress") -> bool:
-    """Whether it was interrupted."""
+    """Execute the missing runs; True if the user interrupted them."""
     try:
         with progress.bar:
             execute_all(
@@ -241,7 +241,7 @@ class _Progress:
 
     @property
     def in_progress(self) -> str:
-        """The runs that have begun and not ended, in words."""
+        """The runs in progress, in words."""
         begun = {title: number for title, number in self._rounds.items() if title not in self._ended}
         rounds = ", ".join(f"{title}, round {number + 1}" for title, number in begun.items() if number)
         return f" in {rounds}" if rounds else ""

@@ -24,13 +24,13 @@ class Point:
     """The state of a run when a round closed.
 
     Attributes:
-        number: of the round.
+        number: number of the round.
         closed_s: simulated seconds since the run began.
-        up, down: payload bytes so far, of all replies that counted and of their tasks.
-        before, after: score around local training, mean over the devices that have taken part, each with its
-            latest reply; None: not measured yet.
+        up, down: payload bytes so far, of all counted replies and of their tasks.
+        before, after: score before and after local training, mean over the devices that have taken part, each
+            with its latest reply; None if not measured yet.
         known: number of devices that have taken part.
-        joules: drawn by all boards so far, idling included; None: unknown.
+        joules: energy of all boards so far, idling included; None if unknown.
     """
 
     number: int
@@ -51,8 +51,8 @@ class FinishedRun:
         label: label of the configuration.
         seed: seed of the run.
         summary: its summary.json, personal scores filled in (`outcome.with_personal`).
-        records: records of its training rounds; the final evaluation is not among them.
-        idle_w: watts that each device's board draws when idle; {}: unknown.
+        records: records of its training rounds, without the final evaluation.
+        idle_w: idle power of each device's board in watts; {} if unknown.
     """
 
     label: str
@@ -63,7 +63,7 @@ class FinishedRun:
 
     @cached_property
     def history(self) -> tuple[Point, ...]:
-        """One point a round, ascending."""
+        """One point for each round, ascending."""
         latest: dict[str, Measures] = {}
         points, up, down = [], 0, 0
         joules = joules_by_round(self.records, self.idle_w) if self.idle_w else [None] * len(self.records)
@@ -80,7 +80,7 @@ class FinishedRun:
     def settled(self) -> list[Point]:
         """The history from the round by which half of all participants had taken part.
 
-        Earlier the mean is over too few devices to call a round the best or a target reached.
+        Before that, the mean is over too few devices to decide on the best round or a reached target.
         """
         all_known = self.history[-1].known if self.history else 0
         return [point for point in self.history if 2 * point.known >= all_known]

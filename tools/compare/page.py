@@ -78,10 +78,10 @@ class ComparisonPage:
 
     Attributes:
         comparison: the results.
-        plots: in their order.
-        failed: one line for each run that failed.
+        plots: plots in their order.
+        failed: one line for each failed run.
         settings: settings of the run file, as text.
-        remark: one line on the plots, or instead of them; "" for none.
+        remark: one line about the plots, or instead of them; "" for none.
     """
 
     comparison: Comparison
@@ -181,7 +181,7 @@ def _plots(page: ComparisonPage) -> Html:
 
 
 def _diagnostics(comparison: Comparison) -> list[Html]:
-    """The diagnostics that methods report: a row a configuration and figure."""
+    """Tables of the methods' diagnostics: one row for each configuration and diagnostic."""
     rows = []
     for one in comparison.shown:
         for metric in diagnostics(comparison.of(one.label)):

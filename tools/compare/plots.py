@@ -1,4 +1,6 @@
-"""The pictures of a comparison: scores by round, bytes and time, around training, by device, by setting."""
+"""The pictures of a comparison: scores by round, bytes, time and setting, around local training, and by
+device.
+"""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +21,13 @@ from fleetune.tools.compare.comparison import Comparison, as_text, spread
 from fleetune.tools.compare.finished_run import FinishedRun, Point, Side
 
 FEDAVG = "fedavg"
-SENDS_NO_MODEL = 0.01  # of the bytes of whole models
-LOG_FROM = 12  # times as far: then the axis is logarithmic
+SENDS_NO_MODEL = 0.01  # a method below this share of a whole model's bytes sends no model
+LOG_FROM = 12  # ratio of the longest to the shortest curve from which the axis is logarithmic
 ROW_IN, PANEL_IN = 0.36, 3.6
 NAME_LETTERS, VALUE_LETTERS = 22, 10
-FEW = 5  # configurations whose bands can be told apart
-NAMED_VALUES = 12  # more values of a setting are drawn on an axis of numbers, without a line
-WIDE = 20  # times the least value: then the axis is logarithmic
+FEW = 5  # maximum number of configurations with distinguishable bands
+NAMED_VALUES = 12  # with more values than these, a setting has a numeric axis without a line
+WIDE = 20  # ratio of the largest to the smallest value from which the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Curve:
-    """The score of a configuration round by round, mean over seeds.
+    """The score of a configuration by round, mean over seeds.
 
     Attributes:
-        x: where a round is drawn, mean over seeds.
-        y, within: the score (a share in percent), and its standard deviation; 0 with one seed.
+        x: horizontal position of each round, mean over seeds.
+        y: the score (a share in percent).
+        within: standard deviation of the score; 0 with one seed.
     """
 
     x: list[float]
@@ -54,12 +57,12 @@ Looks = Mapping[str, Look]
 
 
 def draw(comparison: Comparison, theme: Theme, most: int | None = None) -> dict[str, Figure]:
-    """The pictures that there is data for, by file name without suffix.
+    """All pictures for which there is data, by file name without suffix.
 
     Args:
-        comparison: a sweep has a picture for each of its settings, too.
-        theme: of the pictures.
-        most: draws the curves of so many configurations of a sweep, the first ones; None: of all.
+        comparison: the results; a sweep also has a picture for each of its settings.
+        theme: theme of the pictures.
+        most: maximum number of configurations of a sweep with curves, the first ones; None: all.
     """
     if not comparison.runs:
         return {}
@@ -105,7 +108,7 @@ def score_by_time(comparison: Comparison, looks: Looks, _: Theme) -> Figure | No
 
 
 def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figure | None:
-    """One more round after the last: before (hollow) and after (filled) local training, with deviations."""
+    """The score before (hollow) and after (filled) one more round of local training, with deviations."""
     labels = [one.label for one in comparison.shown]
     title = "One more round: before ○ and after ● local training"
     figure, axes = _rows(comparison.score, title, labels, looks)
@@ -135,7 +138,7 @@ def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figu
 
 
 def spread_over_devices(comparison: Comparison, looks: Looks, theme: Theme) -> Figure | None:
-    """Each device of each seed as a dot; the median, and the middle half as a bar."""
+    """The score of each device of each seed as a dot, with the median, and the middle half as a bar."""
     times = unit_of(comparison.score).on_axis
     values = {
         one.label: sorted(
@@ -171,7 +174,9 @@ _PLOTS: dict[str, Callable[[Comparison, Looks, Theme], Figure | None]] = {
 
 
 def _score_by_setting(comparison: Comparison, key: str, theme: Theme) -> Figure | None:
-    """A dot a combination, mean over seeds; a line along the best of each value unless values are many."""
+    """One dot for each combination, mean over seeds; a line joins the best of each value unless values are
+    many.
+    """
     score, times = comparison.score, unit_of(comparison.score).on_axis
     means: dict[str, list[float]] = {}
     for one in comparison.shown:
@@ -201,7 +206,7 @@ def _score_by_setting(comparison: Comparison, key: str, theme: Theme) -> Figure 
 
 
 def _order(value: str) -> tuple[int, float, str]:
-    """Sorts numbers by size, and before texts."""
+    """A sort key: numbers by size, then texts."""
     try:
         return 0, float(value), value
     except ValueError:
@@ -209,7 +214,9 @@ def _order(value: str) -> tuple[int, float, str]:
 
 
 def _looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
-    """The baselines in grey and ink, the others in the colours of the palette, then again with dashes."""
+    """Looks of the configurations: baselines in grey and black, the others in the palette's colours, then
+    dashed.
+    """
     looks = {LOCAL: Look(theme.rival, "-"), FEDAVG: Look(theme.ink, "-")}
     others = [label for label in labels if label not in looks]
     for index, label in enumerate(others):
@@ -276,7 +283,9 @@ def _lines(
 
 
 def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
-    """Make the axis logarithmic if some curves go many times as far as others, which would be a smear."""
+    """Make the axis logarithmic if some curves are many times longer than others, which would be
+    unreadable.
+    """
     ends = [values[-1] for values in x if values[-1] > 0]
     starts = [values[0] for values in x if values[0] > 0]
     if not ends or max(ends) < LOG_FROM * min(ends):

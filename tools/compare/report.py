@@ -1,4 +1,4 @@
-"""What a comparison or a sweep leaves in its folder, and what it shows."""
+"""Files and terminal output of a comparison or a sweep."""
 
 import msgspec
 from rich.console import RenderableType
@@ -16,12 +16,12 @@ from fleetune.tools.compare.rows import csv_of
 from fleetune.tools.compare.sweep_axes import Axes, Range
 from fleetune.tools.compare.tables import comparison_tables, markdown, sweep_summary, sweep_table
 
-DRAWN = 8  # combinations whose curves are drawn; more cannot be told apart
+DRAWN = 8  # maximum number of combinations with curves; more cannot be distinguished
 _STOPPED = "No pictures, because the comparison was stopped: the same command goes on, and makes them."
 
 
 def report_comparison(settings: RunSettings, execution: Execution, outcome: Outcome) -> None:
-    """Leave tables, pictures and report.html of a comparison, and print the tables."""
+    """Write tables, pictures and report.html of a comparison, and print the tables."""
     comparison = outcome.comparison
     files = {
         "methods.csv": csv_of(comparison.mean_rows()),
@@ -36,7 +36,7 @@ def report_comparison(settings: RunSettings, execution: Execution, outcome: Outc
 
 
 def report_sweep(settings: RunSettings, axes: Axes, execution: Execution, outcome: Outcome) -> None:
-    """Leave tables, summary.json, pictures and report.html of a sweep, and print the best combinations."""
+    """Write tables, summary.json, pictures and report.html of a sweep, and print the best combinations."""
     comparison = outcome.comparison.ranked
     over = {axis.key: axis.words if isinstance(axis, Range) else axis.values for axis in axes}
     files = {
@@ -45,7 +45,8 @@ def report_sweep(settings: RunSettings, axes: Axes, execution: Execution, outcom
         "rounds.csv": csv_of(comparison.round_rows()),
         "summary.json": sweep_summary(comparison, over, outcome.failed),
     }
-    for picture in execution.folder.glob("score-by-*.png"):  # of the settings of an earlier sweep
+    # an earlier sweep may have varied other settings
+    for picture in execution.folder.glob("score-by-*.png"):
         picture.unlink()
     _leave(files, settings, execution, Outcome(comparison, outcome.failed, outcome.stopped))
     _show(execution, sweep_table(comparison), "report.html", "sweep.csv", "summary.json")

@@ -68,9 +68,9 @@ def columns_of_devices(score: Score) -> list[str]:
 def round_rows(run: FinishedRun) -> list[Row]:
     """All training rounds, ascending, with the columns that have a value.
 
-    Next to the figures of a round's participants is the state of the fleet when the round closed:
-    `..._of_fleet` counts each device that has taken part with its latest reply, `devices_so_far` is their
-    number, `..._so_far` are sums since the run began.
+    A row has the figures of the round's participants and the state of the fleet when the round closed.
+    `..._of_fleet` is a mean over all devices that have taken part, each with its latest reply.
+    `devices_so_far` is their number, and `..._so_far` are sums since the run began.
     """
     score = run.summary.judged_by
     names = _so_far(score)
@@ -83,9 +83,10 @@ def round_rows(run: FinishedRun) -> list[Row]:
 
 
 def device_rows(run: FinishedRun, settings: RunSettings | None) -> list[Row]:
-    """All devices, with the columns that have a value; `settings`: of a simulation, for boards and links.
+    """All devices, with the columns that have a value.
 
-    With all scores of the task, `NAME_personal`, and the means of the method's figures, `method.NAME`.
+    The columns include all scores of the task, `NAME_personal`, and the means of the method's figures,
+    `method.NAME`. `settings`: settings of a simulation, for boards and links; None for a real fleet.
     """
     score = run.summary.judged_by
     whole = with_personal(run.summary, run.records)
@@ -107,10 +108,10 @@ def device_rows(run: FinishedRun, settings: RunSettings | None) -> list[Row]:
 
 
 def day_rows(summary: Summary) -> list[Row]:
-    """A row a day, of a simulation in which devices' data grow.
+    """One row for each day of a simulation in which devices' data grow.
 
-    The score is that of the models that devices served, on the samples of that day; rounds, joules and bytes
-    are sums until its end.
+    The score is that of the deployed models on the samples of that day. Rounds, joules and bytes are sums
+    until its end.
     """
     served = DEPLOYED.column(summary.judged_by)
     return [
@@ -128,7 +129,7 @@ def day_rows(summary: Summary) -> list[Row]:
 
 
 def diagnostics_rows(summary: Summary) -> Iterator[Row]:
-    """The diagnostics of the method: a row a figure, a round, and, behind that, a part of the figure."""
+    """The method's diagnostics: one row for each diagnostic, round and part of the diagnostic."""
     for name, history in summary.diagnostics_by_name.items():
         for at, number in enumerate(history.rounds):
             row = {"round": number, "figure": name, "part": None, "mean": history.mean[at]}
@@ -138,7 +139,7 @@ def diagnostics_rows(summary: Summary) -> Iterator[Row]:
 
 
 def csv_of(rows: Sequence[Row]) -> bytes:
-    """Rows of the same columns as CSV, with a line of heads."""
+    """Rows with the same columns as CSV, with a header line."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(column for row in rows for column in row)))
     writer.writeheader()
@@ -149,11 +150,11 @@ def csv_of(rows: Sequence[Row]) -> bytes:
 def frame_of(
     rows: Iterable[Mapping[str, Any]], index: str | None = None, columns: Iterable[str] = ()
 ) -> "pd.DataFrame":
-    """A data frame of rows, columns in the order in which they first occur; NaN for None among numbers.
+    """A data frame of rows, columns in the order of their first occurrence; NaN for None among numbers.
 
     Args:
         rows: numbers, texts, or None, by column.
-        index: the column that becomes the index; None: none does.
+        index: the column that becomes the index; None: no column.
         columns: the columns if there are no rows.
 
     Raises:

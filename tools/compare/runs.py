@@ -1,4 +1,4 @@
-"""Planned runs: each is executed in a folder of its own, several at a time, and is kept when it is finished.
+"""Planned runs. Each is executed in its own folder, several at a time, and stored when it is finished.
 
 The folder of a finished run has summary.json, rounds.jsonl and, written last, run.json: the settings of the
 run. A run whose run.json equals the planned settings is not executed again.
@@ -37,7 +37,7 @@ from fleetune.tools.simulator.energy import idle_watts
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
-RUNS_A_CORE = 4  # with a cluster: this machine does an eighth of a run's work
+RUNS_A_CORE = 4  # with a cluster, because this machine does an eighth of a run's work
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class PlannedRun:
     Attributes:
         label: label of the configuration.
         settings: settings of the run; with samples of the caller, [data] has their digest.
-        folder: where it is kept.
+        folder: folder of the run.
         runs: the folder of all runs.
-        samples: what the caller gives instead of the data that [data] names.
+        samples: the caller's samples in place of those that [data] names.
         trackers: experiment trackers that follow it.
-        within: runs that bound its simulated time, see `Configuration.within`.
+        within: runs that limit its simulated time, see `Configuration.within`.
         sources: digests of the user's code that it needs, see `user_sources`.
     """
 
@@ -66,7 +66,7 @@ class PlannedRun:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The run's name for people."""
         return f"{self.label}, seed {self.settings.run.seed}"
 
 
@@ -85,7 +85,7 @@ OnDone = Callable[[PlannedRun, FleetuneError | None], None]
 
 
 def read_finished(run: PlannedRun) -> FinishedRun | None:
-    """The finished run in the folder; None: it is not finished, or its settings or code differ."""
+    """The finished run in the folder; None if it is not finished, or its settings or code differ."""
     try:
         summary = _summary(run)
         if summary is None or _edited(run, summary):
@@ -96,7 +96,7 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
         return None
     training = [record for record in records if not record.final_evaluation]
     if summary.ended == STOPPED and not _time_check(run)(training[-1]):
-        return None  # the runs that bound it were shorter when it ended
+        return None  # the runs that limit its time were shorter when it ended
     idle_w = idle_watts(run.settings)
     return FinishedRun(run.label, run.settings.run.seed, with_personal(summary, records), training, idle_w)
 
@@ -120,14 +120,18 @@ def _edited(run: PlannedRun, summary: Summary) -> str:
 
 
 def time_limit_s(run: PlannedRun) -> float | None:
-    """When the last of the runs that bound a run ended; None: it has no bound, or one is not finished."""
+    """End of the last run that limits a run's time; None if it has no limit, or one of them is not
+    finished.
+    """
     runs = [read_finished(one) for one in run.within]
     ends = [one.records[-1].closed_s for one in runs if one is not None and one.records]
     return max(ends) if ends and len(ends) == len(runs) else None
 
 
 def _time_check(run: PlannedRun) -> Callable[[RoundRecord], bool]:
-    """Whether the time of a run is over when a round closes; the runs that bound it may finish meanwhile."""
+    """A function that returns True if a run's time is over when a round closes; the limiting runs may finish
+    meanwhile.
+    """
     limit_s: float | None = None
 
     def is_over(record: RoundRecord) -> bool:
@@ -139,12 +143,12 @@ def _time_check(run: PlannedRun) -> Callable[[RoundRecord], bool]:
 
 
 def how_to_continue(*, fresh: bool) -> str:
-    """How a user continues interrupted runs."""
+    """Instructions for continuing interrupted runs."""
     return "the same command without --fresh goes on" if fresh else "the same command goes on"
 
 
 def forget(run: PlannedRun, *, fresh: bool) -> None:
-    """Mark a run as not finished; `fresh` deletes what it has begun, too."""
+    """Mark a run as not finished; `fresh` also deletes its files."""
     (run.folder / SETTINGS).unlink(missing_ok=True)
     if fresh:
         clear(run.folder, durable=False)
@@ -153,7 +157,7 @@ def forget(run: PlannedRun, *, fresh: bool) -> None:
 def execute(
     run: PlannedRun, *, workers: int, on_closed: Callable[[RoundRecord], None], cluster: str | None = None
 ) -> None:
-    """Simulate a run, or continue it, and keep its figures; the state of its devices is not kept.
+    """Simulate a run, or continue it, and store its figures, but not the state of its devices.
 
     Raises:
         FleetuneError: see `runner.simulate`.
@@ -183,7 +187,7 @@ def execute(
 
 
 def _is_other(run: PlannedRun) -> bool:
-    """Whether the run that was begun in the folder cannot be continued."""
+    """True if the unfinished run in the folder cannot be continued."""
     try:
         there = find_existing_run(run.settings, run.folder)
     except (SettingError, StoreError):  # it removes nothing that it must not remove
@@ -244,8 +248,8 @@ def execute_all(
 
 
 def _needs_script(runs: Sequence[PlannedRun]) -> bool:
-    """Whether a tracker, which is sent to the workers as it is, comes from the script that runs."""
-    with suppress(Exception):  # what cannot be sent is reported where it is sent
+    """True if a tracker comes from the running script; trackers are sent to the workers."""
+    with suppress(Exception):  # an object that cannot be pickled is reported when it is sent
         return any(b"__main__" in pickle.dumps(run.trackers) for run in runs)
     return True
 
@@ -255,7 +259,7 @@ def _closed(run: PlannedRun, record: RoundRecord) -> RoundClosed:
 
 
 def _problem(done: Future[None]) -> FleetuneError | None:
-    """The error that a user can mend; any other error is raised."""
+    """The error of a run that a user can fix; any other error is raised."""
     try:
         done.result()
     except FleetuneError as problem:
@@ -264,7 +268,7 @@ def _problem(done: Future[None]) -> FleetuneError | None:
 
 
 def _shared(num_runs: int, workers: int, cluster: str | None) -> tuple[int, int]:
-    """How many runs are executed at a time, and the workers of each; 0: the run's own process."""
+    """Number of parallel runs, and of workers for each; 0 workers: the run's own process."""
     drivers = workers if cluster is None else RUNS_A_CORE * (os.cpu_count() or 1)
     at_once = min(workers, num_runs, drivers)
     share = workers // at_once

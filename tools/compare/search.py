@@ -1,7 +1,7 @@
-"""Search of a sweep: Optuna chooses the next combinations by the results of earlier ones.
+"""Search of a sweep: Optuna chooses the next combinations from the results of earlier ones.
 
-As many trials are chosen at a time as can be executed at once. All randomness of a choice follows from the
-run's seed and from the earlier trials. The study is kept in search.journal in the sweep's folder, so that the
+A batch has as many trials as can be executed in parallel. All randomness of a choice follows from the run's
+seed and from the earlier trials. The study is stored in search.journal in the sweep's folder, so that the
 same command continues it: a trial that was in progress is finished first.
 """
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 JOURNAL = "search.journal"
 MOST_TRIALS = 10_000
-DIGITS = 4  # of a number from a range: more digits are not readable
-_BAD_BATCHES = 10  # in a row in which all runs failed: something else is wrong than the settings
+DIGITS = 4  # significant digits of a number from a range; more are hard to read
+_BAD_BATCHES = 10  # consecutive batches without a successful run; the settings are then not the cause
 
 
 def run_search(
     experiment: Experiment, axes: Axes, trials: int, execution: Execution, report: Report
 ) -> Comparison:
-    """Execute trials until there are so many in all, then report all finished runs.
+    """Execute trials until their total number is `trials`, then report all finished runs.
 
     Args:
-        experiment: without configurations: the trials are its configurations.
-        axes: what is chosen from.
+        experiment: an experiment without configurations: the trials are its configurations.
+        axes: settings with the values or ranges to choose from.
         trials: number of trials, earlier ones included.
-        execution: how; `fresh` replaces the study, too.
+        execution: options of the execution; `fresh` replaces the study, too.
         report: see `run_experiment`.
 
     Raises:
@@ -69,7 +69,7 @@ def run_search(
 
 
 def _check(experiment: Experiment, axes: Axes, trials: int) -> None:
-    """Check what can be known before anything is executed."""
+    """Check everything that can be checked before a run."""
     settings = experiment.settings
     if not 1 <= trials <= MOST_TRIALS:
         raise SettingError(f"--search {trials}: between 1 and {MOST_TRIALS:,} trials")
@@ -96,11 +96,11 @@ class Search:
         self.failed: list[str] = []
 
     def configurations(self) -> list[Configuration]:
-        """All that were tried, in order; one that was chosen twice occurs once."""
+        """All tried configurations in order, each once."""
         return list({one.label: one for one in map(self._configuration, self._study.trials)}.values())
 
     def run(self, trials: int) -> None:
-        """Continue until there are so many trials in all.
+        """Continue until the total number of trials is `trials`.
 
         Raises:
             SettingError: a trial is not possible.
@@ -157,7 +157,7 @@ class Search:
             _suggest(trial, axis)
 
     def _execute(self, batch: Sequence["optuna.trial.FrozenTrial"]) -> bool:
-        """Execute trials and give the study their scores; whether any run finished."""
+        """Execute trials and report their scores to the study; True if any run finished."""
         import optuna
 
         chosen = {trial.number: self._configuration(trial) for trial in batch}
@@ -186,7 +186,7 @@ class Search:
         return combination(self._settings, {axis.key: _value(axis, trial.params) for axis in self._axes})
 
     def _opened(self) -> "optuna.Study":
-        """The study of these settings, ranges and seeds; others have other scores, so they have their own."""
+        """The study of these settings, ranges and seeds; other settings have their own study."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend

@@ -1,4 +1,4 @@
-"""Small tables for the terminal and for Markdown, from the same heads and rows."""
+"""Small tables for the terminal and for Markdown, from the same headers and rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ def rich_table(heads: Sequence[str], rows: Iterable[Line], *, texts: int = 1, le
     """A table for the terminal; the best of a column is bold.
 
     Args:
-        heads: of the columns.
-        rows: as long as `heads`.
-        texts: so many columns in front are texts; the others are numbers, aligned right.
-        least: width of a column of numbers, in letters.
+        heads: headers of the columns.
+        rows: rows as long as `heads`.
+        texts: number of leading text columns; the others are numbers, aligned right.
+        least: minimum width of a column of numbers, in characters.
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, head in enumerate(heads):
@@ -45,7 +45,7 @@ def _as_text(cell: str | Entry) -> Text:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Line], *, texts: int = 1) -> list[str]:
-    """The lines of a Markdown table; the best of a column is bold. Arguments as of `rich_table`."""
+    """The lines of a Markdown table; the best of a column is bold. For the arguments see `rich_table`."""
     rule = "---|" * texts + "--:|" * (len(heads) - texts)
     return [f"| {' | '.join(heads)} |", f"|{rule}", *(f"| {' | '.join(map(_marked, row))} |" for row in rows)]
 

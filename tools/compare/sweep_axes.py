@@ -1,4 +1,4 @@
-"""The axes of a sweep: settings with the values that each takes, or with a range for a search."""
+"""The axes of a sweep: settings with their values, or with a range for a search."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class Range:
 
     @property
     def words(self) -> str:
-        """The range as `--over` has it."""
+        """The range in the form of `--over`."""
         return f"{self.low}..{self.high}" + (":log" if self.log else "")
 
     @property
@@ -56,7 +56,7 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are whole numbers."""
+        """True if its values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -67,11 +67,11 @@ def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axi
     """The axes that `--over` names.
 
     Args:
-        over: `section.key=value,value` each, values as in TOML, bare words being text, or
-            `section.key=low..high`; or values, or the text of a range, by `section.key`.
+        over: texts `section.key=value,value` with values as in TOML (bare words are text), or
+            `section.key=low..high`. Or a dict of values, or of a range as text, by `section.key`.
 
     Raises:
-        SettingError: one is none of these, or a setting or a value is named twice.
+        SettingError: an entry has another form, or a setting or a value occurs twice.
     """
     if isinstance(over, Mapping):
         axes = [
@@ -97,7 +97,7 @@ def combinations(settings: RunSettings, axes: Axes, num_seeds: int) -> list[Conf
     """A configuration for each combination of values; the values of the last axis change first.
 
     Raises:
-        SettingError: there is a range, or there are too many combinations.
+        SettingError: an axis is a range, or there are too many combinations.
     """
     for axis in axes:
         if isinstance(axis, Range):

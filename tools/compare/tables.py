@@ -43,7 +43,7 @@ _TO_TARGET_IN_SWEEP = (BYTES_UP_TO_TARGET, SECONDS_TO_TARGET)
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What a reader has to know: different devices took part, or configurations have identical results."""
+    """Warnings for a reader: different devices took part, or configurations have identical results."""
     counts = [comparison.spread(one.label, TOOK_PART) for one in comparison.shown]
     unequal = len({found.mean for found in counts if found}) > 1
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -102,7 +102,10 @@ def _note(text: str) -> Text:
 
 
 def markdown(comparison: Comparison) -> bytes:
-    """methods.md: a row a configuration, accuracies in percent, and the differences between variants."""
+    """The content of methods.md.
+
+    It has a row for each configuration, accuracies in percent, and the differences between variants.
+    """
     scores = accuracies(comparison.runs)
     heads = ["method", "settings", *(one.head for one in (*scores, *_IN_MARKDOWN))]
     rows: Iterator[Line] = (
@@ -120,7 +123,9 @@ def markdown(comparison: Comparison) -> bytes:
 
 
 def _differences(comparison: Comparison) -> list[str]:
-    """Each variant minus the unchanged method, seed by seed: both have the same split of the data."""
+    """Each variant minus the unchanged method, by seed, because equal seeds have the same split of the
+    data.
+    """
     labels = {one.label for one in comparison.shown}
     rows = []
     for one in comparison.shown:
@@ -157,7 +162,7 @@ def title_of(comparison: Comparison, one: Configuration) -> str:
 
 
 def about_seeds(comparison: Comparison) -> str:
-    """What the numbers before and after ± are."""
+    """The meaning of the numbers before and after ±."""
     seeds = comparison.seeds
     if len(seeds) == 1:
         return f"one run each, seed {seeds[0]}"
@@ -167,14 +172,14 @@ def about_seeds(comparison: Comparison) -> str:
 
 
 def about_ranking(comparison: Comparison) -> str:
-    """Which samples rank a sweep."""
+    """The samples whose score ranks a sweep, in words."""
     if comparison.ranked_by == VALIDATION_MEAN:
         return "ranked by validation samples; the mean is on test samples"
     return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"
 
 
 def best(comparison: Comparison, metric: Metric) -> set[str]:
-    """The configurations with the best mean, of those of which every run has the metric."""
+    """The configurations with the best mean, among those in which every run has the metric."""
     means = {
         one.label: found.mean
         for one in comparison.shown
@@ -203,7 +208,9 @@ def entries(comparison: Comparison, one: Configuration, columns: Sequence[Metric
 
 
 def _text(metric: Metric, found: Spread | None, runs: int, columns: Sequence[Metric]) -> str:
-    """Mean and deviation, with the number of runs if some lack it; the head of accuracies has the %."""
+    """Mean and deviation, with the number of runs if some lack the metric; the header of accuracies has the
+    %.
+    """
     if not found:
         return readable.UNKNOWN
     text = metric.unit.spread(found.mean, found.deviation)
@@ -212,7 +219,7 @@ def _text(metric: Metric, found: Spread | None, runs: int, columns: Sequence[Met
 
 
 def sweep_table(comparison: Comparison) -> Group:
-    """The best combinations of a ranked sweep; with the cost of a target if one was asked for."""
+    """The best combinations of a ranked sweep; with the cost of a target if one was requested."""
     target = comparison.target if comparison.target and comparison.target.reason == AS_ASKED else None
     columns = (PERSONAL_MEAN, *_TO_TARGET_IN_SWEEP) if target else _IN_SWEEP
     if comparison.ranked_by == VALIDATION_MEAN:
@@ -236,10 +243,10 @@ def sweep_table(comparison: Comparison) -> Group:
 
 
 def sweep_summary(comparison: Comparison, over: Mapping[str, Any], failed: Sequence[str]) -> bytes:
-    """summary.json of a ranked sweep: the combinations with their scores, the best first.
+    """The content of a ranked sweep's summary.json: the combinations with their scores, the best first.
 
-    `target` is a score. `..._to_target` is the cost until the mean of the personal models reached it; it is
-    left out if that never happened.
+    `target` is a score. `..._to_target` is the cost until the mean of the personal models reached it; the key
+    is missing if that never happened.
     """
     found = [_combination(comparison, one) for one in comparison.shown]
     content = {
@@ -268,7 +275,7 @@ def _combination(comparison: Comparison, one: Configuration) -> dict[str, Any]:
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """Names of settings for narrow columns, in the same order."""
+    """Short names of settings for narrow columns, in the same order."""
     lasts = [key.rpartition(".")[2] for key in keys]
     return [
         "method" if key == "method.name" else last if lasts.count(last) == 1 else key

@@ -1,1 +1,1 @@
-"""What makes the documentation: pages that are generated from the code, and pictures from real runs."""
+"""Generators of the documentation: pages from the code, and pictures from real runs."""

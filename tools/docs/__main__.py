@@ -1,4 +1,4 @@
-"""`python -m fleetune.tools.docs [FOLDER]`: write the pages that are made from code and result files."""
+"""`python -m fleetune.tools.docs [FOLDER]`: write the pages that are generated from code and result files."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading the house's docstrings: their first sentence, and what a class says of its attributes."""
+"""Read docstrings: their first sentences, and the descriptions of a class's attributes."""
 
 import inspect
 import re
@@ -9,15 +9,16 @@ _SENTENCE_END = re.compile(r"(?<!\bal)(?<!\beq)\. ")
 
 
 def first_sentence(docstring: str) -> str:
-    """On one line, without its full stop; `et al.` and `eq.` end none."""
+    """The first sentence on one line, without its full stop; `et al.` and `eq.` do not end a sentence."""
     paragraph = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
     return _SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".")
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """By name, what the docstrings of a class and of those it derives from say below `Attributes:`.
+    """Descriptions of attributes, by name, from `Attributes:` in the docstrings of a class and its base
+    classes.
 
-    Several names may share a text (`mean, std: ...`). A nearer class's text goes before a farther one's.
+    Several names may share a text (`mean, std: ...`). A subclass's text replaces that of a base class.
     """
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):

@@ -1,4 +1,4 @@
-"""Which pages are made from the code, and by what."""
+"""The generated pages, and the function that generates each."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""`python -m fleetune.tools.docs.pictures`: README's pictures, from a real run of the demo.
+"""`python -m fleetune.tools.docs.pictures`: draw README's pictures from a real run of the demo.
 
-Run by hand, in the repository; what it makes in docs/pictures is committed. Takes as long as `make demo`.
+Run it by hand in the repository and commit the files in docs/pictures. It takes as long as `make demo`.
 """
 
 import shutil

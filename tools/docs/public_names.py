@@ -1,4 +1,4 @@
-"""docs/public-names.md: what `fleetune` makes public, each with where it stands and what it is."""
+"""docs/public-names.md: the public names of `fleetune`, each with its description and file."""
 
 import inspect
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ them at work.
 
 | name | what it is | where |
 |---|---|---|"""
-_UNTOLD = {  # types that are no classes, and so say nothing of themselves
+_UNTOLD = {  # types without a docstring, because they are not classes
     "FlatArray": "A model's weights as one vector, float32, shape (spec.size,)",
     "MaskArray": "Which entries of the vector, bool, shape (spec.size,); True = selected",
     "Selection": "Any of the ways to say which entries are meant",
@@ -24,7 +24,7 @@ _UNTOLD = {  # types that are no classes, and so say nothing of themselves
 
 
 def public_names() -> str:
-    """The page."""
+    """The text of the page."""
     return "\n".join([_HEAD, *_rows()]) + "\n"
 
 
@@ -36,7 +36,7 @@ def _rows() -> Iterator[str]:
 
 
 def _where(found: object) -> str:
-    """The file or folder that it stands in, below the repository; nothing where it does not tell."""
+    """The file or folder of an object, below the repository; "" if it is unknown."""
     module = found if inspect.ismodule(found) else inspect.getmodule(found)
     if module is None or not module.__name__.startswith("fleetune."):
         return ""

@@ -15,16 +15,16 @@ _PLACE = re.compile(r"<!-- results: (?P<name>[\w./-]+) -->\n(?:.*?\n)??<!-- end 
 
 
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measured values with where they come from.
+    """Measured values and their origin.
 
     Attributes:
         columns: the table's header.
-        rows: its cells, one list a row; numbers are shown as they are written.
-        repeat: the command that measures them again; several commands are several lines.
-        commit: at which they were measured; "" if it was not noted.
-        date: when, as YYYY-MM-DD or YYYY-MM; "" if it was not noted.
-        seeds: of the runs.
-        note: what else a reader must know: machine, data, settings.
+        rows: the table's cells, one list for each row; numbers are shown unchanged.
+        repeat: the command that repeats the measurement; several commands are several lines.
+        commit: commit of the measurement; "" if unknown.
+        date: date of the measurement as YYYY-MM-DD or YYYY-MM; "" if unknown.
+        seeds: seeds of the runs.
+        note: further facts for a reader: machine, data, settings.
     """
 
     columns: tuple[str, ...]
@@ -37,7 +37,9 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_results(path: Path) -> Results:
-    """The results in a file. Raises ValueError: it is not one, or a row has another number of cells."""
+    """Read results from a file. Raises ValueError: the file is not valid, or a row has too few or too many
+    cells.
+    """
     results = msgspec.json.decode(path.read_bytes(), type=Results)
     for number, row in enumerate(results.rows, 1):
         if len(row) != len(results.columns):
@@ -62,7 +64,7 @@ def table(results: Results) -> str:
 
 
 def page_with_tables(root: Path, page: str) -> str:
-    """The text of a page with its tables as the result files have them now."""
+    """The text of a page with its tables rewritten from the present result files."""
     folder = root / "docs" / "results"
 
     def filled(place: re.Match[str]) -> str:
@@ -73,7 +75,7 @@ def page_with_tables(root: Path, page: str) -> str:
 
 
 def pages_with_tables(root: Path) -> list[str]:
-    """The pages below docs/ that have such tables, relative to `root`."""
+    """The pages below docs/ with such tables, relative to `root`."""
     found = sorted((root / "docs").rglob("*.md"))
     return [
         str(path.relative_to(root)) for path in found if "<!-- results: " in path.read_text(encoding="utf-8")
@@ -85,7 +87,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _origin(results: Results) -> str:
-    """Where the figures come from, and the commands that repeat them."""
+    """The origin of the figures, and the commands that repeat them."""
     seeds = ", ".join(map(str, results.seeds))
     measured = [
         f"on {results.date}" if results.date else "",

@@ -1,4 +1,4 @@
-"""docs/run-toml.md: every key of run.toml, every method's own too, from the types and docstrings."""
+"""docs/run-toml.md: every key of run.toml, methods' settings included, from the types and docstrings."""
 
 import dataclasses
 import json
@@ -45,18 +45,18 @@ _SLIM = ("| key | value | default | meaning |", "|---|---|---|---|")
 
 
 class UndescribedError(Exception):
-    """A key about which its section's docstring says nothing."""
+    """The docstring of a section lacks one of its keys."""
 
 
 def run_toml_reference() -> str:
-    """The page. Raises UndescribedError."""
+    """The text of the page. Raises UndescribedError."""
     compare = f"## [compare.LABEL]\n\n{described(RunSettings, 'compare')}"
     parts = [_HEAD, *_sections(RunSettings, ""), *_policy(), compare, *_methods()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 def _sections(kind: type[Struct], path: str) -> Iterator[str]:
-    """A section, then those in it; of the whole file only these."""
+    """Yield a section, then its subsections; for the whole file only the sections."""
     fields = _info(kind).fields
     inner = [(field, found) for field in fields if (found := _section_of(field.type))]
     if path:
@@ -82,7 +82,7 @@ def _row(kind: type[Struct], field: inspect.Field, path: str) -> str:
 
 
 def described(kind: type, *names: str) -> str:
-    """What the class's docstrings say of an attribute by one of its names. Raises UndescribedError."""
+    """The description of an attribute by one of its names. Raises UndescribedError."""
     texts = attributes(kind)
     for name in names:
         if name in texts:
@@ -98,7 +98,7 @@ def _who(path: str, key: str) -> str:
 
 
 def _only_simulated(path: str, key: str) -> bool:
-    """Whether `serve` would name the key as one for simulations."""
+    """True if `serve` reports the key as one for simulations only."""
     if path.startswith("data.arrivals") or path in ("data.partition", "fleet.wireless"):
         return True
     if path != "fleet":
@@ -108,7 +108,7 @@ def _only_simulated(path: str, key: str) -> bool:
 
 
 def _policy() -> Iterator[str]:
-    """What an owner may say, for simulated owners too."""
+    """The settings of a device's owner, also of a simulated owner."""
     yield _POLICY
     fields = _info(Policy).fields
     yield "\n".join([*_SLIM, *(_slim(Policy, field) for field in fields)])
@@ -131,7 +131,7 @@ def _method(target: str) -> type[Method[Any, Any, Any, Any]]:
 
 
 def _method_fields(kind: Any) -> Iterator[inspect.Field]:
-    """A method's settings, as msgspec describes fields."""
+    """A method's settings as fields of msgspec."""
     hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if field.name != "spec":
@@ -140,7 +140,7 @@ def _method_fields(kind: Any) -> Iterator[inspect.Field]:
 
 
 def _default_in_runs(kind: type[Method[Any, Any, Any, Any]], field: inspect.Field) -> str:
-    """What a run that begins now has for a setting that it leaves open."""
+    """The default of a method's setting in a new run."""
     short, long = (kind.defaults_of_run(rounds).get(field.name) for rounds in (1, 1000))
     usual = default_words(field) if short is None else f"`{json.dumps(short)}`"
     usual = "from `run.rounds`" if short != long else usual
@@ -166,6 +166,6 @@ def _info(kind: type[Struct]) -> inspect.StructType:
 
 
 def _section_of(kind: inspect.Type) -> type[Struct] | None:
-    """The section that a key holds, if it holds one (perhaps beside a plain value)."""
+    """The section that a key holds, also if the key may hold a plain value instead; None if it holds none."""
     types: Iterable[inspect.Type] = kind.types if isinstance(kind, inspect.UnionType) else [kind]
     return next((one.cls for one in types if isinstance(one, inspect.StructType)), None)

@@ -1,4 +1,6 @@
-"""A program's screens as pictures: run in a terminal of its own, its frames as one animated SVG."""
+"""Pictures of a program's screens: run it in a terminal of its own, and draw its frames as one animated
+SVG.
+"""
 
 import fcntl
 import io
@@ -16,15 +18,17 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
-_REDRAWN = re.compile(r"\r?(?:\x1b\[\?25[lh])?\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")  # as rich's Live goes back
-_FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # of rich's SVG: from elsewhere, which we never ask
+# the codes with which rich's Live moves back
+_REDRAWN = re.compile(r"\r?(?:\x1b\[\?25[lh])?\r?\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
+# rich's SVG loads fonts from the network, which we remove
+_FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 _SVG = re.compile(
     r"<svg[^>]*viewBox=\"0 0 (?P<width>[\d.]+) (?P<height>[\d.]+)\"[^>]*>(?P<inner>.*)</svg>", re.DOTALL
 )
 
 
 def recorded(command: Sequence[str], folder: Path, columns: int, lines: int) -> str:
-    """All that a program writes to a terminal of this size. Raises CalledProcessError when it fails."""
+    """The whole output of a program on a terminal of this size. Raises CalledProcessError when it fails."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     environment = {**os.environ, "COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm-256color"}
@@ -33,7 +37,7 @@ def recorded(command: Sequence[str], folder: Path, columns: int, lines: int) -> 
     )
     os.close(theirs)
     parts = []
-    with suppress(OSError):  # so Linux says that nobody has the other end any more
+    with suppress(OSError):  # Linux reports in this way that no process has the other end open
         while part := os.read(ours, 65_536):
             parts.append(part)
     os.close(ours)
@@ -54,7 +58,7 @@ def frames(output: str, title: str) -> list[str]:
 
 
 def spread(items: Sequence[str], count: int) -> list[str]:
-    """At most `count` of them, the first and the last always, evenly between."""
+    """At most `count` items at even distances, always with the first and the last."""
     if len(items) <= count:
         return list(items)
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]

@@ -72,7 +72,7 @@ def main() -> None:
         for device in range(workload.devices)
     ]
     for client in clients:
-        client.optimize_memory = False  # SimClientAgent reads it from no settings
+        client.optimize_memory = False  # SimClientAgent does not read it from the settings
     driver = ReportingDriver(
         server,
         clients,

@@ -11,7 +11,7 @@ from flwr.simulation import run_simulation
 from workload_files import Files, given, round_over, save, train
 
 client_app, server_app = ClientApp(), ServerApp()
-kept: dict[str, Files] = {}  # of an actor, which is reused in all rounds
+kept: dict[str, Files] = {}  # state of an actor, which is reused in all rounds
 
 
 @client_app.train()
