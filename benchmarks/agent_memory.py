@@ -151,7 +151,7 @@ def agent_memory(case: Case, folder: Path, rounds: int, samples: int) -> dict[st
             serve = ["fleetune.coordinator.cli", "serve", str(run_file), "--runs", str(folder / "runs")]
             with started([*serve, *address], folder / "coordinator.log"):
                 wait_for(log, "is finished")
-            time.sleep(1)  # for its clean-up
+            time.sleep(1)  # time for its clean-up
             return {
                 "parameters": parameters,
                 "idle before its first run, MB": idle,

@@ -67,8 +67,9 @@ class Reading:
         files: open files and sockets.
         threads: threads of the process.
         folder_mb: size of its folder without downsampled rounds.
-        folder_files: number of files there.
-        past_mb: those rounds, bounded by `coordinator.extensions.downsampling.MOST_BYTES` twice.
+        folder_files: number of files in the folder.
+        past_mb: size of the downsampled rounds, at most twice
+            `coordinator.extensions.downsampling.MOST_BYTES`.
     """
 
     round: int

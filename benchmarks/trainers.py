@@ -102,7 +102,7 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
             with started([*serve, *address], folder / "coordinator.log"):
                 joined_s = _joining_s(folder)
                 wait_for(folder / "agent.log", "is finished")
-            time.sleep(1)  # for its clean-up
+            time.sleep(1)  # time for its clean-up
             return {
                 "connected after, s": connected_s,
                 "joined after, s": joined_s,

@@ -22,11 +22,11 @@ class Summed:
     """Time to add one update to the sum.
 
     Attributes:
-        parameters: of the model.
+        parameters: number of parameters of the model.
         density: share of the entries in the update.
         ms: minimum of several repetitions.
-        floor_ms: time of NumPy's addition of as many float64 values, likewise.
-        compiled: whether the compiled loop was used, see `protocols.update.compiled_sum`.
+        floor_ms: minimum time of NumPy's addition of as many float64 values.
+        compiled: True if the compiled loop was used, see `protocols.update.compiled_sum`.
     """
 
     parameters: int

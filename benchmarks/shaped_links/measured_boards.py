@@ -32,7 +32,7 @@ class Speeds:
     """Training speed of a fleet.
 
     Attributes:
-        gflops: of each device by the clock; median of its rounds after the first.
+        gflops: speed of each device by the clock; median of its rounds after the first.
         jitter: standard deviation of the logarithm between rounds; quadratic mean over devices.
     """
 

@@ -28,7 +28,7 @@ from fleetune.tools.simulator.write_device_files import write_device_files
 PORT = 1883
 PATIENCE_S = 4 * 3600.0
 LOOK_S = 0.1
-STOP_S = 20.0  # then it is killed
+STOP_S = 20.0  # seconds after which a process is killed
 BEGUN = "round 1: training"  # a line of an agent's log
 
 

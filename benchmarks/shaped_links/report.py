@@ -40,8 +40,8 @@ class Shaped(Struct, frozen=True):
         target: score of `seconds_to_target`.
         gflops: speed of each device in the calibration run.
         jitter: variation from round to round in the calibration run.
-        links: each device's link in words.
-        configurations: by name.
+        links: description of each device's link.
+        configurations: configurations by name.
     """
 
     run: str

@@ -28,15 +28,14 @@ class Trajectory(Struct, frozen=True):
 
     Attributes:
         rounds: number of closed rounds.
-        seconds: until the last round closed.
+        seconds: seconds until the last round closed.
         round_s: median length of a round.
         bytes_up, bytes_down: bytes of all counted replies, and of their tasks.
         late: replies of stragglers, which did not count.
         points: seconds since the first round opened, and the smoothed score of the fleet.
-        joules: of all boards at each of these points, with idle energy; computed from the boards' watts and
-            the
-            seconds that devices report.
-        parts: medians over rounds; None: too few rounds, or no device reported them.
+        joules: energy of all boards until each of these points, idling included; computed from the boards'
+            watts and the seconds that devices report.
+        parts: medians over rounds; None if there are too few rounds, or no device reported them.
     """
 
     rounds: int
@@ -50,12 +49,12 @@ class Trajectory(Struct, frozen=True):
     parts: Parts | None = None
 
     def joules_to(self, target: float) -> float | None:
-        """Value when the score was reached; None: never."""
+        """Value when the score was reached; None if it never was."""
         reached = zip(self.joules, self.points, strict=True)
         return next((joules for joules, (_, score) in reached if score >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
-        """Value when the score was reached; None: never."""
+        """Value when the score was reached; None if it never was."""
         return next((at_s for at_s, score in self.points if score >= target), None)
 
 

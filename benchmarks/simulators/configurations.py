@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.rival_environments import python_in
 from fleetune.tools.simulator.engine import WORKERS_A_CARD
 
-_TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
+_TORCH = "torch==2.13.0"  # the same version for all simulators, as in the Makefile
 # The part of APPFL's requirements that its simulator imports; pip does not finish with all of them.
 _FOR_APPFL = (
     "colorama",

@@ -12,7 +12,7 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.randomness import Key
 
-TEST_SAMPLES = 10  # for each device; rivals do not use them
+TEST_SAMPLES = 10  # number of test samples of each device; rivals do not use them
 MOST_UNSEEN = 10_000  # samples for the final accuracy
 
 

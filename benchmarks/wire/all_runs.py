@@ -1,4 +1,4 @@
-"""All runs of the wire benchmark: missing ones are run, and all of them enter the tables."""
+"""All runs of the wire benchmark: it executes missing runs and writes tables of all runs."""
 
 import json
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """FedPM (Isik, Pase, Gunduz, Weissman, Zorzi 2023, arXiv:2209.15328), for comparison only.
 
-Weights keep their random first values. FedPM learns a probability for each weight to be present. Devices
-train scores and send one sample of the mask.
+Weights keep their random initial values. FedPM learns for each weight the probability that it is present.
+Devices train scores and send one sample of the mask.
 """
 
 import math
@@ -43,20 +43,23 @@ class _Adam:
 class FedPm:
     """FedPM with its own training, sending and aggregation, after the authors' code.
 
-    As there (github.com/BerivanIsik/sparse-random-networks): weights and biases are plus or minus e /
+    As in that code (github.com/BerivanIsik/sparse-random-networks): Weights and biases are plus or minus e /
     sqrt(fan-in). Scores start as N(0, 1) and are trained by Adam. Masks count as 0.01 and 0.99. The bytes of
     a mask are the entropy of its share of ones plus log2 of its size.
 
     Differs from the authors' code:
-    - Priors (lambda_0 = 1) are reset when every device could have taken part once, there in every round.
-    - The gradient passes a sample of the mask unchanged, there multiplied by the probability.
-    - The evaluated network is the mean over masks, there one sample, which is much worse on small networks.
+    - Priors (lambda_0 = 1) are reset once every device could have taken part; their code resets them every
+      round.
+    - The gradient passes a sample of the mask unchanged; their code multiplies it by the probability.
+    - The evaluated network is the mean over masks; their code uses one sample, which is much worse on small
+      networks.
 
     It needs models without running statistics.
 
     Attributes:
         fleet: data, batches, epochs and participants, the same for all configurations.
-        rate: of Adam on the scores. Theirs is 0.1; of 0.01, 0.1 and 0.3 the last is best on fashion-0.5.
+        rate: learning rate of Adam on the scores. Theirs is 0.1; of 0.01, 0.1 and 0.3 the last is best on
+            fashion-0.5.
     """
 
     fleet: Fleet

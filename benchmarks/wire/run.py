@@ -70,7 +70,7 @@ class Run:
         return float(np.mean(self.accuracy[-_LAST:]))
 
     def bytes_to(self, accuracy: float) -> float | None:
-        """Bytes up until this accuracy is reached; None: never."""
+        """Bytes up until this accuracy is reached; None if it never is."""
         rounds = zip(self.bytes_up, self.accuracy, strict=True)
         return next((bytes_up for bytes_up, reached in rounds if reached >= accuracy), None)
 

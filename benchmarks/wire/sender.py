@@ -10,7 +10,7 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class Arrived:
-    """What the coordinator receives in a round.
+    """Data that the coordinator receives in a round.
 
     Attributes:
         step: weighted mean of the devices' steps, shape (spec.size,).

@@ -93,9 +93,9 @@ def measure(devices: int, participants: int | None, rounds: int, which: Which) -
 
     Args:
         devices: number of devices that connect.
-        participants: devices that train in a round; None: all.
-        rounds: at least 2.
-        which: the broker.
+        participants: devices that train in a round; None for all.
+        rounds: number of rounds, at least 2.
+        which: the kind of broker.
 
     Raises:
         SettingError: the limit of open files is too low.

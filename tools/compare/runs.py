@@ -206,10 +206,10 @@ def execute_all(
     """Execute runs, as many at a time as there are workers; spare workers share the devices of a run.
 
     Args:
-        runs: in the order of execution.
-        workers: processes in all; 0: this process does all the work.
+        runs: runs in the order of execution.
+        workers: number of processes in all; 0: this process does all the work.
         on_round: called for each closed round.
-        on_done: called for each run that is finished or failed.
+        on_done: called for each finished or failed run.
         cluster: address of a Ray cluster whose nodes have the workers. A process of this machine drives the
             rounds of each run; there are `RUNS_A_CORE` such processes a core.
 

@@ -57,8 +57,8 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         title: the paper, its table, and the subject.
-        across: `methods` or `settings`, whichever the columns are; the rows are the other.
-        methods, settings: by their names in the paper, in its order.
+        across: `methods` if each column is a method, `settings` if each column is a setting.
+        methods, settings: methods and settings by their names in the paper, in its order.
     """
 
     title: str

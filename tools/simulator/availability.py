@@ -1,4 +1,4 @@
-"""Which simulated devices are connected: `[fleet] availability`, and batteries that run empty."""
+"""Availability of simulated devices: `[fleet] availability`, and batteries that run empty."""
 
 from collections.abc import Iterator
 from itertools import islice

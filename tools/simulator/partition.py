@@ -33,9 +33,9 @@ def partition(
 def assign_rows(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Rows]:
-    """Each device's rows.
+    """The rows of each device.
 
-    Devices have no row in common, except with `mix` and `primary`: there a class that has run out is used
+    Devices have no row in common, except with `mix` and `primary`, which use the rows of an exhausted class
     again. No device has a row twice. `samples` is the number of rows of every device for `iid`, `mix` and
     `primary`, and the maximum for the other kinds (cut by class).
 
@@ -74,7 +74,7 @@ def split_rows(rows: Rows, y: NDArray[np.int64], settings: Partition, device: in
 
 
 def num_test_rows(num_rows: int, settings: Partition) -> int:
-    """How many of a device's rows `split_rows` makes test rows."""
+    """Number of test rows that `split_rows` assigns to a device."""
     return num_stratified(num_rows, settings.test_fraction)
 
 

@@ -92,7 +92,7 @@ class PendingWork:
 
     @property
     def results(self) -> list[tuple[int, TrainingResult]]:
-        """All results by number; waits for them."""
+        """Wait for all results and return them by number."""
         return [(number, replace(job.result(), sent=None)) for number, job in sorted(self._jobs.items())]
 
     def restore(self, results: Iterable[tuple[int, TrainingResult]]) -> None:

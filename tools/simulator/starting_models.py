@@ -44,7 +44,7 @@ def deployed_files(devices: Path, name: DeviceId) -> DeployedFiles:
 
 
 def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
-    """The model with which a device starts the run, shape (spec.size,); None: the shared model.
+    """The model with which a device starts the run, shape (spec.size,); None for the shared model.
 
     Raises:
         StoreError: the file cannot be read.

@@ -58,12 +58,12 @@ class BatchSlots:
         self.backends = [BatchSlot(backend, number, self._networks, self._barrier) for number in range(most)]
 
     def each(self, do: Callable[[int, _Job], _Result], jobs: list[_Job]) -> list[_Result | Exception]:
-        """Do every job in a slot of its own; return the result or the exception of each. There are at most
-        as many jobs as slots.
+        """Execute each job in its own slot, at most one job a slot; return the result or the exception of
+        each.
 
         Args:
             do: called with the number of the slot and the job.
-            jobs: in the order of slots.
+            jobs: jobs in the order of slots.
         """
 
         def in_slot(slot: int, job: _Job) -> _Result | Exception:

@@ -1,1 +1,1 @@
-"""Checkpoints of a simulation: stored at the end of each round, and read when a stopped run goes on."""
+"""Checkpoints of a simulation: stored at the end of each round, and read to resume an interrupted run."""

@@ -22,11 +22,11 @@ class Checkpoints:
     """The checkpoints of one simulation.
 
     Args:
-        run: its store holds them.
+        run: run whose store holds them.
 
     Attributes:
-        num_closed: rounds that have ended, the final evaluation and rolled-back rounds among them. Devices'
-            files are kept for a run that goes on from there.
+        num_closed: number of ended rounds, the final evaluation and rolled-back rounds included. Devices'
+            files are stored under it, so that a resumed run can restore them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -61,8 +61,8 @@ class Checkpoints:
         """Store a checkpoint, inside `one_round()`.
 
         Args:
-            snapshot: makes it from the number of rounds that have ended.
-            fleet: its devices that changed are stored, too.
+            snapshot: function that creates the snapshot from the number of ended rounds.
+            fleet: fleet whose changed devices are stored, too.
         """
         self._run.controller.write_down()
         write_snapshot(self._run.store, snapshot(self.num_closed + 1), fleet.take_changed(), self._replies)
@@ -73,10 +73,11 @@ class Checkpoints:
         self.num_closed, self._written = self.num_closed + 1, True
 
     def restore(self, fleet: Fleet) -> Snapshot | None:
-        """Put devices, their files and the coordinator back to the latest checkpoint; None: there is none.
+        """Restore devices, their files and the coordinator from the latest checkpoint; None if there is
+        none.
 
         Raises:
-            StoreError: it is damaged or of another version, or the disk is full.
+            StoreError: the checkpoint is damaged or of another version, or the disk is full.
         """
         store = self._run.store
         snapshot = read_snapshot(store) if self._run.resumed else None

@@ -57,7 +57,7 @@ def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
 
 
 def apply(devices: Path, found: Changes) -> None:
-    """Make the same changes here. Each file is replaced as a whole, so a second name of it keeps the old
+    """Apply the changes here. Each file is replaced as a whole, so a second name of it keeps the old
     content.
 
     Raises:

@@ -20,7 +20,7 @@ from fleetune.tools.simulator.ray_engine.direct_channel import ChannelError, Cha
 from fleetune.tools.simulator.ray_engine.run_package import RunPackage, versions
 from fleetune.tools.simulator.workers import worker
 
-_FOLDERS = "fleetune-node-"  # in the node's folder for temporary files
+_FOLDERS = "fleetune-node-"  # prefix of its folders for temporary files on the node
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class _Schedule:
     no_node_since: float = field(default_factory=time.monotonic)
 
     def next_for(self, node: Node) -> _Task | None:
-        """The next task for a node: of a device whose files it has, else of a device whose files no idle
+        """The next task for a node: first of a device whose files it has, then of one whose files no idle
         node has.
         """
         seen, free = set(self.busy), None
@@ -264,7 +264,7 @@ class RayWorkers(Executor):
             return task
 
     def _run_task(self, node: Node, task: _Task) -> None:
-        """Run a task on a node. Another thread handles the answer, so that the node can go on."""
+        """Run a task on a node. Another thread handles the answer, so that the node can continue."""
         holder = self._schedule.holder.get(task.device)
         try:
             files = None if holder is node else device_copies.all_of(self._devices, task.device)
