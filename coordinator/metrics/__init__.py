@@ -1,1 +1,1 @@
-"""What is known of a run in numbers: the registry of metrics, and the summary of a run."""
+"""A run in numbers: the registry of metrics, and the summary of a run."""

@@ -1,4 +1,4 @@
-"""Which model devices deploy in a run with [adoption], and what they gain over local-only training."""
+"""Counts of the models that devices deploy in a run with [adoption], and their gains over local-only."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.student_t import student_t_quantile
 from fleetune.protocols.tasks.scores import Score
 
-CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end
+CONFIDENCE = 0.95  # one-sided confidence at each end of the interval
 
 
 def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
-    """What a device reported with a reply; None: nothing about adoption."""
+    """What a device reported about adoption with a reply; None if nothing."""
     found = reply.measures
     if found.adopted is UNSET:
         return None
@@ -25,30 +25,30 @@ def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
 
 
 def latest_adoption(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
-    """What a device reported last in `replies`, in their order; None: nothing."""
+    """The last report about adoption in `replies`, which are in order; None if there is none."""
     reported = [found for reply in replies if (found := adoption_of_reply(reply)) is not None]
     return reported[-1] if reported else None
 
 
 class LatestAdoption:
-    """What each device reported last, round by round."""
+    """Each device's latest report about adoption, updated round by round."""
 
     def __init__(self) -> None:
         self._latest: dict[DeviceId, DeviceAdoption] = {}
 
     def add(self, record: RoundRecord) -> None:
-        """Take in a closed round."""
+        """Add a closed round."""
         for device, reply in record.devices.items():
             if (found := adoption_of_reply(reply)) is not None:
                 self._latest[device] = found
 
     def summary(self) -> AdoptionSummary | None:
-        """Over all devices; None: none reported anything."""
+        """Summary over all devices; None if no device reported anything."""
         return adoption_over([self._latest[device] for device in sorted(self._latest)])
 
 
 def adoption_over(reported: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
-    """What devices reported, over all of them; None: there are none."""
+    """Summary of these reports; None if there are none."""
     if not reported:
         return None
     low, gain, high = interval([one.gain for one in reported if one.gain is not None])
@@ -57,7 +57,7 @@ def adoption_over(reported: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
 
 
 def interval(values: list[float]) -> tuple[float | None, float | None, float | None]:
-    """Mean of values over devices with its interval: low, mean, high."""
+    """Mean over devices with its interval (one-sided 95 % at each end): low, mean, high."""
     if not values:
         return None, None, None
     mean = float(np.mean(values))
@@ -69,7 +69,7 @@ def interval(values: list[float]) -> tuple[float | None, float | None, float | N
 
 
 def adoption_texts(found: AdoptionSummary, score: Score) -> list[str]:
-    """How many devices deploy a model of the fleet; then, if known, the gain over local-only."""
+    """Number of devices that deploy a model of the fleet; then, if known, the gain over local-only."""
     adopted = [f"{found.adopted} of {found.devices}"]
     if found.gain is None:
         return adopted

@@ -9,19 +9,19 @@ from fleetune.coordinator.rounds.records import DeviceRound, Diagnostics, RoundR
 from fleetune.coordinator.store.run_folder import DIAGNOSTICS
 from fleetune.protocols.method.diagnostics import Diagnostic
 
-MAX_POINTS = 100  # entries of a history: each may stand for several rounds
-PREFIX = "method."  # of the names of these metrics
-PICTURE = f"{DIAGNOSTICS}/"  # of the names of their pictures
-_NO_PART = ""  # the part of a figure that has no parts
+MAX_POINTS = 100  # entries of a history; each may cover several rounds
+PREFIX = "method."  # prefix of the names of these metrics
+PICTURE = f"{DIAGNOSTICS}/"  # prefix of the names of their pictures
+_NO_PART = ""  # the part of a diagnostic without parts
 _TO = "–"  # noqa: RUF001 - an en dash, as in printed tables
 
 Parts = Mapping[str, float]
 
 
 def values_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
-    """Values of one round by part: one mapping an update, or one for the state after the round.
+    """Values of one round by part: one mapping for each update, or one for the state after the round.
 
-    A figure without parts has the single part "".
+    A diagnostic without parts has the single part "".
     """
     of_updates = diagnostic.of == "update"
     sources: Iterable[Diagnostics] = (
@@ -34,12 +34,13 @@ def values_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
 def histories(
     diagnostics: Iterable[Diagnostic], training: Sequence[RoundRecord], most: int = MAX_POINTS
 ) -> dict[str, DiagnosticHistory]:
-    """History by name of each diagnostic that any training round has, in the declared order.
+    """History of each diagnostic that any training round reports, by name, in the declared order.
 
     Args:
-        diagnostics: as the method declares them.
+        diagnostics: diagnostics that the method declares.
         training: records of the training rounds, ascending.
-        most: entries of a history. Of more rounds, equally many are averaged into each entry.
+        most: largest number of entries in a history. With more rounds, each entry is the mean of an equal
+            number of rounds.
     """
     found = {one.name: _history(one, training, most) for one in diagnostics}
     return {name: history for name, history in found.items() if history is not None}
@@ -73,9 +74,10 @@ def _history(diagnostic: Diagnostic, training: Sequence[RoundRecord], most: int)
 
 
 def metric_of(diagnostic: Diagnostic) -> Metric:
-    """The diagnostic as a metric; of one with parts, the mean over them.
+    """The metric of a diagnostic; with parts, it is the mean over them.
 
-    One of updates is averaged over rounds and devices. Of the state after a round the last value counts.
+    A diagnostic of updates is averaged over rounds and devices. For a diagnostic of the state, the last value
+    counts.
     """
 
     def of_reply(reply: DeviceRound) -> Value:
@@ -96,7 +98,7 @@ def metric_of(diagnostic: Diagnostic) -> Metric:
 
 
 def metrics_in(summaries: Iterable[Summary]) -> list[Metric]:
-    """A metric for each diagnostic in any of these summaries; read from runs and devices."""
+    """A metric for each diagnostic in these summaries. It reads its values from runs and devices."""
     found: dict[str, DiagnosticHistory] = {}
     for summary in summaries:
         for name, history in summary.diagnostics_by_name.items():
@@ -118,33 +120,35 @@ def _of_run(name: str) -> Callable[[Summary], Value]:
 
 
 def unit_of_diagnostic(unit: str) -> Unit:
-    """The unit that methods call `unit`: `share` is shown in percent."""
+    """Unit for the unit name that methods use; `share` is shown in percent."""
     return FRACTION if unit == "share" else NUMBER
 
 
 def as_sentence(about: str) -> str:
-    """A diagnostic's description as a sentence: some methods write a phrase. A symbol at its start stays."""
+    """Make a sentence of a diagnostic's description, which may be a phrase. A symbol at its start stays
+    unchanged.
+    """
     first, *_ = about.split(maxsplit=1) or [""]
     begun = about[:1].upper() + about[1:] if first.isalpha() and len(first) > 1 else about
     return begun if begun.endswith(".") else f"{begun}."
 
 
 def diagnostics_line(record: RoundRecord, diagnostics: Iterable[Diagnostic], *, plain: bool = False) -> str:
-    """All diagnostics of a round in one line, in the declared order; "" without any.
+    """All diagnostics of a round in one line, in the declared order; "" if there are none.
 
     E.g. `Layers sent 62.5 % (50.0–75.0 %), r_ii 10.0–13.3 % by layers`.
 
     Args:
-        record: of the round.
-        diagnostics: as the method declares them.
-        plain: in ASCII, for logs.
+        record: record of the round.
+        diagnostics: diagnostics that the method declares.
+        plain: True for ASCII text, for logs.
     """
     line = ", ".join(_text(one, parts) for one in diagnostics if (parts := values_in(record, one)))
     return line.replace(_TO, "-").encode("ascii", "replace").decode() if plain else line
 
 
 def between(low: float, high: float, unit: str) -> str:
-    """A range such as 9.1–13.3 %; one number where both ends read alike."""
+    """A range such as 9.1–13.3 %; a single number if both ends look the same as text."""
     text = unit_of_diagnostic(unit).text
     least, greatest = text(low), text(high)
     return greatest if least == greatest else f"{least.removesuffix(' %')}{_TO}{greatest}"

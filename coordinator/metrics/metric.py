@@ -1,4 +1,7 @@
-"""What a metric is: name, unit, how it is read and aggregated, where it is shown. `registry` has all."""
+"""The class of a metric: its name and unit, how it is read and aggregated, and where it is shown.
+
+`registry` lists all metrics.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,21 +16,21 @@ from fleetune.protocols.tasks.scores import ACCURACY, Score
 Value = float | None
 Average = Callable[[Iterable[Value]], Value]
 Place = Literal["run table", "device table", "run page", "device page", "live", "comparison"]
-"""Where metrics are shown: tables of the terminal, report.html, live view and log, edge-sim compare."""
+"""Places that show metrics: terminal tables, report.html, live view and log, edge-sim compare."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What values are measured in, and how they are written.
+    """Unit of values, and the functions that format them.
 
     Attributes:
-        name: for exporters, in plural and without a prefix: seconds, bytes; "" for counts.
-        text: writes a value; "–" for None.
-        spread: writes a mean and its standard deviation, which may be None.
-        sign: follows the numbers of an axis.
-        change: writes two values, before and after.
-        gain: writes a difference.
-        on_axis: factor from a value to its place on an axis.
+        name: plural name without a prefix, for exporters, e.g. seconds, bytes; "" for counts.
+        text: formats a value; "–" for None.
+        spread: formats a mean and its standard deviation, which may be None.
+        sign: text after the numbers of an axis.
+        change: formats two values, before and after.
+        gain: formats a difference.
+        on_axis: factor that converts a value to its position on an axis.
     """
 
     name: str
@@ -53,23 +56,26 @@ JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a reply, a round, a device or a whole run, wherever it has a reader.
+    """One figure of a reply, a round, a device or a whole run, wherever it can be read.
 
     Attributes:
-        name: stable, in snake case; in CSV columns, in summary.json, for exporters.
-        title: for people; also the head of a column on a page.
-        about: what it is, in one sentence.
-        unit: of its values.
-        better: which values are better; None where that depends on something else (e.g. on bytes alone).
-        reply: reads it from a device's reply.
-        predicted: reads what the device predicted for that reply; None: no device predicts it.
-        over_rounds: aggregates one device's replies; a `total` only grows: a counter to an exporter.
-        over_devices: aggregates the devices of a round or a run.
-        round: reads it from a closed round; None: `over_devices` of its replies.
-        device, run: read it from summary.json; None: summary.json has it under `metrics`, or not at all.
-        judges: whether it is a score of a model; then title and unit follow the score of the run's task.
-        short: title where there is little room; "": `title`.
-        shown: the places that show it.
+        name: stable name in snake case, for CSV columns, summary.json and exporters.
+        title: title for people and for column heads.
+        about: description in one sentence.
+        unit: unit of its values.
+        better: "higher" or "lower"; None if neither is better by itself (e.g. bytes without the score).
+        reply: function that reads the metric from a device's reply.
+        predicted: function that reads the device's prediction for that reply; None if devices do not predict
+            it.
+        over_rounds: function that aggregates one device's replies; exporters treat a `total` as a counter.
+        over_devices: function that aggregates the devices of a round or a run.
+        round: function that reads it from a closed round; None to apply `over_devices` to the round's
+            replies.
+        device, run: functions that read it from summary.json; None if summary.json has it under `metrics` or
+            not at all.
+        judges: True for a score of a model; title and unit then follow the score of the run's task.
+        short: title for narrow places; "" to use `title`.
+        shown: places that show it.
     """
 
     name: str
@@ -102,9 +108,9 @@ class Metric:
         )
 
     def column(self, score: Score) -> str:
-        """Its column in tables of plain numbers, in a run whose models are judged by `score`.
+        """Name of its column in tables of plain numbers, in a run whose models are judged by `score`.
 
-        A score takes the place of `accuracy` in the name, or stands before it: `mae_after`,
+        The score's name replaces `accuracy` in the metric's name, or is put in front: `mae_after`,
         `mae_personal_mean`.
         """
         if not self.judges:
@@ -115,7 +121,7 @@ class Metric:
 
     @property
     def head(self) -> str:
-        """Head of a narrow column."""
+        """Title for the head of a narrow column."""
         return self.short or self.title
 
     @property
@@ -124,29 +130,29 @@ class Metric:
         return f"{self.title}, {self.unit.sign}" if self.unit.sign else self.title
 
     def of_reply(self, reply: DeviceRound) -> Value:
-        """Its value in a device's reply."""
+        """The metric's value in a device's reply."""
         return self.reply(reply) if self.reply else None
 
     def predicted_of(self, reply: DeviceRound) -> Value:
-        """What the device predicted for the reply."""
+        """The device's prediction for the reply."""
         return self.predicted(reply) if self.predicted else None
 
     def of_round(self, record: RoundRecord) -> Value:
-        """Its value in a closed round, over the replies."""
+        """The metric's value in a closed round, over all replies."""
         if self.round:
             return self.round(record)
         return self.over_devices(self.of_reply(reply) for reply in record.devices.values())
 
     def of_replies(self, replies: Iterable[DeviceRound]) -> Value:
-        """Its value for one device, over its rounds."""
+        """The metric's value for one device, over its rounds."""
         return self.over_rounds(self.of_reply(reply) for reply in replies)
 
     def of_device(self, row: DeviceSummary) -> Value:
-        """Its value for one device of summary.json."""
+        """The metric's value for one device of summary.json."""
         return self.device(row) if self.device else _among(row.metrics, self.name)
 
     def of_run(self, summary: Summary) -> Value:
-        """Its value for the whole run of summary.json."""
+        """The metric's value for the whole run of summary.json."""
         return self.run(summary) if self.run else _among(summary.metrics, self.name)
 
 
@@ -156,7 +162,7 @@ def unit_of(score: Score) -> Unit:
 
 
 def gain_of(score: Score) -> Unit:
-    """The unit of a difference of two values of a score; above 0 is better."""
+    """The unit of a difference between two values of a score; a positive difference is better."""
     return POINTS if score.share else GAIN_IN_NUMBERS
 
 
@@ -166,7 +172,7 @@ def titled(score: Score, rest: str) -> str:
 
 
 def capital(title: str) -> str:
-    """The title with a capital letter first."""
+    """The title with its first letter in upper case."""
     return title[:1].upper() + title[1:]
 
 

@@ -15,10 +15,10 @@ LOCAL = "local-only"
 
 
 def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
-    """The summary with personal scores, from each device's last reply where it has none.
+    """The summary with personal scores. Where it has none, they come from each device's last reply.
 
-    A run without a final evaluation has none. `after` of the last reply is the same quantity: the score of
-    the personal model when it was last trained.
+    A run without a final evaluation has no personal scores. The last reply's `after` is the same quantity:
+    the score of the personal model after its last training.
     """
     last = {
         device: reply.measures
@@ -45,29 +45,31 @@ def _filled(row: DeviceSummary, last: Measures | None) -> DeviceSummary:
 
 
 def personal(summary: Summary) -> dict[DeviceId, float]:
-    """Personal score of every device that has one."""
+    """Personal score by device, for all devices that have one."""
     rows = summary.by_device.items()
     return {device: row.personal for device, row in rows if row.personal is not None}
 
 
 def trained(summary: Summary) -> dict[DeviceId, float]:
-    """Personal score of every device that took part and has one."""
+    """Personal score by device, for all devices that took part and have one."""
     rows = summary.by_device
     return {device: score for device, score in personal(summary).items() if rows[device].took_part}
 
 
 def gains(summary: Summary, rival: Summary) -> dict[DeviceId, float]:
-    """How much better each device's personal score is than the rival's, of devices that took part in both."""
+    """Gain in personal score over the rival, for each device that took part in both runs."""
     theirs, sign = trained(rival), better_by(summary.judged_by)
     ours = trained(summary).items()
     return {device: sign * (value - theirs[device]) for device, value in ours if device in theirs}
 
 
 def better_by(score: Score) -> int:
-    """1 if a higher score is better, -1 if a lower one is."""
+    """1 if a higher score is better, -1 if a lower score is better."""
     return 1 if score.better == "higher" else -1
 
 
 def baseline(rivals: Mapping[str, Summary]) -> str | None:
-    """The rival that gains are measured against: local-only if it is among them, else the first."""
+    """The rival that gains are measured against: local-only if present, else the first; None without
+    rivals.
+    """
     return LOCAL if LOCAL in rivals else next(iter(rivals), None)

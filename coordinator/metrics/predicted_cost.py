@@ -1,4 +1,4 @@
-"""How well devices predicted the cost of a round: predicted against actual, reply by reply."""
+"""Accuracy of devices' cost predictions: predicted against actual cost of each reply."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,17 +11,17 @@ from fleetune.coordinator.metrics.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.method.method import DeviceId
 
-LEARNING_ROUNDS = 5  # of each device, its first ones
+LEARNING_ROUNDS = 5  # a device's first rounds, in which it still learns to predict
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A metric of one reply, predicted and actual.
+    """Predicted and actual value of a metric for one reply.
 
     Attributes:
-        device, round: of the reply.
-        predicted, actual: both known; `actual` above 0.
-        learned: whether the device had replied at least `LEARNING_ROUNDS` times before.
+        device, round: device and round of the reply.
+        predicted, actual: the two values; `actual` is above 0.
+        learned: True if the device had replied at least `LEARNING_ROUNDS` times before.
     """
 
     device: DeviceId
@@ -32,16 +32,17 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Relative to the actual value, at least 0."""
+        """Absolute error relative to the actual value."""
         return abs(self.predicted - self.actual) / self.actual
 
 
 def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
-    """Pairs of all replies to training rounds. An actual value of 0 has no relative error: it is left out.
+    """Pairs for all replies to training rounds. Actual values of 0 are left out, because they have no
+    relative error.
 
     Args:
-        records: of closed rounds, ascending.
-        metric: one that devices predict.
+        records: records of closed rounds, ascending.
+        metric: a metric that devices predict.
     """
     found, replies = [], dict[DeviceId, int]()
     for record in records:
@@ -55,10 +56,10 @@ def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
 
 
 def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
-    """Errors by metric, of all pairs and of those after the first five rounds of each device.
+    """Errors by metric, of all pairs and of those after each device's first five rounds.
 
-    A metric without pairs is None; so is the result when all are. Without pairs the processor's seconds are
-    left out: not all agents report them, and no simulated one does.
+    A metric without pairs is None, and so is the result if no metric has pairs. Processor seconds are omitted
+    if they have no pairs: some agents and all simulated devices do not report them.
     """
     by_metric = {metric.name: pairs_of(records, metric) for metric in predicted_metrics()}
     by_metric = {name: pairs for name, pairs in by_metric.items() if pairs or name != PROCESSOR.name}
@@ -73,7 +74,7 @@ def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionE
 
 
 def errors_of(pairs: Iterable[Pair]) -> Errors | None:
-    """Number of pairs, their median relative error, and the error that a tenth of them reaches or exceeds."""
+    """Number of pairs, median relative error, and 90th percentile of the relative error."""
     ranked = sorted(pair.error for pair in pairs)
     if not ranked:
         return None

@@ -1,9 +1,9 @@
-"""Quantities and names as text for people; "–" if unknown. Docstrings show examples."""
+"""Format quantities and names for people; "–" for unknown values. Docstrings show examples."""
 
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "–"  # noqa: RUF001 - an en dash, as in printed tables
-MOST_LETTERS = 24  # of a name in a label
+MOST_LETTERS = 24  # longest name in a label, in characters
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -17,7 +17,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def byte_scale(num_bytes: float) -> int:
-    """The power of 1000 whose unit `size` uses."""
+    """The power of 1000 that `size` uses for this number of bytes."""
     scale = 0
     while scale < len(_BYTE_UNITS) - 1 and num_bytes >= 999.5 * 1000**scale:
         scale += 1
@@ -25,7 +25,7 @@ def byte_scale(num_bytes: float) -> int:
 
 
 def byte_unit(scale: int) -> str:
-    """The unit of 1000 ** `scale` bytes."""
+    """The unit for 1000 ** `scale` bytes."""
     return _BYTE_UNITS[scale]
 
 
@@ -62,7 +62,7 @@ def count(number: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """12,345, 2.5, 0.0313: whole numbers as they are, others to three figures."""
+    """12,345, 2.5, 0.0313: whole numbers in full, others with three significant figures."""
     if value is None:
         return UNKNOWN
     whole = round(value)
@@ -123,7 +123,7 @@ def points(difference: float | None) -> str:
 
 
 def spread(value: float, deviation: float | None, digits: int = 0, unit: str = "") -> str:
-    """91.3 ±0.4 and the unit; without a deviation that is None or too small to show."""
+    """91.3 ±0.4 and the unit; without the deviation if it is None or too small to show."""
     within = "" if deviation is None else f" ±{deviation:.{digits}f}"
     shows = digits or within != " ±0"
     return f"{value:.{digits}f}{within if shows else ''}{' ' if unit else ''}{unit}"
@@ -163,7 +163,7 @@ def duration_spread(time_s: float, deviation_s: float | None) -> str:
 
 
 def clock(time_s: float) -> tuple[float, str]:
-    """The unit for a time: its length in seconds, and its sign."""
+    """The unit that suits a time: its length in seconds, and its symbol."""
     units = (3600, "h", 1.5), (60, "min", 1.5), (1, "s", 0.9995)
     return next(((scale, sign) for scale, sign, least in units if time_s >= least * scale), (0.001, "ms"))
 
@@ -173,7 +173,7 @@ def ratio(value: float | None) -> str:
 
 
 def conditions(now: Conditions) -> str:
-    """Conditions of a board: battery 43 %, 41 °C, throttled, metered; unknown ones are left out."""
+    """Conditions of a board: battery 43 %, 41 °C, throttled, metered; unknown values are left out."""
     charge = "" if now.battery is None else f" {100 * now.battery:.0f} %"
     power = f"{now.power or 'battery'}{charge}" if now.power or charge else ""
     parts = (
@@ -188,15 +188,15 @@ def conditions(now: Conditions) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of a peer, without characters that could control a terminal."""
+    """Text from a peer, without characters that could control a terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def short_board(name: str) -> str:
-    """A board's name where there is little room."""
+    """A shortened board name for narrow places."""
     return printable(name).replace("raspberry-pi", "rpi")
 
 
 def clip(name: str, letters: int = MOST_LETTERS) -> str:
-    """A name for a label, where a line cannot be broken."""
+    """A name shortened to fit a label that cannot wrap."""
     return name if len(name) <= letters else f"{name[: letters - 1]}…"

@@ -1,8 +1,8 @@
-"""The registry of metrics. A new metric is one entry here; every view, file and tracker follows.
+"""The registry of metrics. To add a metric, add one entry here; all views, files and trackers use it.
 
-Entries stand in the order of columns. A metric that devices measure needs a field of `RoundCost`, too.
-`shown` names the places that show it, `EVERYWHERE` is all of them. Views place some metrics by hand; all
-others of a place follow behind these.
+Entries are in the order of table columns. A metric that devices measure also needs a field of `RoundCost`.
+`shown` lists the places that show a metric; `EVERYWHERE` is all of them. A view positions some metrics
+explicitly and appends all others of its place.
 """
 
 from collections.abc import Collection
@@ -38,7 +38,7 @@ def _known(value: Value | UnsetType) -> Value:
 
 
 def _cost(name: str) -> dict[str, Any]:
-    """The readers of a field of `RoundCost`, as the device measured and as it predicted it."""
+    """Functions that read the measured and the predicted value of a field of `RoundCost`."""
     return {
         "reply": lambda reply: getattr(reply.actual, name),
         "predicted": lambda reply: getattr(reply.predicted, name),
@@ -55,7 +55,7 @@ def _worst_decile(summary: Summary) -> Value:
 
 
 def _score(name: str, title: str, about: str, *, short: str = "", shown: tuple[Place, ...]) -> Metric:
-    """A score over all devices, which `summary.Scores` holds under the same name."""
+    """A score over all devices, stored under the same name in `summary.Scores`."""
     return Metric(
         name,
         title,
@@ -69,7 +69,7 @@ def _score(name: str, title: str, about: str, *, short: str = "", shown: tuple[P
     )
 
 
-# Of a device's reply in one round, and aggregated over its rounds and over devices.
+# Metrics of one reply, also aggregated over a device's rounds and over devices.
 
 DURATION = Metric(
     "seconds",
@@ -300,7 +300,7 @@ UPDATES = Metric(
     shown=("device page",),
 )
 
-# Of a whole run, as its summary has it.
+# Metrics of a whole run, read from its summary.
 
 ROUNDS = Metric(
     "rounds",
@@ -443,17 +443,17 @@ METRICS: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if i
 
 
 def shown_at(place: Place, but: Collection[str] = ()) -> list[Metric]:
-    """Metrics that are shown in a place, without those of the names in `but`."""
+    """Metrics shown in a place, except those named in `but`."""
     return [metric for metric in METRICS if place in metric.shown and metric.name not in but]
 
 
 def predicted_metrics() -> list[Metric]:
-    """Metrics that devices predict for each round: its cost."""
+    """The metrics of a round's cost that devices predict."""
     return [metric for metric in METRICS if metric.predicted]
 
 
 def metrics_without_key() -> list[Metric]:
-    """Metrics that summary.json has under `metrics`: they are shown, but no key of their own holds them."""
+    """Shown metrics that summary.json stores under `metrics`, because they have no key of their own."""
     return [one for one in METRICS if one.shown and one.reply and not one.device and not one.run]
 
 
@@ -463,9 +463,10 @@ def metrics_of_rounds() -> list[Metric]:
 
 
 def round_row(record: RoundRecord, score: Score) -> dict[str, Any]:
-    """A closed round as a row of plain numbers; None where no device reported it.
+    """A closed round as a row of plain numbers; None where no device reported the value.
 
-    `participants` were asked, `replies` counted; `opened_s` and `closed_s` are seconds since the run began.
+    `participants` is the number of devices that received a task, `replies` the number of counted replies.
+    `opened_s` and `closed_s` are seconds since the run began.
     """
     return {
         "round": record.number,

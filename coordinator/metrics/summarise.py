@@ -1,4 +1,4 @@
-"""The summary of a run, made from its records and its ledger."""
+"""Makes the summary of a run from its records and its ledger."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -59,15 +59,16 @@ def summarise(
     """The summary of a run.
 
     Args:
-        settings: of the run.
-        spec: of its model.
-        records: of all closed rounds, ascending. Without a final evaluation the personal scores are None.
-        ledger: of the run.
-        counters: of the engine, e.g. replies and declines that do not count, by rejection reason.
-        reports: the devices' latest.
-        simulated: whether times are of a virtual clock.
-        diagnostics: as the method declares them.
-        rollout: of the shared model's versions; None: the run has no roll-out groups.
+        settings: settings of the run.
+        spec: description of its model.
+        records: records of all closed rounds, ascending. Without a final evaluation the personal scores are
+            None.
+        ledger: ledger of the run.
+        counters: counters of the engine, e.g. replies and declines that do not count, by rejection reason.
+        reports: latest report of each device.
+        simulated: True if times are of a virtual clock.
+        diagnostics: diagnostics that the method declares.
+        rollout: versions of the shared model; None if the run has no roll-out groups.
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
@@ -111,7 +112,7 @@ def summarise(
 
 
 def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Mean of each score, over the devices that took part and reported it."""
+    """Mean of each score over the devices that took part and reported it."""
     reported = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
     names = dict.fromkeys(name for scores in reported for name in scores)
     return {name: mean(scores.get(name) for scores in reported) for name in names} or UNSET
@@ -123,7 +124,7 @@ def _accuracies(
     final = list(final_evaluation.devices.values()) if final_evaluation else []
 
     def both(metric: Metric) -> tuple[float | None, float | None]:
-        """Mean, and weighted by training samples."""
+        """Mean over devices, and mean weighted by training samples."""
         pairs = [(metric.of_reply(reply), reply.measures.num_samples) for reply in final]
         return mean(value for value, _ in pairs), weighted_mean(pairs)
 
@@ -239,6 +240,6 @@ def _or_unset(value: float | None) -> float | UnsetType:
 
 
 def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Metrics without a key of their own; UNSET without any."""
+    """Mean over devices of each metric without a key of its own; UNSET if there are none."""
     found = {one.name: one.over_devices(map(one.of_device, rows)) for one in metrics_without_key()}
     return found or UNSET

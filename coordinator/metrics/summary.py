@@ -1,6 +1,6 @@
-"""summary.json: what a run came to, for scripts, tables and plots; `summarise` makes it.
+"""summary.json: the results of a run, for scripts, tables and plots. `summarise` makes it.
 
-Scripts read it by its keys. Whoever changes a key, or what it means, raises `FORMAT`.
+Scripts read it by key. A change of a key or of its meaning requires a higher `FORMAT`.
 """
 
 from collections.abc import Collection
@@ -16,30 +16,32 @@ from fleetune.protocols.tasks.scores import ACCURACY, Score
 SUMMARY = "summary.json"
 FORMAT = 2
 _REMEDY = "read it with the version of fleetune that wrote it, or run the run again"
-ONE_SIDED_95 = 1.645  # standard errors of a normal mean
+ONE_SIDED_95 = 1.645  # one-sided 95 % quantile of the normal distribution, in standard errors
 
 
 class BestRound(Struct, frozen=True):
-    """The round whose participants' personal models did best; of equal ones the earliest."""
+    """The round whose participants' personal models scored best; the earliest of equal rounds."""
 
     round: int
     after_mean: float
 
 
 class Accuracies(Struct, frozen=True):
-    """Accuracies, or whatever score the task has, on the devices' own test samples, as a mean over devices
-    and weighted by training samples.
+    """Scores on the devices' own test samples, as means over devices and weighted by training samples.
+
+    The score is accuracy unless the run's task has another one.
 
     Attributes:
-        personal_mean, personal_weighted: each device's personal model as it stood after the last round, of
-            the devices that took part: the others have a model that was never trained.
-        before_mean, before_weighted: in the final evaluation, of the model local training starts from.
-        after_mean, after_weighted: in the final evaluation, of the personal model that it leads to.
-        deployed_mean, deployed_weighted: of the model that the device deploys, the best or newest of the run
-            (docs/personal-models.md).
-        best_round: see there.
-        personal_mean_all, personal_weighted_all: of all devices; not there where all took part.
-        validation_mean: as `personal_mean`, on the devices' validation samples; not there without any.
+        personal_mean, personal_weighted: score of each device's personal model after the last round, over the
+            devices that took part; the others never trained theirs.
+        before_mean, before_weighted: score in the final evaluation of the model that local training starts
+            from.
+        after_mean, after_weighted: score in the final evaluation of the personal model after local training.
+        deployed_mean, deployed_weighted: score of the model that the device deploys, the best or newest of
+            the run (docs/personal-models.md).
+        best_round: see `BestRound`.
+        personal_mean_all, personal_weighted_all: personal score over all devices; omitted if all took part.
+        validation_mean: like `personal_mean`, on the devices' validation samples; omitted if there are none.
     """
 
     personal_mean: float | None = None
@@ -60,11 +62,12 @@ class PayloadBytes(Struct, frozen=True):
     """Payload bytes of all devices, as counted where they were sent and received.
 
     Attributes:
-        up, down: of the training rounds.
-        up_dense, down_dense: as many whole models in float32.
-        up_paper, down_paper: of training as papers count them, see `protocols.update.paper_bytes`.
-        enrolment: what joining took, both ways.
-        final_evaluation_up, final_evaluation_down: of the final evaluation, in no other figure.
+        up, down: bytes of the training rounds.
+        up_dense, down_dense: bytes of the same number of whole models in float32.
+        up_paper, down_paper: bytes of training as papers count them, see `protocols.update.paper_bytes`.
+        enrolment: bytes that joining took, in both directions.
+        final_evaluation_up, final_evaluation_down: bytes of the final evaluation, which no other figure
+            includes.
     """
 
     up: int = 0
@@ -79,24 +82,24 @@ class PayloadBytes(Struct, frozen=True):
 
     @property
     def share_up(self) -> float | None:
-        """Relative to as many whole models; None: none was sent."""
+        """Bytes relative to whole models; None if no model was sent."""
         return self.up / self.up_dense if self.up_dense else None
 
     @property
     def share_down(self) -> float | None:
-        """Relative to as many whole models; None: none was sent."""
+        """Bytes relative to whole models; None if no model was sent."""
         return self.down / self.down_dense if self.down_dense else None
 
 
 class Seconds(Struct, frozen=True):
-    """Times; those of a simulation are of its virtual clock.
+    """Times in seconds; in a simulation they are of its virtual clock.
 
     Attributes:
-        wall: of a real fleet, from the run's begin to its end; None: it has not ended, or was simulated.
-        rounds: until the last training round closed.
-        train, up, down: of all devices together.
-        virtual: of a simulation, from its begin to its end on the virtual clock. What it took of a processor
-            is `Provenance.processor_s`.
+        wall: duration of a real run from begin to end; None if it has not ended or was simulated.
+        rounds: time until the last training round closed.
+        train, up, down: times for training, uploads and downloads, summed over all devices.
+        virtual: duration of a simulated run on the virtual clock. `Provenance.processor_s` is the processor
+            time it took.
     """
 
     wall: float | None = None
@@ -108,12 +111,12 @@ class Seconds(Struct, frozen=True):
 
 
 class Host(Struct, frozen=True):
-    """What kind of computer the coordinator or simulation ran on.
+    """The kind of computer on which the coordinator or simulation ran.
 
     Attributes:
         system, machine: e.g. Linux, x86_64.
-        processor: its model, e.g. Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz; "": unknown.
-        cores: that it has.
+        processor: model of the processor, e.g. Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz; "" if unknown.
+        cores: number of processor cores.
     """
 
     system: str = ""
@@ -123,16 +126,16 @@ class Host(Struct, frozen=True):
 
 
 class Provenance(Struct, frozen=True):
-    """What a run was made with.
+    """The software, code and hardware that produced a run.
 
     Attributes:
-        versions: of Fleetune, Python, torch, NumPy and ONNX Runtime, as far as they are installed.
-        commits: of the folder it was started in (`folder`), and of Fleetune (`fleetune`), where these are git
-            trees; `-dirty` behind one says that files had been edited since.
-        host: see there.
-        sources: a digest of each file of the user's code that its settings name, see `user_sources`.
-        processor_s: processor time that the coordinator, or the simulation with its workers, took; a process
-            that was killed is not in it.
+        versions: versions of Fleetune, Python, torch, NumPy and ONNX Runtime, if installed.
+        commits: git commits of the working folder (`folder`) and of Fleetune (`fleetune`), if these are git
+            trees; the suffix `-dirty` marks uncommitted changes.
+        host: see `Host`.
+        sources: digest of each file of the user's code that the settings name, see `user_sources`.
+        processor_s: processor time of the coordinator, or of the simulation and its workers; killed processes
+            are not counted.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -143,7 +146,7 @@ class Provenance(Struct, frozen=True):
 
 
 class Errors(Struct, frozen=True):
-    """Relative errors of predictions: of how many replies, their median, and what a tenth of them reaches."""
+    """Relative errors of predictions: number of replies, median, and 90th percentile."""
 
     pairs: int = 0
     median: float | None = None
@@ -151,25 +154,28 @@ class Errors(Struct, frozen=True):
 
 
 class PredictionErrors(Struct, frozen=True):
-    """Of all replies, and of those after the first five rounds of each device; None: there are none."""
+    """Errors over all replies, and over those after each device's first five rounds; None if there are
+    none.
+    """
 
     overall: Errors | None = None
     after_five_rounds: Errors | None = None
 
 
 class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
-    """One figure of a method's inner workings over a run (`protocols.method.diagnostics`).
+    """History of one diagnostic of a method over a run (`protocols.method.diagnostics`).
 
-    The lists go together: an entry for each training round that tells it; in a long run for several rounds on
-    end, then the means are over these, and `least` and `greatest` of all of them.
+    All lists have the same length: one entry for each training round that reports the diagnostic. In a long
+    run an entry covers several consecutive rounds: it has the mean of their means, and the extremes of all of
+    them.
 
     Attributes:
-        title, about, unit, of, by: as the method declares it.
-        value: over the run: the mean over all updates, or the state's after the last round.
-        rounds: their numbers, the last of several.
-        mean: over the devices' updates, and over parts where it has them.
-        least, greatest: of any device and part.
-        parts: by part, its mean over the devices; None where it was not told.
+        title, about, unit, of, by: as the method declares them.
+        value: the mean over all updates of the run, or the value of the state after the last round.
+        rounds: number of each entry's round; the last one if it covers several.
+        mean: mean over the devices' updates, and over parts if there are any.
+        least, greatest: smallest and largest value of any device and part.
+        parts: for each part its mean over the devices; None where it was not reported.
     """
 
     title: str
@@ -194,12 +200,12 @@ class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
-    """What a device deploys in a run with [adoption], by its latest reply or the final evaluation.
+    """The model that a device deploys in a run with [adoption], by its latest reply or the final evaluation.
 
     Attributes:
-        adopted: whether that is a model of the fleet instead of its local-only model.
+        adopted: True if it deploys a model of the fleet instead of its local-only model.
         local_only: accuracy of its local-only model.
-        gain: how much better the deployed model is than the local-only one, on the same test samples.
+        gain: score gain of the deployed model over the local-only model, on the same test samples.
         gain_error: standard error of `gain`.
     """
 
@@ -210,19 +216,21 @@ class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
 
     @property
     def below(self) -> bool:
-        """Whether it is worse than local-only by more than the noise of its tests (one-sided 95 %)."""
+        """True if the deployed model is worse than local-only by more than the test noise (one-sided 95
+        %).
+        """
         return self.gain is not None and self.gain < -ONE_SIDED_95 * (self.gain_error or 0.0)
 
 
 class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
-    """What all devices deploy in a run with [adoption].
+    """The models that all devices deploy in a run with [adoption].
 
     Attributes:
-        devices: that report it.
-        adopted: of these, devices that deploy a model of the fleet.
-        below: devices whose deployed model is worse than local-only by more than the noise of their tests.
-        gain: over local-only, mean over devices.
-        low, high: 95 % interval of that mean, by how devices differ.
+        devices: number of devices that report it.
+        adopted: number of these that deploy a model of the fleet.
+        below: number of devices whose deployed model is worse than local-only by more than the test noise.
+        gain: gain over local-only, mean over devices.
+        low, high: interval of that mean (one-sided 95 % at each end), from the variation between devices.
     """
 
     devices: int
@@ -234,14 +242,15 @@ class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
 
 
 class RolloutSummary(Struct, frozen=True, omit_defaults=True):
-    """The versions of the shared model in a run with adoption.canary, numbered by their rounds.
+    """Versions of the shared model in a run with adoption.canary. A version's number is that of its round.
 
     Attributes:
-        approved: the version that all devices get; 0: none.
-        trial: the version on trial; 0: none.
-        canaries, reporting: devices that try it, and how many of them reported on it.
-        went_out, stopped: versions that all devices got, and that were stopped, over the whole run.
-        why: reasons of the latest that were stopped, a line each.
+        approved: the version that all devices get; 0 if there is none.
+        trial: the version on trial; 0 if there is none.
+        canaries, reporting: number of devices that try it, and number of these that have reported on it.
+        went_out, stopped: number of versions released to all devices, and of versions stopped, over the whole
+            run.
+        why: reasons of the latest stopped versions, one line each.
     """
 
     approved: int
@@ -254,23 +263,23 @@ class RolloutSummary(Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceSummary(Struct, frozen=True):
-    """What a run came to for one device.
+    """Results of a run for one device.
 
     Attributes:
-        ratio: of its latest reply.
-        num_samples: that it trains on.
-        personal, before, after, deployed: accuracies as in `Accuracies`.
+        ratio: ratio of its latest reply.
+        num_samples: number of its training samples.
+        personal, before, after, deployed: scores as in `Accuracies`.
         up, down: payload bytes of the training rounds.
-        updates: that it sent.
-        reason: why it took its latest ratio.
-        predicted_s, actual_s: of a round, medians over its training rounds.
-        joules: of its training rounds.
-        adoption: see there; in runs with [adoption].
-        scores: all scores of the run's task, of the personal model; not there in runs without a [task].
-        metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
-            `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
-        validation: of the personal model, on the validation samples; not there without any.
-        group: of the data, that it has; in simulations of `data.partition.kind = "group"`.
+        updates: number of updates that it sent.
+        reason: reason for its latest ratio.
+        predicted_s, actual_s: predicted and actual duration of a round, medians over its training rounds.
+        joules: energy of its training rounds.
+        adoption: see `DeviceAdoption`; only in runs with [adoption].
+        scores: all scores of the run's task for the personal model; omitted in runs without a [task].
+        metrics: metrics without a key of their own. `method.NAME` is a diagnostic that the method reports
+            with updates, as a mean over the device's rounds.
+        validation: score of the personal model on the validation samples; omitted if there are none.
+        group: the device's data group; only in simulations with `data.partition.kind = "group"`.
     """
 
     ratio: float | None = None
@@ -294,20 +303,20 @@ class DeviceSummary(Struct, frozen=True):
 
     @property
     def took_part(self) -> bool:
-        """Whether it sent an update that counted."""
+        """True if the device sent an update that counted."""
         return self.updates > 0
 
 
 class DaySummary(Struct, frozen=True, omit_defaults=True):
-    """A day of a simulation whose devices' data grow.
+    """One day of a simulation in which the devices' data grow.
 
     Attributes:
-        day: from 1.
-        score: of what devices served, on the samples that came that day, judged before they were kept; mean
-            over the devices that served a model of the run; None: there were none.
-        rounds, joules, up, down: closed, taken by rounds, and sent, until the day's end.
-        drifting: devices that told of drift then.
-        devices: each one's own score.
+        day: number of the day, from 1.
+        score: score of the deployed models on the day's new samples, measured before these are stored; the
+            mean over devices that deploy a model of the run, None if there are none.
+        rounds, joules, up, down: closed rounds, energy of rounds, and payload bytes up to the day's end.
+        drifting: number of devices that report drift at that time.
+        devices: score of each device.
     """
 
     day: int
@@ -321,12 +330,12 @@ class DaySummary(Struct, frozen=True, omit_defaults=True):
 
 
 class RatioSummary(Struct, frozen=True, kw_only=True):
-    """What working at a ratio took and brought; None: not known.
+    """Cost and results of a ratio; None where unknown.
 
     Attributes:
-        ratio: which.
-        replies: made at it.
-        seconds, up, joules: medians of these, of whole rounds, payload bytes and energy.
+        ratio: the ratio.
+        replies: number of replies with this ratio.
+        seconds, up, joules: medians over these replies of round duration, payload bytes and energy.
         local_work: mean share of the local training that was done.
     """
 
@@ -339,11 +348,11 @@ class RatioSummary(Struct, frozen=True, kw_only=True):
 
 
 class EncodingSummary(Struct, frozen=True):
-    """What was sent by an encoding.
+    """Replies and bytes of an encoding.
 
     Attributes:
-        encoding: which, with the settings that run.toml gives it.
-        replies: whose updates were asked for by it.
+        encoding: the encoding with its settings in run.toml.
+        replies: number of replies for which it was requested.
         up: median of their payload bytes.
     """
 
@@ -353,37 +362,39 @@ class EncodingSummary(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The content of summary.json. What does not apply or is not known is None.
+    """The content of summary.json. A value that is unknown or does not apply is None.
 
     Attributes:
         format: version of the file's format.
-        method, model, seed: of the run.
-        parameters: of the model.
-        rounds: closed training rounds.
-        devices: that took anything from the coordinator.
-        simulated: times are of a virtual clock.
-        accuracy, bytes, seconds: see there. A run that is judged by another score has no accuracy.
-        ratios: by device, of each of its training rounds.
-        joules: of all training rounds' replies that tell them.
-        predicted_vs_actual: by quantity; None: nobody predicted anything.
-        refused: how often what was refused, by kind.
-        refused_by_device: how many replies of a device were refused, by kind.
+        method, model, seed: method, model and seed of the run.
+        parameters: number of parameters of the model.
+        rounds: number of closed training rounds.
+        devices: number of devices that received anything from the coordinator.
+        simulated: True if times are of a virtual clock.
+        accuracy, bytes, seconds: see `Accuracies`, `PayloadBytes` and `Seconds`. A run that is judged by
+            another score has no accuracy.
+        ratios: ratios of each device's training rounds, by device.
+        joules: energy of all training replies that report it.
+        predicted_vs_actual: errors of predictions, by quantity; None if no device predicted anything.
+        refused: number of refused messages and replies, by kind.
+        refused_by_device: number of refused replies of each device, by kind.
         by_device: see `DeviceSummary`.
-        adoption: see there; in runs with [adoption].
-        rollout: see there; in runs with adoption.canary.
-        metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
-        diagnostics: by name, what the method tells of its inner workings; not there where it tells nothing.
-        downsampled: rounds whose records an open run has let go of. All sums count them; no median, list
-            or picture does. Not there where there are none.
-        score: by which the run's models are judged; not there where it is accuracy.
-        scored: what `accuracy` is where it is accuracy.
-        scores: all scores of the run's task, of the personal models, means over devices.
-        days: of a simulation whose devices' data grow (`data.arrivals`).
-        ended: why training is over; not there where it is not, or all rounds are done.
-        by_ratio: ascending; in runs whose coordinator proposes ratios.
-        by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
-        agents: devices by program and version of their agent, as it reports them; not in simulations.
-        provenance: see there.
+        adoption: see `AdoptionSummary`; only in runs with [adoption].
+        rollout: see `RolloutSummary`; only in runs with adoption.canary.
+        metrics: metrics without a key of their own, see `metrics.METRICS`; there are none today.
+        diagnostics: history of each of the method's diagnostics, by name; omitted if there are none.
+        downsampled: number of rounds whose records an open run has dropped. Sums include these rounds;
+            medians, lists and pictures do not. Omitted if 0.
+        score: score by which the run's models are judged; omitted if it is accuracy.
+        scored: results by that score, in place of `accuracy`.
+        scores: all scores of the run's task for the personal models, means over devices.
+        days: days of a simulation in which the devices' data grow (`data.arrivals`).
+        ended: reason why training is over; omitted if it is not, or if all rounds are done.
+        by_ratio: figures of each ratio, ascending; only in runs whose coordinator proposes ratios.
+        by_encoding: figures of each encoding, largest payload first; only in runs whose coordinator proposes
+            encodings.
+        agents: number of devices by program and version of their agent, as reported; omitted in simulations.
+        provenance: see `Provenance`.
     """
 
     format: int = FORMAT
@@ -425,50 +436,50 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> Accuracies:
-        """What the models came to by that score."""
+        """Results of the models by that score."""
         return self.accuracy if self.scored is UNSET else self.scored
 
     def with_judged(self, judged: Accuracies) -> "Summary":
-        """With other figures by that score."""
+        """A copy with other results by that score."""
         return replace(self, accuracy=judged) if self.scored is UNSET else replace(self, scored=judged)
 
     @property
     def ranked(self) -> list[float]:
-        """The personal scores of the devices that took part, the worst first."""
+        """Personal scores of the devices that took part, worst first."""
         rows = self.by_device.values()
         own = (row.personal for row in rows if row.took_part and row.personal is not None)
         return sorted(own, reverse=self.judged_by.better == "lower")
 
     @property
     def who_took_part(self) -> str:
-        """How many devices took part, in words; "": all did."""
+        """Number of devices that took part, in words; "" if all did."""
         taking = sum(row.took_part for row in self.by_device.values())
         count = len(self.by_device)
         return "" if taking == count else f"{taking} of {count} devices took part"
 
     @property
     def diagnostics_by_name(self) -> dict[str, DiagnosticHistory]:
-        """What the method tells of its inner workings, by name."""
+        """Histories of the method's diagnostics, by name."""
         return self.diagnostics if isinstance(self.diagnostics, dict) else {}
 
 
 class _Format(Struct):
-    """All that is read of a file before its format is known."""
+    """The part of a file that is read to find its format."""
 
     format: int = 0
 
 
 def encoded(summary: Summary) -> bytes:
-    """The content of summary.json."""
+    """Encode a summary as the content of summary.json."""
     return json.format(json.encode(summary), indent=2) + b"\n"
 
 
 def read_summary(folder: Path | str) -> Summary:
-    """What the run in `folder` came to.
+    """Read the summary of the run in `folder`.
 
     Raises:
-        StoreError: there is no summary.json in it, or it is damaged.
-        StoreVersion: it has another format.
+        StoreError: there is no summary.json, or it is damaged.
+        StoreVersion: the file has another format.
     """
     path = Path(folder) / SUMMARY
     try:
@@ -484,8 +495,10 @@ def read_summary(folder: Path | str) -> Summary:
 
 
 def over_participants(judged: Accuracies, rows: Collection[DeviceSummary]) -> Accuracies:
-    """Scores whose personal ones are means over all devices, with the means over those that took part;
-    unchanged where all did.
+    """Replace personal means over all devices by means over those that took part, and keep the former as
+    `..._all`.
+
+    The scores stay unchanged if all devices took part.
     """
     untrained = any(row.personal is not None and not row.took_part for row in rows)
     if not untrained or judged.personal_mean is None:
