@@ -1,1 +1,3 @@
-"""What a run shows and leaves: live view, summary, tables, plots and pages. Read-only."""
+"""Views of a run and its final files: live view, summary, tables, plots and pages. Nothing here changes a
+run.
+"""

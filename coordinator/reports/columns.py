@@ -1,4 +1,4 @@
-"""Columns of tables for people: a metric, or several that share a column."""
+"""Columns of tables for people: one metric, or several that share a column."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from fleetune.coordinator.metrics.registry import shown_at
 from fleetune.coordinator.metrics.summary import DeviceSummary, Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
-_NARROW = 9  # letters of a line of a narrow head
+_NARROW = 9  # width of a line of a narrow head, in characters
 Row = Summary | DeviceSummary
 
 
@@ -19,9 +19,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        head: over the column.
-        metrics: that stand in it.
-        join: writes their values as one text; None: each stands on its own line, as its unit writes it.
+        head: text over the column.
+        metrics: metrics in the column.
+        join: formats their values as one text; None to put each on its own line, formatted by its unit.
     """
 
     head: str
@@ -37,7 +37,7 @@ class Column:
         return replace(self, head=self.head.replace(ACCURACY.title, score.title), metrics=metrics, join=join)
 
     def of(self, row: Row) -> str:
-        """The cell of a run or of a device."""
+        """Text of the cell for a run or a device."""
         values = [value_of(metric, row) for metric in self.metrics]
         if self.join:
             return self.join(*values)
@@ -45,22 +45,22 @@ class Column:
 
 
 def wide(metric: Metric) -> Column:
-    """A metric's own column where there is room."""
+    """A metric's column in a wide table."""
     return Column(metric.title, (metric,))
 
 
 def narrow(metric: Metric) -> Column:
-    """A metric's own column in a terminal; its head is broken into short lines."""
+    """A metric's column in a terminal table; its head wraps into short lines."""
     return Column(fill(metric.head, _NARROW, break_long_words=False), (metric,))
 
 
 def other_metrics(place: Place, by_hand: Sequence[Column], rows: Iterable[Row]) -> list[Metric]:
-    """Metrics shown in a place that no column by hand has, and that any of these rows has a value of."""
+    """Metrics shown in a place that no column of `by_hand` contains and that have a value in any row."""
     placed = {metric.name for one in by_hand for metric in one.metrics}
     known = list(rows)
     return [one for one in shown_at(place, placed) if any(value_of(one, row) is not None for row in known)]
 
 
 def value_of(metric: Metric, row: Row) -> float | None:
-    """A metric of a run or of a device."""
+    """Value of a metric for a run or a device."""
     return metric.of_run(row) if isinstance(row, Summary) else metric.of_device(row)

@@ -45,7 +45,7 @@ _VOID = frozenset(("img", "meta", "source"))  # elements without content
 
 
 class Html(str):
-    """Text that is HTML already; any other text is escaped where it is put into an element."""
+    """Text that is already HTML; elements escape all other text."""
 
     __slots__ = ()
 
@@ -85,12 +85,12 @@ def element(tag: str, *content: str, class_: str = "", **attributes: str) -> Htm
 
 
 def note(text: str) -> Html:
-    """A paragraph that explains what is next to it."""
+    """A paragraph that explains the element next to it."""
     return element("p", text, class_="faint")
 
 
 def cell(text: str, class_: str) -> Html:
-    """A cell of a table that is not plain: `text` aligns it left, `prose` also breaks its lines."""
+    """A table cell with a style: `text` aligns it left, `prose` also wraps its lines."""
     return element("td", text, class_=class_)
 
 
@@ -102,14 +102,14 @@ def row(cells: Iterable[str], class_: str = "") -> Html:
 
 
 def table(columns: Sequence[str], rows: Iterable[Html], *, left: Sequence[str] = ()) -> Html:
-    """A table that scrolls by itself; the first column and those named in `left` are aligned left."""
+    """A table that scrolls on its own; the first column and those named in `left` are aligned left."""
     heads = [element("th", column, class_="text" if column in left else "") for column in columns]
     whole = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", whole, class_="scroll")
 
 
 def card(name: str, value: str, *notes: str) -> Html:
-    """A figure of the headline: what it is, its value, and notes on it."""
+    """A headline card: the name of a figure, its value, and notes."""
     return element("div", element("dt", name), element("dd", value), *(element("dd", one) for one in notes))
 
 
@@ -119,14 +119,14 @@ def cards(shown: Iterable[Html]) -> Html:
 
 
 def figure(plot: Plot, caption: str) -> Html:
-    """A picture and what it shows."""
+    """A picture with its caption."""
     dark = element("source", srcset=_data_uri(plot.dark), media="(prefers-color-scheme: dark)")
     light = element("img", src=_data_uri(plot.light), alt=caption)
     return element("figure", element("picture", dark, light), element("figcaption", caption))
 
 
 def figures(shown: Iterable[Html]) -> Html:
-    """Pictures, side by side where there is room."""
+    """Several pictures, side by side if there is room."""
     return element("div", *shown, class_="plots")
 
 

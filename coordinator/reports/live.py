@@ -1,4 +1,6 @@
-"""The live view of a run: a screen for a terminal, and a line a round for a log. No I/O, no clock."""
+"""The live view of a run: a screen for a terminal, and one log line per round. It does no I/O and reads no
+clock.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -45,7 +47,7 @@ _STYLES: dict[Doing, str] = {
 _ORDER = {doing: place for place, doing in enumerate(_STYLES)}
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 30
-_LABEL = 8  # letters of the label of a line of the head
+_LABEL = 8  # width of the labels in the head, in characters
 _BY_HAND = {one.name for one in (BEFORE, AFTER, BYTES_UP, BYTES_DOWN, DURATION, PREDICTED)}
 _ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
 
@@ -58,9 +60,9 @@ class LiveView:
     devices: tuple[DeviceStatus, ...] = ()
 
     def render(self, *, width: int = 80, height: int = 40) -> RenderableType:
-        """The view in fewer than `height` lines, but at least its head and one device.
+        """Render the view in fewer than `height` lines, but with at least its head and one device.
 
-        What a device predicted, and why it took its ratio, are shown where `width` columns have room.
+        A device's predictions, and the reason for its ratio, are shown if `width` columns have room.
         """
         shot = self.status
         bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
@@ -84,7 +86,7 @@ class LiveView:
 
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
-    """A closed round in one line of ASCII, for logs and what is no terminal."""
+    """A closed round in one line of ASCII, for logs and outputs other than terminals."""
     last = "" if settings.run.is_open else f"/{settings.run.rounds}"
     what = "final evaluation" if record.final_evaluation else f"round {record.number}{last}"
     if record.attempt > 1:
@@ -111,13 +113,13 @@ def _named(name: str, metric: Metric, record: RoundRecord) -> str:
 
 
 def _adopted(record: RoundRecord) -> list[str]:
-    """How many of the devices that replied deploy a model of the fleet; [] where none reports it."""
+    """Number of replying devices that deploy a model of the fleet, as text; [] if no device reports it."""
     found = adoption_over([one for reply in record.devices.values() if (one := adoption_of_reply(reply))])
     return [] if found is None else [f"adopted {found.adopted}/{found.devices}"]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars between their least and their greatest."""
+    """The values as bars, scaled between the smallest and the largest value."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     steps = len(_BARS) - 1
     return "".join(
@@ -205,7 +207,7 @@ def _traffic(shot: RunStatus) -> Text:
 
 
 def _devices(view: LiveView, room: int, width: int) -> list[RenderableType]:
-    """A table of the devices; when there are more than lines, of the busiest, and a line on the rest."""
+    """A table of the devices. If they exceed the lines, it shows the busiest and a line on the rest."""
     devices = view.devices
     if not devices:
         return [Text("no device yet", "dim")]
@@ -232,7 +234,8 @@ def _table(lines: Sequence[DeviceStatus], width: int, score: Score) -> Table:
         *["took / predicted"] * times,
         *["why this p"] * reasons,
     ]:
-        named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
+        # columns that are dropped first on a narrow screen
+        named = name in ("device", "board", "doing", "why this p")
         table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
     for line in lines:
         table.add_row(
@@ -257,7 +260,7 @@ def _doing(line: DeviceStatus) -> Text:
 
 
 def _line(*parts: tuple[str, str]) -> Text:
-    """Texts and their styles in one line; what does not fit is cut."""
+    """Join styled texts into one line; text beyond the width is cut."""
     return Text.assemble(
         *((readable.printable(text), style) for text, style in parts), overflow="ellipsis", no_wrap=True
     )

@@ -1,4 +1,6 @@
-"""report.html: one file with all about a run, readable offline, on a phone, by day and by night."""
+"""report.html: a single offline file with all results of a run, for large and small, light and dark
+screens.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +62,8 @@ _SENT = (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)
 _IN_CARDS = (
     _ONE_MORE,
     *map(wide, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST, DEPLOYED, ENERGY, *_SENT)),
-    *map(wide, (LOCAL_ONLY, GAIN_OVER_LOCAL_ONLY, ADOPTED, BELOW_LOCAL_ONLY)),  # in the card on adoption
+    # shown in the adoption card
+    *map(wide, (LOCAL_ONLY, GAIN_OVER_LOCAL_ONLY, ADOPTED, BELOW_LOCAL_ONLY)),
 )
 _IN_METHODS = (
     *map(wide, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
@@ -109,16 +112,16 @@ _DIAGNOSTIC_HEADS = ["figure", "at first", "last", "over the run", "what it is"]
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows.
+    """Content of the page.
 
     Attributes:
         title: the run's name.
-        summary: of the run, with personal scores (`personal_scores.with_personal`).
-        rivals: other methods' summaries by name.
-        boards: of the devices.
-        plots: in their order.
-        run_file: run.toml as it is.
-        remark: one line instead of plots, "" for none.
+        summary: summary of the run, with personal scores (`personal_scores.with_personal`).
+        rivals: summaries of other methods, by name.
+        boards: boards of the devices.
+        plots: plots in their order.
+        run_file: unchanged text of run.toml.
+        remark: one line shown instead of plots; "" for none.
     """
 
     title: str
@@ -131,7 +134,7 @@ class Page:
 
 
 def write_page(page: Page) -> bytes:
-    """The page as UTF-8. Text of names and reasons stays text, whatever it holds."""
+    """The page as UTF-8. All names and reasons are escaped."""
     summary = page.summary
     sections = [
         element("h1", page.title),
@@ -210,12 +213,12 @@ def _headline(page: Page) -> Html:
 
 
 def _text(metric: Metric, summary: Summary) -> str:
-    """A metric of the run, as its unit writes it."""
+    """A metric of the run, formatted by its unit."""
     return metric.for_score(summary.judged_by).unit.text(metric.of_run(summary))
 
 
 def in_words_of(score: Score, text: str) -> str:
-    """A text on accuracy, changed to another score."""
+    """A text about accuracy, reworded for another score."""
     if score == ACCURACY:
         return text
     changed = text.replace("accuracy", score.title).replace("in percentage points", f"in its {score.title}")
@@ -223,7 +226,7 @@ def in_words_of(score: Score, text: str) -> str:
 
 
 def _scores(summary: Summary) -> list[Html]:
-    """All scores of the run's task, of the personal models; empty without a [task]."""
+    """All scores of the run's task for the personal models; empty without a [task]."""
     if not isinstance(summary.scores, dict):
         return []
     known = ((score_named(name), value) for name, value in summary.scores.items())
@@ -255,7 +258,7 @@ def _energy(summary: Summary) -> Html | None:
 
 
 def _adoption(summary: Summary) -> Html | None:
-    """How many devices deploy a model of the fleet, and what they gain by it."""
+    """Number of devices that deploy a model of the fleet, and their gain."""
     found = summary.adoption
     if found is UNSET:
         return None
@@ -295,7 +298,7 @@ def _plots(page: Page) -> Html:
 
 
 def _diagnostics(page: Page) -> list[Html]:
-    """What each diagnostic of the method is, how it began and ended, and its picture; empty without any."""
+    """For each diagnostic its description, first and last value, and picture; empty if there are none."""
     found = page.summary.diagnostics_by_name
     if not found:
         return []
@@ -321,7 +324,7 @@ def _how_to_read(history: DiagnosticHistory) -> str:
 
 
 def _predictions(page: Page) -> list[Html]:
-    """Errors of what devices predicted, in numbers and as a picture."""
+    """Errors of devices' predictions, as numbers and as a picture."""
     columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
     plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
     return [

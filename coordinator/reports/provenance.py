@@ -1,4 +1,4 @@
-"""What a run was made with: versions, commits, the kind of host, the user's code, processor time."""
+"""Provenance of a run: versions, commits, host, the user's code, processor time."""
 
 import os
 import platform
@@ -14,11 +14,11 @@ from fleetune.protocols.version import VERSION
 
 _PACKAGES = {"torch": "torch", "numpy": "numpy", "onnxruntime": "onnxruntime"}
 _GIT_TIMEOUT_S = 5.0
-_SOURCE_TREE = Path(__file__).resolve().parents[2]  # of this file where Fleetune runs from a checkout
+_SOURCE_TREE = Path(__file__).resolve().parents[2]  # root of the checkout, if Fleetune runs from one
 
 
 def provenance_of(run: Run) -> Provenance:
-    """Of a run that this process is at."""
+    """Provenance of a run that this process works on."""
     commits = {"folder": _commit(Path.cwd())}
     if (_SOURCE_TREE / "pyproject.toml").is_file():
         commits["fleetune"] = _commit(_SOURCE_TREE)
@@ -44,7 +44,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _commit(folder: Path) -> str:
-    """The commit of a folder's git tree; "": it is in none, or there is no git here."""
+    """The commit of a folder's git tree; "" if the folder is not in one, or git is missing."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)  # noqa: S603

@@ -1,4 +1,4 @@
-"""What a run leaves for people and scripts: summary.json, rounds.jsonl, pictures, report.html."""
+"""Final files of a run for people and scripts: summary.json, rounds.jsonl, pictures, report.html."""
 
 import importlib.util
 import logging
@@ -75,19 +75,20 @@ def write_report(
     durable: bool = True,
     left_out: Collection[str] = (),
 ) -> list[Path]:
-    """Write a run's report into its folder; the files written. What scripts read comes before the pictures.
+    """Write a run's report into its folder. Returns the written files. Files for scripts are written before
+    pictures.
 
     Args:
-        folder: of the run; its run.toml is shown as it stands there.
-        settings: of the run.
+        folder: the run's folder; the report shows its run.toml unchanged.
+        settings: settings of the run.
         summary: see `coordinator.metrics.summarise.summarise`.
-        records: of all closed rounds, ascending.
-        rivals: method name and summary of other runs on the same fleet, to compare with.
-        boards: of the devices.
-        durable: survive a power cut; simulations do without.
-        left_out: names of files that are not written.
+        records: records of all closed rounds, ascending.
+        rivals: summaries of other runs on the same fleet for comparison, by method.
+        boards: boards of the devices.
+        durable: True to survive a power cut; simulations use False.
+        left_out: names of files to skip.
 
-    Without matplotlib the pictures are left out, and one line of the log says so.
+    Without matplotlib, pictures are omitted and the log gets one line about it.
 
     Raises:
         StoreError: a file cannot be written.
@@ -117,7 +118,7 @@ def write_report(
 
 
 def can_paint() -> bool:
-    """Whether matplotlib is there; if not, one line of the log says so."""
+    """True if matplotlib is installed; otherwise the log gets one line about it."""
     there = importlib.util.find_spec("matplotlib") is not None
     if not there:
         log.warning(NO_PICTURES)
@@ -125,7 +126,7 @@ def can_paint() -> bool:
 
 
 def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dict[str, bytes]]:
-    """What `draw` draws: the plots for a page, by day and by night, and their PNGs by file name."""
+    """The pictures that `draw` makes: plots for a page in light and dark, and PNG files by name."""
     from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
 
     light, dark = draw(LIGHT), draw(DARK)
@@ -137,7 +138,11 @@ def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dic
 
 
 def write_figures(folder: Path, summary: Summary, records: Sequence[RoundRecord]) -> list[Path]:
-    """Write `figures` alone into a simulated run's folder; the files. Raises StoreError: one cannot be."""
+    """Write only `figures` into a simulated run's folder. Returns the written files.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
     return _write(folder, figures(summary, records), durable=False)
 
 
@@ -151,7 +156,7 @@ def _write(
 
 
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
-    """summary.json and rounds.jsonl; where devices' data grew in a simulation, days.jsonl."""
+    """Content of summary.json and rounds.jsonl; also days.jsonl if the devices' data grew in a simulation."""
     found = {SUMMARY: encoded(summary), ROUNDS: lines_of(records)}
     if summary.days is not UNSET:
         found[DAYS] = b"".join(msgspec.json.encode(day) + b"\n" for day in summary.days)

@@ -1,4 +1,4 @@
-"""`edge-coordinator status`: one screen on a run, whether or not a coordinator serves it."""
+"""`edge-coordinator status`: the status of a run on one screen, even if no coordinator serves it."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.run.stored_run import stored_run
 
 LOOK_EVERY_S = 1.0
-_PLAIN_WIDTH, _PLAIN_HEIGHT = 100, 1000  # of a file or pipe
+_PLAIN_WIDTH, _PLAIN_HEIGHT = 100, 1000  # columns for a file or pipe
 
 
 def show_status(folder: Path, console: Console | None = None) -> None:
@@ -25,12 +25,12 @@ def show_status(folder: Path, console: Console | None = None) -> None:
 
 
 def follow(folder: Path, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show the run until it is over: a screen on a terminal, else a line a round.
+    """Show the run until it is over: a screen on a terminal, otherwise one line per round.
 
     Args:
-        folder: of the run.
-        console: to show it on.
-        pause: waits so many seconds.
+        folder: the run's folder.
+        console: console to print on.
+        pause: function that waits a number of seconds.
 
     Raises:
         SettingError, StoreError: as `queries.status`.
@@ -56,7 +56,8 @@ def _follow_in_lines(folder: Path, console: Console, pause: Callable[[float], No
         for record in closed:
             if record.number > shown:
                 _say(console, plain_line(record, settings))
-        shown = max((record.number for record in closed), default=shown)  # lower after a rollback
+        # the number is lower after a rollback
+        shown = max((record.number for record in closed), default=shown)
         if status.over:
             _say(console, f"finished: {status.ended}")
             return
@@ -75,8 +76,8 @@ def _say(console: Console, line: str) -> None:
 
 
 def _screen(status: RunStatus, devices: tuple[DeviceStatus, ...], console: Console) -> RenderableType:
-    """The live view and what the round waits for, in one screen of the console."""
-    waits = "" if status.scheduled else status.waits  # the view itself has the schedule's reason
+    """The live view and what the round waits for, in one screen."""
+    waits = "" if status.scheduled else status.waits  # the view already shows the schedule's reason
     lines = [Text(one, "yellow", overflow="fold") for one in filter(None, [*status.troubles, waits])]
     used = sum(-(-len(line.plain) // console.width) for line in lines)
     height = console.height if console.is_terminal else _PLAIN_HEIGHT

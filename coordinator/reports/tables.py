@@ -35,7 +35,7 @@ from fleetune.coordinator.reports.columns import Column, narrow, other_metrics
 from fleetune.protocols import errors
 from fleetune.protocols.method.method import DeviceId
 
-_SHORT = 16  # letters of a name that stays in one line
+_SHORT = 16  # longest name that stays on one line, in characters
 _NARROW = 9
 _RUN = (
     *map(narrow, (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
@@ -64,10 +64,10 @@ _REFUSED = {
 
 
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
-    """A row a method: the rivals, then the run.
+    """A table with one row for each method: first the rivals, then the run.
 
-    Scores are those of the devices' personal models. "one more round" is the final evaluation: before and
-    after local training.
+    Scores are of the devices' personal models. "one more round" is the final evaluation, before and after
+    local training.
     """
     runs = [*(rivals or {}).items(), (summary.method, summary)]
     others = map(narrow, other_metrics("run table", _RUN, [run for _, run in runs]))
@@ -80,7 +80,7 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
         lines.append(f"training is over: {summary.ended}")
     if lines:
         table.caption = readable.printable("; ".join(lines))
-    table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" takes two lines before a name does
+    table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" should wrap before a name does
     table.columns[0].no_wrap = max(len(name) for name, _ in runs) <= _SHORT
     return table
 
@@ -92,16 +92,16 @@ def device_table(
     boards: Mapping[DeviceId, str] | None = None,
     limit: int = 40,
 ) -> Table:
-    """A row a device; of more than `limit` devices those with the worst scores.
+    """A table with one row for each device; of more than `limit` devices, those with the worst scores.
 
-    Names that are too long for the terminal take more lines. What devices deploy is shown where it is not
-    their personal model anyway; with [adoption] it takes the place of what one more round does.
+    Names that are too long for the terminal wrap. The score of the deployed model is shown if devices do not
+    always deploy their personal model; with [adoption] it replaces the scores of one more round.
 
     Args:
-        summary: of the run.
-        rivals: method's name and summary; with them, what each device gained over local-only.
-        boards: of the devices.
-        limit: rows at most.
+        summary: summary of the run.
+        rivals: summaries by method; with them, the table shows each device's gain over local-only.
+        boards: boards of the devices.
+        limit: largest number of rows.
     """
     rivals, boards = rivals or {}, boards or {}
     score, rival = summary.judged_by, baseline(rivals)
@@ -138,7 +138,7 @@ def device_table(
 
 
 def prediction_table(summary: Summary) -> Table | None:
-    """Errors of what devices predicted, a row a quantity; None: no device predicted anything."""
+    """Errors of devices' predictions, one row for each quantity; None if no device predicted anything."""
     rows = prediction_rows(summary)
     if not rows:
         return None
@@ -151,7 +151,7 @@ def prediction_table(summary: Summary) -> Table | None:
 
 
 def diagnostics_table(summary: Summary) -> Table | None:
-    """A row a diagnostic of the method; None: it has none."""
+    """A table with one row for each diagnostic of the method; None if there are none."""
     if not summary.diagnostics_by_name:
         return None
     table = _table("diagnostics of the method", "at first", "last", "over the run")
@@ -161,7 +161,7 @@ def diagnostics_table(summary: Summary) -> Table | None:
 
 
 def diagnostic_cells(history: DiagnosticHistory) -> list[str]:
-    """Title, first and last value, and the range over the run; with parts, ranges over these."""
+    """Title, first and last value, and range over the run; with parts, each is a range over the parts."""
     text = unit_of_diagnostic(history.unit).text
     ends = [text(history.mean[0]), text(history.mean[-1])]
     if history.parts:
@@ -176,7 +176,7 @@ def _over_parts(history: DiagnosticHistory, at: int) -> str:
 
 
 def fleet_table(devices: Iterable[DeviceStatus]) -> Table:
-    """A row a device: what it reported of itself, and its part in the run."""
+    """A table with one row for each device: the figures that it reported, and its part in the run."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     right = ("p", "samples", "a round\ntakes")
     for head in ("device", "board", "agent", *right, "conditions", "why this p", "stands"):
@@ -208,7 +208,7 @@ def _part_in_run(one: DeviceStatus) -> str:
 
 
 def prediction_rows(summary: Summary) -> list[list[str]]:
-    """Of each quantity: title, replies, median error and worst decile; the latter also after 5 rounds."""
+    """For each quantity: title, replies, median error and worst decile; both errors also after 5 rounds."""
     titles = {one.name: one.title for one in registry.METRICS}
     rows = []
     for name, found in (summary.predicted_vs_actual or {}).items():
@@ -220,9 +220,9 @@ def prediction_rows(summary: Summary) -> list[list[str]]:
 
 
 def refused(summary: Summary) -> list[tuple[str, int, str]]:
-    """(kind, how often, what it means), the most frequent first.
+    """(kind, count, explanation) of refused messages, most frequent first.
 
-    The engine counts dropped replies, too: a kind that the ledger also counts is listed once.
+    The engine also counts dropped replies; a kind that the ledger counts too is listed once.
     """
     counts = {kind: count for kind, count in summary.refused.items() if count}
     named = {"abandoned" if kind.startswith("abandoned-") else kind for kind in counts}

@@ -1,4 +1,4 @@
-"""Aggregation: the updates of a round become one state of the method, where a round closes."""
+"""Aggregation: turns the updates of a closing round into one state of the method."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +26,15 @@ class Aggregation:
     """Aggregates the updates of a run's rounds.
 
     Args:
-        method: of the run, with its state.
-        extensions: weigh the updates.
-        norms: find the update that made numbers which are not finite.
-        tasks: of the open round.
-        open_round: holds the replies.
-        combine: how updates are combined.
+        method: method of the run, with its state.
+        extensions: extensions that weight the updates.
+        norms: finds the update that caused non-finite numbers.
+        tasks: tasks of the open round.
+        open_round: replies of the open round.
+        combine: rule that combines updates.
 
     Attributes:
-        merged: the state after the round that was aggregated last; None: it held numbers that are not finite.
+        merged: state after the latest aggregation; None if it held non-finite numbers.
     """
 
     def __init__(
@@ -52,17 +52,16 @@ class Aggregation:
         self._not_finite: str | None = None  # where the latest state was not finite
 
     def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
-        """The updates of these devices for round `number`, weighed by the extensions, read one by one."""
+        """The updates of these devices for round `number`, weighted by the extensions, read one by one."""
         planned, tasks = self._method.planned, self._tasks.planned
         return self._extensions.updates(RoundUpdates(number, devices, planned, tasks, self._open.reply))
 
     def aggregate(self, number: int, devices: tuple[DeviceId, ...]) -> Aggregated | NotAggregated:
-        """Aggregate the updates of these devices into `merged`. Returns what the engine is told of it.
+        """Aggregate the updates of these devices into `merged`. Returns the event for the engine.
 
         Raises:
-            MethodError: `aggregate` failed. Or it gives numbers that are not finite even from each update
-            alone,
-                and all of these are of a usual size, so that the method is the reason.
+            MethodError: `aggregate` failed, or gives non-finite numbers even from each update alone although
+                all updates are of usual size.
         """
         sizes: dict[DeviceId, Sizes] = {}
         self.merged = self._aggregated(number, devices, sizes)
@@ -76,7 +75,8 @@ class Aggregation:
                 f"{title} returns NaN or infinite numbers in {place}, though all {len(devices)} updates are "
                 "finite and of the model's size"
             )
-        if not 0 < len(alone) < len(devices):  # no update fails by itself: the largest is the likely reason
+        # No update fails alone, or all do: then the largest is the likely cause.
+        if not 0 < len(alone) < len(devices):
             alone = suspect(self._norms.ratios(sizes), least=0.0)
         log.warning(
             "round %d: its updates do not aggregate to finite numbers; %s",
@@ -88,7 +88,9 @@ class Aggregation:
     def _aggregated(
         self, number: int, devices: tuple[DeviceId, ...], sizes: dict[DeviceId, Sizes]
     ) -> Any | None:
-        """The state after the round, None if a number in it is not finite. Notes the updates' `sizes`."""
+        """The state after the round, or None if it holds a non-finite number. Stores the updates' sizes in
+        `sizes`.
+        """
 
         def noted() -> Iterator[tuple[DeviceId, Any]]:
             for device, update in self.updates(number, devices):
@@ -106,6 +108,6 @@ class Aggregation:
         return None if self._not_finite else merged
 
     def _are_usual(self, sizes: Mapping[DeviceId, Sizes], devices: Sequence[DeviceId]) -> bool:
-        """True if all updates were measured, and no sum of them can overflow."""
+        """True if all updates were measured and no sum of them can overflow."""
         ratios = self._norms.ratios(sizes)
         return len(ratios) == len(devices) and max(ratios.values()) <= USUAL_RATIO

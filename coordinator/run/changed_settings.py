@@ -65,10 +65,11 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
 
 
 def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
-    """`now`, with what it leaves open of method, schedule and encodings as the run has decided it.
+    """Complete `now` with the run's stored choices of method, schedule and encodings, where `now` leaves
+    them open.
 
     Raises:
-        SettingError: no such method.
+        SettingError: the method does not exist.
     """
     encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
     for key in ("compact", "quick_masks"):

@@ -14,15 +14,15 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 class EngineRules:
-    """The rules of one run's rounds, and engines that follow them.
+    """The rules of one run's rounds, and a factory of engines that follow them.
 
     Args:
-        settings: of the run.
-        enrolment: what its devices start from.
-        method: of the run.
+        settings: settings of the run.
+        enrolment: initial data of its devices.
+        method: method of the run.
 
     Attributes:
-        schedule: when rounds may open.
+        schedule: times at which rounds may open.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class EngineRules:
         self._planner = Planner(settings.objective, uplinks, method.utility)
 
     def engine(self, state: EngineState | None = None) -> RoundEngine:
-        """A round engine in this state; None: in the state of a new run."""
+        """A round engine in this state; None for the state of a new run."""
         return self._type(self._run, self._round, state, self.schedule, self._planner)
 
     def resume(self, stored: EngineState, now: float) -> tuple[RoundEngine, list[Action]]:

@@ -1,4 +1,4 @@
-"""What every device of a run starts from; the coordinator makes it once."""
+"""The initial data for every device of a run, made once by the coordinator."""
 
 import uuid
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Beginning:
 
 
 def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
-    """As `beginning_of` the model that `find_model` finds: what each device gets.
+    """Make the enrolment for the model that `find_model` finds.
 
     Raises:
         FleetuneError: as `begin`.
@@ -65,7 +65,7 @@ def begin(
 
 
 def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
-    """What the devices of a run of `model` get; the run gets a unique id.
+    """Make the enrolment for a run of `model`; the run gets a unique id.
 
     Raises:
         SettingError: data.mean or data.std is not one number for each channel of the model.

@@ -15,15 +15,15 @@ from fleetune.protocols.randomness import Key
 
 
 class MethodRun:
-    """The method of one run at work.
+    """The method of one run and its state.
 
     Args:
-        method: made for the run's model.
-        weights: the run's first, shape (spec.size,).
-        store: of the run; `write` and `forget_last` write to it, inside `store.step()`.
+        method: the method, made for the run's model.
+        weights: initial weights, shape (spec.size,).
+        store: store of the run; `write` and `forget_last` write to it, inside `store.step()`.
 
     Attributes:
-        state: the method's state before the plan of the open round. Planning again on it after a restart
+        state: the method's state before the plan of the open round. Planning again from it after a restart
             gives the same tasks.
         planned: the method's state after that plan; the round's updates are aggregated on it.
     """
@@ -34,7 +34,7 @@ class MethodRun:
         self.planned: Any = self.state
         self._store = store
         self._written: Any = None
-        self._before: Any = None  # the state before the round that closed last; None: only the store holds it
+        self._before: Any = None  # the state before the latest closed round; None if only the store holds it
         self._closes = False  # True if the previous state must be kept when the present one is written
 
     @property
@@ -43,11 +43,15 @@ class MethodRun:
         return self.method.shared_model(self.state)
 
     def recall(self) -> None:
-        """Take over the state that the store holds. Raises StoreError."""
+        """Load the state from the store.
+
+        Raises:
+            StoreError: the stored state is damaged.
+        """
         self.state = self.planned = self._written = self._read()
 
     def admit(self, report: DeviceReport) -> None:
-        """Let the method take note of a device."""
+        """Inform the method about a device."""
         self.state = steps.admit(self.method, self.state, report)
 
     def plan(self, round_: Round, key: Key) -> Mapping[DeviceId, Any]:
@@ -57,15 +61,15 @@ class MethodRun:
         return tasks
 
     def take_over(self, merged: Any) -> None:
-        """Make an aggregated state the present one, when its round closes."""
+        """Make an aggregated state the current state, when its round closes."""
         self._before, self._closes, self.state = self.state, True, merged
 
     def roll_back(self) -> None:
-        """Go back to the state before the round that closed last."""
+        """Restore the state before the latest closed round."""
         self.state, self._before = self._before or self._read(before_last=True), None
 
     def write(self) -> None:
-        """Write the state, if it changed."""
+        """Write the state if it changed."""
         if self.state is self._written:
             return
         write_state(self._store, self.state, self.method.spec, keep_last=self._closes)

@@ -1,6 +1,6 @@
-"""Where a run's model comes from: a bundle, one that comes with Fleetune, or torch.
+"""Finds a run's model: a bundle file, a model that comes with Fleetune, or one built by torch.
 
-A coordinator without torch runs every model that was exported somewhere else.
+A coordinator without torch can run any model that was exported elsewhere.
 """
 
 import math
@@ -53,11 +53,11 @@ class Model:
 
 
 def find_model(settings: RunSettings) -> Model:
-    """The model of a run; torch is imported only where no bundle of it is at hand.
+    """Find the model of a run. Torch is imported only if no bundle of the model is available.
 
     Raises:
-        SettingError: its shape is not known, or is not the bundle's.
-        ModelError: it cannot be built or described, or its bundle is missing or damaged.
+        SettingError: the model's shape is unknown, or differs from the bundle's.
+        ModelError: the model cannot be built or described, or its bundle is missing or damaged.
     """
     model, key = _found(settings), run_key(settings.run.seed).child("weights")
     if settings.model.init != "default":
@@ -100,7 +100,7 @@ def is_at_hand(settings: RunSettings) -> bool:
 
 
 def make_run_bundle(settings: RunSettings) -> Bundle:
-    """The bundle of a run's model, by torch.
+    """Make the bundle of a run's model with torch.
 
     Raises:
         ModelError: the model cannot be exported, or torch is not installed.
@@ -115,7 +115,7 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
 
 
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
-    """The bundle, with the run's [data] settings of samples and classes."""
+    """A copy of the bundle with the run's [data] settings of samples and classes."""
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
     check_channels(data.mean, data.std, bundle.spec.input_shape)
@@ -146,12 +146,16 @@ def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
             )
         return bundle
     if settings.model.trainable or settings.model.adapters is not None:
-        return None  # those that are shipped train in whole
+        return None  # shipped models have no frozen part
     return shipped_bundle(*_shape(settings)) if settings.task == TaskSection() else None
 
 
 def read_bundle_file(path: Path) -> Bundle:
-    """Raises ModelError: the file is missing or damaged, or holds no bundle."""
+    """Read a model bundle from a file.
+
+    Raises:
+        ModelError: the file is missing or damaged, or holds no bundle.
+    """
     try:
         return read_bundle(read_input(path, error=lambda line: ModelError(f"cannot read bundle {line}")))
     except PacketError as problem:
@@ -223,7 +227,11 @@ def _by_torch(settings: RunSettings) -> Model:
 
 
 def _shaped(settings: RunSettings) -> ModelSection:
-    """[model] with a shape. Raises SettingError: it is not known."""
+    """The [model] section with a known shape.
+
+    Raises:
+        SettingError: the shape is not known.
+    """
     _, input_shape, num_classes = _shape(settings)
     return structs.replace(settings.model, input_shape=input_shape, num_classes=num_classes)
 

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _New:
-    """What a run begins with; `settings` say of method and training what the enrolment says."""
+    """The start of a new run; `settings` agree with the enrolment on method and training."""
 
     settings: RunSettings
     payload: bytes
@@ -72,24 +72,24 @@ def open_run(
     bundle: bytes | None = None,
     find: Callable[[RunSettings], Model] = find_model,
 ) -> Run:
-    """Open `folder` for a run: anew, or to go on with it.
+    """Open `folder` for a new run, or to continue the run in it.
 
-    A run that is there goes on with settings that mean the same, or differ in what may change (see
-    `coordinator.run.changed_settings`); a finished one too, when its rounds were raised.
+    A run continues if the settings have the same meaning, or differ only where changes are allowed (see
+    `coordinator.run.changed_settings`). A finished run continues if its number of rounds was raised.
 
     Args:
-        settings: of the run.
-        folder: its own.
-        fresh: remove what an earlier run left there, see `run_folder.clear`.
-        durable: survive a power cut; simulations do without.
-        in_process: the devices run in this process, see `RunController`.
-        enrolment: what a new run begins with; None: made here.
-        backbone: of that enrolment, see `Beginning`.
-        bundle: of its model, if it is made.
-        find: the model of a new run.
+        settings: settings of the run.
+        folder: the run's own folder.
+        fresh: True to remove the files of an earlier run, see `run_folder.clear`.
+        durable: True to survive a power cut; simulations use False.
+        in_process: True if the devices run in this process, see `RunController`.
+        enrolment: enrolment of a new run; None to make it here.
+        backbone: backbone file of that enrolment, see `Beginning`.
+        bundle: bundle of its model, if it is already made.
+        find: function that finds the model of a new run.
 
     Raises:
-        SettingError: the folder holds a finished run, or one of other settings or other code of the user's.
+        SettingError: the folder holds a finished run, or a run with other settings or other user code.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
     beginning = None if enrolment is None else Beginning(enrolment, backbone, bundle)
@@ -149,11 +149,12 @@ def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool, in_proces
 def _go_on(
     settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, in_process: bool
 ) -> Run | None:
-    """The run that the store holds; None if no device had joined it and its settings have changed.
+    """Continue the run that the store holds; None if no device has joined it and its settings have changed.
 
     Raises:
-        SettingError: it is finished, or its settings are others.
-        StoreError: it is damaged; StoreVersion: this version cannot read its format.
+        SettingError: the run is finished, or its settings differ.
+        StoreError: the store is damaged.
+        StoreVersion: this version cannot read the store's format.
     """
     enrolment = read_enrolment(payload, folder)
     before = stored_settings(store.get("settings") or b"null", folder)
@@ -183,7 +184,11 @@ def _go_on(
 
 
 def _change(run: Run, found: Differences, *, raised: bool) -> None:
-    """Go on with other settings than before. Raises SettingError when these must not change."""
+    """Continue with changed settings.
+
+    Raises:
+        SettingError: a changed setting must not change.
+    """
     run.controller.recall()
     check_changes(found, run.controller.engine_state.rounds_done, run.folder)
     with run.store.step():

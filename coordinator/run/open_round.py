@@ -12,18 +12,18 @@ from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Reply
 
-_OPENED = "opened"  # in the store
+_OPENED = "opened"  # key in the store
 
 
 class OpenRound:
-    """The open round of a run; all but `recall` inside `store.step()`.
+    """The open round of a run. Call all methods but `recall` inside `store.step()`.
 
     Args:
-        store: of the run.
-        replies: keeps the updates until they are aggregated.
+        store: store of the run.
+        replies: holds the updates until they are aggregated.
 
     Attributes:
-        rows: what the record will say of each reply, by device.
+        rows: the record's row for each reply, by device.
         opened_at: when the round opened, on the run's clock.
     """
 
@@ -34,18 +34,28 @@ class OpenRound:
         self.opened_at = 0.0
 
     def recall(self, state: EngineState) -> None:
-        """Take over what the store holds of the open round. Raises StoreError."""
+        """Load the open round from the store.
+
+        Raises:
+            StoreError: the stored round is damaged.
+        """
         self.rows = {} if state.stage == "finished" else self._store.device_rounds(state.round_attempt.number)
         opened = self._store.get(_OPENED)
         assert opened is not None, "it is written in the same transaction as the engine's state"
         self.opened_at = msgspec.json.decode(opened, type=float)
 
     def keep(self, reply: Reply[Any], data: bytes | None = None) -> None:
-        """Keep a reply until its update is aggregated; `data`: as it came, where it can be read by itself."""
+        """Keep a reply until its update is aggregated; `data` is its encoded form, if that can be read
+        without a base.
+        """
         self._replies.add(reply, data)
 
     def reply(self, device: DeviceId) -> Reply[Any]:
-        """A device's reply, the caller's own to change. Raises StoreError: there is none."""
+        """A copy of a device's reply that the caller may change.
+
+        Raises:
+            StoreError: there is no reply.
+        """
         return self._replies.read(device)
 
     def put(self, device: DeviceId, row: DeviceRound) -> None:

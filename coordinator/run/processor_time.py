@@ -6,7 +6,7 @@ from contextlib import suppress
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
 
-_NAME = "processor_s"  # in the store
+_NAME = "processor_s"  # key in the store
 
 
 class ProcessorTime:

@@ -1,4 +1,4 @@
-"""A received reply: read, and passed along until it is stored."""
+"""Received replies: decoding them, and their data until they are stored."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +41,8 @@ class ArrivingReply:
     staleness: int
 
     def change(self, member: Member, spec: ModelSpec) -> float | None:
-        """`rms_change` of its update, over the share of the local training that the device did; None: not
-        known.
+        """`rms_change` of the update, divided by the share of local training that was done; None if
+        unknown.
         """
         if self.reply.update is None or self.delivered is None:
             return None
@@ -53,13 +53,13 @@ class ArrivingReply:
 def row_of(
     arriving: ArrivingReply, member: Member, bytes_down: int, encodings: tuple[str, ...]
 ) -> DeviceRound:
-    """What the record says of an accepted reply.
+    """The record's row for an accepted reply.
 
     Args:
         arriving: the reply.
-        member: its device.
+        member: the device that sent it.
         bytes_down: payload bytes of its task.
-        encodings: in words, those that the run may ask for; empty: it asks for one only.
+        encodings: descriptions of the encodings that the run may request; empty if there is only one.
     """
     asked = member.assigned.uplink if member.assigned else 0
     return DeviceRound(
@@ -80,8 +80,8 @@ class ReadAhead:
     """A reply that was read before it arrives on the run's clock.
 
     Attributes:
-        delivered: its task, as its device has it; None: not known.
-        reply: as it was read, for one use.
+        delivered: the task as the device received it; None if unknown.
+        reply: the decoded reply, to be used once.
     """
 
     delivered: Delivered | None
@@ -96,18 +96,19 @@ def read_reply(
     base: Base | None = None,
     told: Told | None = None,
 ) -> Reply[Any]:
-    """What a device offered as its reply to `round_attempt`.
+    """Decode a device's reply to `round_attempt`.
 
     Args:
-        data: as a transfer brought it, which has held it against its digest.
-        device: that offered it.
+        data: the encoded reply, whose digest the transfer has verified.
+        device: the device that sent it.
         round_attempt: the round and attempt that it answers.
-        method: of the run.
-        base: what its task brought, where an encoding may have written the update's values; None: not known.
-        told: what it says, by a device of this very program; None: all of it is read.
+        method: method of the run.
+        base: values that the task delivered, over which the update may be encoded; None if unknown.
+        told: content of the reply, if its writer is this program; None to decode all of it.
 
     Raises:
-        PacketError: it is damaged; PacketForeign: it is another device's, or to another attempt.
+        PacketError: the reply is damaged.
+        PacketForeign: the reply is from another device or for another attempt.
     """
     kind = Reply[method.update_type]  # type: ignore[name-defined]
     reply: Reply[Any] = codec.decode(
@@ -130,8 +131,8 @@ def read_reply(
 
 
 def rms_change(update: Any, brought: Base, spec: ModelSpec) -> float | None:
-    """Root of the mean square, over the entries that `update` holds and its task has `brought`; None: there
-    is no such entry.
+    """Root mean square of the change, over the entries that both `update` and its task hold; None if there
+    are none.
     """
     squares, entries = 0.0, 0
     for patch in patches_in(update):

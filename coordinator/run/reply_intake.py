@@ -1,4 +1,4 @@
-"""Replies on their way in: read with their base, checked, and kept for the open round."""
+"""Processes arriving replies: reads each with its base, checks it, and keeps it for the open round."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,10 +23,10 @@ from fleetune.protocols.wire.payloads import Reply
 
 
 class ReplyIntake:
-    """Takes the replies of one run in.
+    """Processes the replies of one run.
 
     Args:
-        run: its parts.
+        run: parts of the run.
     """
 
     def __init__(self, run: RunParts) -> None:
@@ -47,18 +47,19 @@ class ReplyIntake:
         """Read a reply and check it.
 
         Args:
-            device: that it came from.
+            device: the device that sent it.
             round_attempt: the round and attempt it was offered for.
-            data: the encoded `Reply`, as a transfer has verified it.
-            rejection: why it does not count; None: it counts.
-            actual: what the round took of the device.
-            predicted: what the device expected the round to take.
-            ahead: what `reading` made of this data; None: it is read now.
+            data: the encoded `Reply`, verified by the transfer.
+            rejection: reason why the reply does not count; None if it counts.
+            actual: measured cost of the round on the device.
+            predicted: cost of the round as the device predicted it.
+            ahead: result of `reading` for this data; None to read it now.
 
         Raises:
-            PacketError: it is damaged, implausible, or not what it was offered as.
+            PacketError: the reply is damaged, implausible, or not the one that was offered.
         """
-        ahead = ahead if rejection is None else None  # what is known of its task may be less by now
+        # by now, less may be known of the task than when `ahead` was read
+        ahead = ahead if rejection is None else None
         delivered = self.delivered(device, round_attempt) if ahead is None else ahead.delivered
         base, method, state = self.base(delivered), self._run.method.method, self._run.state
         reply = read_reply(data, device, round_attempt, method, base) if ahead is None else ahead.reply
@@ -76,9 +77,9 @@ class ReplyIntake:
     def reading(
         self, device: DeviceId, round_attempt: RoundAttempt
     ) -> Callable[[bytes, Told | None], ReadAhead]:
-        """A function that reads a device's reply to the task that it has just been sent, in any thread.
+        """Return a thread-safe function that reads a device's reply to the task it has just been sent.
 
-        It raises PacketError.
+        The function raises PacketError.
         """
         delivered = self.delivered(device, round_attempt)
         base, method = self.base(delivered), self._run.method.method
@@ -87,7 +88,7 @@ class ReplyIntake:
         )
 
     def is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
-        """True if replies are written over a base, and this device's base is not known any more."""
+        """True if replies are encoded over a base, and this device's base is no longer known."""
         return self._encodes and self.delivered(device, round_attempt) is None
 
     def arrived(
@@ -111,7 +112,7 @@ class ReplyIntake:
         )
 
     def keep(self, arriving: ArrivingReply) -> None:
-        """Keep a reply that counts, so that it can be read without its base. Inside `store.step()`."""
+        """Keep a counted reply in a form that can be read without its base. Call inside `store.step()`."""
         run, reply, delivered = self._run, arriving.reply, arriving.delivered
         if reply.update is None:
             return
@@ -122,7 +123,8 @@ class ReplyIntake:
         if delivered.unsent is not None and method.starts_from_task:
             add_unsent(reply.update, delivered.unsent, method.spec)
         run.open_round.keep(reply)
-        self.count_task_of(reply)  # now, because its size is less once the device holds what it brought
+        # count now: the task's size shrinks once the device is known to hold its content
+        self.count_task_of(reply)
         run.tasks.taken(reply.device, delivered)
 
     def count_task_of(self, reply: Reply[Any]) -> None:
@@ -134,19 +136,19 @@ class ReplyIntake:
             run.count_delivered(device, key, len(run.tasks.payload(device, key)))
 
     def delivered(self, device: DeviceId, round_attempt: RoundAttempt) -> Delivered | None:
-        """What a device had of its task; None: that is not known any more, or not needed."""
+        """The task as the device received it; None if no longer known, or not needed."""
         if not self._encodes and self._run.tasks.downlink is None and not self._measures_change:
             return None
         return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
     def base(self, delivered: Delivered | None) -> Base | None:
-        """The base that an update's values were written with; empty if unknown. None: values are plain."""
+        """The base over which an update's values were encoded; empty if unknown, None if values are plain."""
         if not self._encodes:
             return None
         return Base.nothing(self._run.method.method.spec) if delivered is None else delivered.base
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
-        """The updates that the open round has from other devices."""
+        """The updates of all other devices in the open round."""
         state = self._run.state
         others = tuple(one for one in state.replied if one != device)
         return (update for _, update in self._run.aggregation.updates(state.round_attempt.number, others))

@@ -49,11 +49,11 @@ Outcome = OutgoingTask | Happening
 
 
 class RoundExecution:
-    """Does the engine's actions with the parts of a run; all inside `store.step()`.
+    """Executes the engine's actions with the parts of a run. Call it inside `store.step()`.
 
     Args:
-        run: its parts.
-        intake: of its replies.
+        run: parts of the run.
+        intake: intake of its replies.
     """
 
     def __init__(self, run: RunParts, intake: ReplyIntake) -> None:
@@ -66,12 +66,12 @@ class RoundExecution:
         return self._run.aggregation.aggregate(action.number, action.devices)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
-        """Do one action, but for `Aggregate`. Yields the tasks to send, and what became of it.
+        """Execute one action other than `Aggregate`. Yields the tasks to send and the resulting run events.
 
         Args:
-            action: of the engine.
-            now: on the run's clock.
-            arriving: the reply that the action may be about.
+            action: action of the engine.
+            now: present time on the run's clock.
+            arriving: the reply that the action may concern.
         """
         run = self._run
         match action:
@@ -112,13 +112,13 @@ class RoundExecution:
             yield Notice(line)
 
     def forget_round(self, number: int) -> None:
-        """Drop the open round and what was written of it."""
+        """Drop the open round and its stored data."""
         self._run.store.drop_record(number)
         self._run.store.drop_tasks()
         self._drop_replies()
 
     def note_refused(self, device: DeviceId, round_attempt: RoundAttempt) -> None:
-        """Note that an awaited reply was refused: its device has done the task."""
+        """Note that an awaited reply was refused, although its device has done the task."""
         state = self._run.state
         if state.awaited_attempt(device) == round_attempt:
             self._run.tasks.perhaps_taken(device, round_attempt, state.round_attempt)

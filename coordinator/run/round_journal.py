@@ -20,13 +20,13 @@ ROUNDS = "rounds.jsonl"
 
 
 class RoundJournal:
-    """Observes one run; a full disk costs the file, never the run.
+    """Writes the rounds.jsonl of one run. If the disk is full, only the file suffers, not the run.
 
     Args:
-        folder: of the run.
-        records: gives all rounds closed so far that the store holds, ascending.
-        most_lines: after so many more the file is written anew, because an open run lets go of records; None:
-            it lets go of none.
+        folder: the run's folder.
+        records: returns all closed rounds in the store, ascending.
+        most_lines: number of new lines after which the file is rewritten, because an open run drops old
+            records; None if the run drops none.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RoundJournal:
             self._write_anew()
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Process an event."""
         if isinstance(event, RoundClosed):
             self._add(event.record)
 

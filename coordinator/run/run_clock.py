@@ -37,7 +37,11 @@ class RunClock:
 
     @classmethod
     def of(cls, store: RunStore, **clocks: Callable[[], float]) -> Self:
-        """For the run that the store holds. Raises StoreError."""
+        """Make the clock for the run in the store.
+
+        Raises:
+            StoreError: the store is damaged.
+        """
         state = read_engine(store)
         return cls(None if state is None else state.timing.seen_at, **clocks)
 
@@ -51,7 +55,7 @@ class RunClock:
 
 
 def schedule_of(section: ScheduleSection) -> Schedule:
-    """What a run's [schedule] says, in its time zone."""
+    """The schedule that a run's [schedule] describes, in its time zone."""
     return Schedule(section, zone_of(section.zone))
 
 

@@ -37,15 +37,15 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 class RunController(RunView):
-    """A run at work: engine, method and store together.
+    """Runs one run: connects its engine, method and store.
 
     Args:
-        settings: of the run.
-        enrolment: what its devices start from.
-        method: made for the enrolment's model.
-        store: of the run; a run that it holds already goes on where it stopped.
-        in_process: the devices run in this process (a simulation). The store is then written when a round
-            closes, and a run that stopped goes on from there; else each step is written.
+        settings: settings of the run.
+        enrolment: initial data of its devices.
+        method: the method, made for the enrolment's model.
+        store: store of the run; a run that it already holds continues where it stopped.
+        in_process: True if the devices run in this process (a simulation). The store is then written only
+            when a round closes, and a stopped run continues from there; otherwise each step is written.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RunController(RunView):
         self._begin(self._rules.engine())
 
     def _begin(self, engine: RoundEngine) -> None:
-        """Begin with this engine, and with parts that have seen nothing yet."""
+        """Start with this engine and new, empty parts."""
         self._engine = engine
         parts = self._settings, self._enrolment, self._method, self._store, engine.state
         self._run = parts_of(*parts, in_process=self._in_process)
@@ -87,7 +87,7 @@ class RunController(RunView):
         self._execution.start(self._engine.reopening(), self._run.open_round.opened_at)
 
     def reopen(self) -> None:
-        """Reopen a run that had come to its final evaluation or its end; `resume` it then."""
+        """Reopen a run that had reached its final evaluation or its end; call `resume` next."""
         with self._store.step():
             self._execution.forget_round(self.round_attempt.number)
             self._engine.reopen()
@@ -95,7 +95,7 @@ class RunController(RunView):
             self._run.write()
 
     def resume(self, now: float) -> list[Outcome]:
-        """Go on with what the store holds; nothing to do for a new run."""
+        """Continue from the stored state; does nothing for a new run."""
         stored = read_engine(self._store)
         if stored is None:
             self.recall()
@@ -106,7 +106,11 @@ class RunController(RunView):
         return self._carry_out(lambda: actions, now)
 
     def admit(self, report: DeviceReport) -> None:
-        """Check what a device reports when it joins. Raises PacketError: the device may not take part so."""
+        """Check a device's report when it joins.
+
+        Raises:
+            PacketError: the device may not take part with this report.
+        """
         self._run.extensions.admit(report)
 
     def handle(self, event: Event, now: float) -> list[Outcome]:
@@ -124,20 +128,20 @@ class RunController(RunView):
         predicted: RoundCost = RoundCost(),  # noqa: B008 - frozen
         ahead: ReadAhead | None = None,
     ) -> list[Outcome]:
-        """Take a device's reply in: read it, check it, keep it, report it to the engine.
+        """Process a device's reply: read it, check it, keep it, and report it to the engine.
 
         Args:
-            device: that it came from.
+            device: the device that sent it.
             round_attempt: the round and attempt it was offered for.
-            data: the encoded `Reply`, as a transfer has verified it.
-            actual: what the round took of the device.
-            now: on the run's clock.
-            predicted: what the device expected the round to take.
-            ahead: what `reading` made of this data; None: it is read now.
+            data: the encoded `Reply`, verified by the transfer.
+            actual: measured cost of the round on the device.
+            now: present time on the run's clock.
+            predicted: cost of the round as the device predicted it.
+            ahead: result of `reading` for this data; None to read it now.
 
         Returns:
-            the tasks to send, and what became of it: `ReplyRefused` where nothing of it was kept because it
-            is damaged, implausible or not what it was offered as; `ReplyDropped` where it does not count.
+            The tasks to send, and the run events: `ReplyRefused` if the reply is damaged, implausible or not
+            the one that was offered; `ReplyDropped` if it does not count.
         """
         rejection = self.rejection(device, round_attempt)
         try:
@@ -152,22 +156,22 @@ class RunController(RunView):
     def reading(
         self, device: DeviceId, round_attempt: RoundAttempt
     ) -> Callable[[bytes, Told | None], ReadAhead]:
-        """A function that reads a device's reply to the task that it has just been sent, in any thread.
+        """Return a thread-safe function that reads a device's reply to the task it has just been sent.
 
-        It does what `receive` would, and raises PacketError.
+        The function reads as `receive` does, and raises PacketError.
         """
         return self._intake.reading(device, round_attempt)
 
     def note_refused_offer(
         self, device: DeviceId, transfer_key: TransferKey, reason: str, now: float
     ) -> list[Outcome]:
-        """Note that an offer of a reply was refused before any of it was sent. It will not be offered again.
+        """Note that an offered reply was refused before any of it was sent. It will not be offered again.
 
         Args:
-            device: that offered it.
-            transfer_key: what it was offered as.
+            device: the device that offered it.
+            transfer_key: key of the offered transfer.
             reason: why it was refused.
-            now: on the run's clock.
+            now: present time on the run's clock.
         """
         round_attempt = RoundAttempt.of(transfer_key)
         if transfer_key.run == self._enrolment.run:
@@ -189,18 +193,22 @@ class RunController(RunView):
         return [ReplyRefused(device, *round_attempt, problem), *self.handle(declined, now)]
 
     def count_refused(self, kind: str, times: int = 1, *, device: DeviceId | None = None) -> None:
-        """Count what a peer sent and was refused, by kind and, where that is known, by device."""
+        """Count refused messages of a peer by kind and, if it is known, by device."""
         self.ledger.refuse(kind, times, device=device)
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
-        """Count a payload that reached its device, once and for good. Raises StoreError."""
+        """Count a delivered payload once, durably.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         self._run.count_delivered(device, transfer_key, num_bytes)
         if not self._in_process:
             with self._store.step():
                 self._run.write_traffic()
 
     def note_measured(self, device: DeviceId, round_attempt: RoundAttempt, actual: RoundCost) -> None:
-        """Note what a device reports only after its reply has arrived: its upload time and its joules."""
+        """Note figures that a device reports after its reply has arrived: upload time and energy."""
         self._run.open_round.note_late(device, round_attempt, self.round_attempt, actual)
 
     def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
@@ -208,7 +216,11 @@ class RunController(RunView):
         return rejection_of(self._engine.state, device, round_attempt)
 
     def write_down(self) -> None:
-        """Write what changed and is not written yet, inside a step of the store. Raises StoreError."""
+        """Write all unwritten changes, inside a step of the store.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         self._run.write()
 
     def _handle(self, event: Event, now: float, arriving: ArrivingReply | None) -> list[Outcome]:
@@ -229,17 +241,20 @@ class RunController(RunView):
     def _carry_out(
         self, decide: Callable[[], list[Action]], now: float, arriving: ArrivingReply | None = None
     ) -> list[Outcome]:
-        """Do what is decided in one step of the store; `arriving`: the reply that counts, if there is one."""
+        """Decide and execute the actions in one step of the store; `arriving` is the reply that counts, if
+        any.
+        """
         try:
             with self._store.step():
                 if arriving is not None:
-                    self._intake.keep(arriving)  # before the engine decides: the round may close with it
+                    # before the engine decides, because the round may close with it
+                    self._intake.keep(arriving)
                 outcomes = self._do(decide(), now, arriving)
                 ends = any(isinstance(one, RoundClosed | RunFinished) for one in outcomes)
                 if ends or not self._in_process:
                     self._run.write()
         except StoreError:
-            raise  # the run ends here, and goes on from the last step
+            raise  # the run ends here, and later continues from the last step
         except Exception:
             if not self._in_process:
                 self._go_back()
@@ -247,7 +262,7 @@ class RunController(RunView):
         return outcomes
 
     def _do(self, actions: list[Action], now: float, arriving: ArrivingReply | None) -> list[Outcome]:
-        """Do these actions, and those with which the engine answers an aggregation."""
+        """Execute these actions, and those with which the engine answers an aggregation."""
         todo, outcomes = deque(actions), list[Outcome]()
         while todo:
             action = todo.popleft()

@@ -1,4 +1,4 @@
-"""The parts of a run at work, and the one place that puts them together."""
+"""The parts of a run, and the function that builds and connects them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -62,10 +62,13 @@ class RunParts:
         self.accounts.delivered(device, transfer_key, num_bytes, as_in_papers)
 
     def recall(self, stored: EngineState | None) -> None:
-        """Take over what the store holds; `stored`: the engine's state there, None: of a new run.
+        """Load all parts from the store.
+
+        Args:
+            stored: the engine's stored state; None for a new run.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: the store is damaged.
         """
         self.accounts.ledger = read_ledger(self.store)
         if stored is None:
@@ -77,14 +80,14 @@ class RunParts:
         self.open_round.recall(stored)
 
     def write(self) -> None:
-        """Write what changed: engine, ledger, replies, the method's state. Inside `store.step()`."""
+        """Write all changes of engine, ledger, replies and method state. Call inside `store.step()`."""
         self.rows.write(self.state, self.accounts.ledger, self.accounts.take_touched())
         self.open_round.write(self.state.round_attempt)
         self.open_round.write_opened()
         self.method.write()
 
     def write_traffic(self) -> None:
-        """Write what changed in what crossed the wire. Inside `store.step()`."""
+        """Write the changed traffic counts. Call inside `store.step()`."""
         self.rows.write_traffic(self.accounts.ledger, self.accounts.take_touched())
 
 
@@ -97,7 +100,16 @@ def parts_of(
     *,
     in_process: bool,
 ) -> RunParts:
-    """The parts of a run whose engine has this state; `in_process`: its devices run in this process."""
+    """Build the parts of a run.
+
+    Args:
+        settings: settings of the run.
+        enrolment: initial data of its devices.
+        method: method of the run.
+        store: store of the run.
+        state: state of the run's engine.
+        in_process: True if the devices run in this process.
+    """
     running = MethodRun(method, enrolment.weights, store)
     norms = UpdateNorms(method, lambda: running.state)
     extensions = extensions_of(RunContext(settings, enrolment.learns, method, store, state, norms))

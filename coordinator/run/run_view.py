@@ -22,7 +22,7 @@ class RunView:
 
     @property
     def tasks_made(self) -> list[tuple[DeviceId, int, int, float]]:
-        """See `Tasks.made`: a coordinator that is killed forgets it, a simulation does not."""
+        """See `Tasks.made`; a killed coordinator loses this list, a simulation does not."""
         return self._run.tasks.made
 
     @tasks_made.setter
@@ -31,11 +31,11 @@ class RunView:
 
     @property
     def told(self) -> Told | None:
-        """See `Downlink`, of the task that was made last."""
+        """Content of the task that was made last, see `Downlink`."""
         return self._run.tasks.told
 
     def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
-        """The task that the device is expected to answer; None: none."""
+        """The round and attempt of the task that the device is expected to answer; None if there is none."""
         return self._engine.state.awaited_attempt(device)
 
     @property
@@ -50,18 +50,18 @@ class RunView:
 
     @property
     def wake_at(self) -> float | None:
-        """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
+        """Latest time at which `handle(Tick(), now)` is due; None if only another event is awaited."""
         return self._engine.wake_at
 
     @property
     def is_due(self) -> bool:
-        """True if a round is open, or opens as soon as enough devices are there."""
+        """True if a round is open, or opens as soon as enough devices are ready."""
         state = self._engine.state
         return state.running or state.plan.due or self._rules.schedule.settings.is_free
 
     @property
     def members(self) -> Mapping[DeviceId, Member]:
-        """State of every device that was ever seen."""
+        """State of every device that ever contacted the run."""
         return self._engine.state.members
 
     @property
@@ -85,5 +85,5 @@ class RunView:
         return self._run.accounts.ledger
 
     def records(self) -> list[RoundRecord]:
-        """Of all closed rounds, ascending."""
+        """Records of all closed rounds, ascending."""
         return self._run.store.records()

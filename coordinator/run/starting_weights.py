@@ -1,8 +1,8 @@
-"""What a run starts from where `model.weights` says so: another run's shared model, or a safetensors file.
+"""Initial weights of a run from `model.weights`: another run's shared model, or a safetensors file.
 
-Running statistics are taken over where they are there; else they begin as the model makes them. Where a part
-of the model is frozen, the source must have all of that part; what trains begins as it is drawn where the
-source lacks it, or has it in another shape: a new head, adapters.
+Running statistics are taken from the source if it has them; otherwise they keep the model's initial values.
+The source must contain all frozen tensors. A trainable tensor that is missing, or has another shape, keeps
+its random initial values, e.g. a new head or adapters.
 """
 
 import logging
@@ -28,18 +28,18 @@ from fleetune.protocols.settings.run_settings import RunSettings
 log = logging.getLogger(__name__)
 
 FROM_RUN = "run:"
-_COUNTER = "num_batches_tracked"  # torch saves it beside running statistics; no model of ours has it
+_COUNTER = "num_batches_tracked"  # torch saves it with running statistics; no model of ours has it
 _FLOATS = ("F16", "F32", "F64")
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from.
+    """Initial weights of a run.
 
     Attributes:
         weights: shape (spec.size,).
-        continues: id of the run that they are from; None: of no run.
-        frozen: the tensors of the model's backbone; empty: it has none.
+        continues: id of the run that they come from; None if they come from no run.
+        frozen: tensors of the model's backbone; empty if it has none.
     """
 
     weights: FlatArray
@@ -48,23 +48,23 @@ class Start:
 
 
 def run_named(settings: RunSettings) -> str | None:
-    """The run whose shared model this one starts from; None: it starts from no run."""
+    """Name of the run whose shared model this run starts from; None if there is none."""
     named = settings.model.weights or ""
     return named.removeprefix(FROM_RUN) if named.startswith(FROM_RUN) else None
 
 
 def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
-    """The weights that the run's devices get first.
+    """The weights that the run's devices receive first.
 
     Args:
-        settings: of the run.
-        model: with the weights it would start from otherwise.
-        runs: the folder that other runs are in.
+        settings: settings of the run.
+        model: the model with its own initial weights.
+        runs: the folder of other runs.
 
     Raises:
-        SettingError: there is no such run.
-        ModelError: there is no such file, or what it holds is not for this model; the tensor is named. Or
-            nothing says what the frozen part of the model is.
+        SettingError: the named run does not exist.
+        ModelError: the file does not exist, a tensor does not fit the model (it is named), or the frozen
+            tensors are not known.
     """
     if settings.model.weights is None:
         if isinstance(model.spec.backbone, Backbone) and not model.frozen:
@@ -93,11 +93,13 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
 
 
 def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
-    """The tensors that a model starts from where a run goes before it: those of that run, what is frozen
-    there included; of another version of the model, those that are kept, and its own else.
+    """The initial tensors of a model that continues another run, frozen tensors included.
+
+    If the models differ, they are the layers that both models share, and the new model's own layers for the
+    rest.
 
     Raises:
-        ModelError: it keeps none.
+        ModelError: the models share no layer.
     """
     before, weights = run.enrolment.spec, run.controller.shared_model
     if before.frozen or model.spec.frozen:
@@ -139,7 +141,7 @@ def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:
 def _start(
     tensors: Mapping[str, NDArray[Any]], model: Model, source: str, continues: str | None = None
 ) -> Start:
-    """What a model starts from, of named tensors."""
+    """Make the initial weights from named tensors."""
     backbone = model.spec.backbone
     _refuse_others(tensors, model.spec, source)
     if not isinstance(backbone, Backbone):
@@ -156,7 +158,9 @@ def _start(
 
 
 def _fits(name: str, value: NDArray[Any], spec: ModelSpec, source: str) -> bool:
-    """Whether a tensor is one that trains; of another shape, it is drawn anew, e.g. for other classes."""
+    """True if a tensor is trainable and has the model's shape. A tensor of another shape keeps its random
+    initial values, e.g. for other classes.
+    """
     own = next((tensor for tensor in spec.tensors if tensor.name == name), None)
     if own is not None and own.shape != value.shape:
         log.warning("%s: %s is %s; it begins anew, as %s", source, name, value.shape, own.shape)
@@ -164,7 +168,7 @@ def _fits(name: str, value: NDArray[Any], spec: ModelSpec, source: str) -> bool:
 
 
 def _assembled(tensors: Mapping[str, NDArray[Any]], model: Model, source: str) -> FlatArray:
-    """One flat vector of named tensors; statistics that are not there stay as the model begins."""
+    """Assemble a flat vector from named tensors; missing running statistics keep their initial values."""
     weights, spec = model.weights.copy(), model.spec
     whole = not isinstance(spec.backbone, Backbone)
     for tensor, view in spec.views(weights):

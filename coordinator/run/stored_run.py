@@ -23,8 +23,9 @@ from fleetune.protocols.settings.user_sources import Sources, changed, user_sour
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
-BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
-SOURCES = "sources"  # likewise: `user_sources` of the run when it began
+# names in the store, written once the bundle is made and once the run is over
+BUNDLE, FINISHED = "bundle", "finished"
+SOURCES = "sources"  # name in the store of `user_sources` at the start of the run
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Run:
 
     Attributes:
         folder: `runs/<name>/`.
-        settings: of the run.
-        enrolment: what its devices start from.
-        payload: the enrolment as it is sent.
-        method: made for its model.
-        store: its durable state.
-        controller: its engine and method at work.
-        resumed: it was stopped before and goes on.
-        processor: what working at it takes of this machine.
+        settings: settings of the run.
+        enrolment: initial data of its devices.
+        payload: the encoded enrolment, as it is sent.
+        method: the method, made for the run's model.
+        store: durable state of the run.
+        controller: the run controller.
+        resumed: True if the run was stopped before and continues.
+        processor: processor time that the run takes on this machine.
     """
 
     folder: Path
@@ -56,11 +57,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a run's store says of it; read in one transaction, as it was at one moment.
+    """Content of a run's store, read in one transaction.
 
     Attributes:
         settings, enrolment, payload: see `Run`.
-        store: to read on in.
+        store: the open store, for further reads.
     """
 
     settings: RunSettings
@@ -151,7 +152,12 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
 
 
 def read_enrolment(payload: bytes, folder: Path) -> Enrolment:
-    """What a run's store holds. Raises StoreError: it is damaged; StoreVersion."""
+    """Decode the enrolment in a run's store.
+
+    Raises:
+        StoreError: the enrolment is damaged.
+        StoreVersion: another version of Fleetune wrote it.
+    """
     try:
         return codec.decode(payload, Enrolment, None, finite=False)
     except PacketVersion as problem:

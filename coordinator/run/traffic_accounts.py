@@ -8,11 +8,11 @@ from fleetune.protocols.wire.messages import TransferKey
 
 
 class Accounts:
-    """A run's ledger at work.
+    """Counts of a run's traffic, kept up to date.
 
     Attributes:
         ledger: the counts.
-        sent_bytes: of the open round's task, by device, until its reply is here.
+        sent_bytes: bytes of the open round's task by device, until its reply has arrived.
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -23,7 +23,9 @@ class Accounts:
     def delivered(
         self, device: DeviceId, transfer_key: TransferKey, num_bytes: int, as_in_papers: Callable[[], float]
     ) -> None:
-        """A payload reached its device; `as_in_papers` counts a task of a training round."""
+        """Count a payload that reached its device; `as_in_papers` returns a training task's size as papers
+        count it.
+        """
         traffic, round_attempt = self._of(device), transfer_key.round_attempt
         if transfer_key.kind in ("enrolment", "bundle", "backbone"):
             traffic.enrolment += num_bytes
@@ -40,7 +42,9 @@ class Accounts:
                 traffic.paper_down += round(as_in_papers())
 
     def replied(self, device: DeviceId, num_bytes: int, as_in_papers: float | None) -> None:
-        """A reply counts; `as_in_papers`: bytes of its update, None: it is of the final evaluation."""
+        """Count a reply; `as_in_papers` is its update's size as papers count it, None in the final
+        evaluation.
+        """
         traffic = self._of(device)
         if as_in_papers is None:
             traffic.final_evaluation_up += num_bytes

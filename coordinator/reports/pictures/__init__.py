@@ -1,1 +1,1 @@
-"""A run's plots, and how they look."""
+"""A run's plots and their theme."""

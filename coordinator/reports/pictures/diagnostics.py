@@ -1,4 +1,4 @@
-"""Pictures of a method's inner workings: a line over rounds, or a heat map of rounds and parts."""
+"""Pictures of a method's diagnostics: a line over rounds, or a heat map of rounds and parts."""
 
 from math import nan
 
@@ -12,13 +12,13 @@ from fleetune.coordinator.metrics.diagnostics import PICTURE, unit_of_diagnostic
 from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
 
-_MOST_NAMED = 24  # parts; of more, as many as fit are named
-_MOST_COLUMNS = 12  # rounds that are named
-_FEW = 15  # points that are marked
+_MOST_NAMED = 24  # largest number of parts with a label; of more parts, only some are labelled
+_MOST_COLUMNS = 12  # largest number of labelled rounds
+_FEW = 15  # largest number of points for which markers are drawn
 
 
 def diagnostic_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
-    """One of each figure that the method tells, by file name without suffix."""
+    """One picture for each diagnostic that the method reports, by file name without suffix."""
     told = [number for history in summary.diagnostics_by_name.values() for number in history.rounds]
     with rc_context(theme.settings):
         return {
@@ -30,9 +30,10 @@ def diagnostic_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
 
 
 def _line(history: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> Figure:
-    """The mean, with a band from the least device to the greatest.
+    """A line of the mean over rounds, with a band from the lowest device to the highest.
 
-    `rounds` are the first and the last of the run: what is not told in all of them ends early.
+    `rounds` are the first and last round of the run. The line ends early if later rounds do not report the
+    diagnostic.
     """
     scale, sign = _scale(history)
     figure, axes = blank(_title(history.title), "round", sign or history.title)
@@ -57,7 +58,9 @@ def _line(history: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> 
 
 
 def _heat_map(history: DiagnosticHistory, theme: Theme) -> Figure:
-    """A row a part, a column a round; what was not told is grey. The last values stand at the right."""
+    """A heat map with a row for each part and a column for each round. Missing values are grey; the last
+    values are written at the right.
+    """
     names, text = list(history.parts), unit_of_diagnostic(history.unit).text
     known = [one for row in history.parts.values() for one in row if one is not None]
     low, high = min(0.0, *known), max(known)
@@ -68,7 +71,7 @@ def _heat_map(history: DiagnosticHistory, theme: Theme) -> Figure:
         height_in=1.35 + 0.27 * min(max(len(names), 3), _MOST_NAMED),
     )
     colours = LinearSegmentedColormap.from_list("diagnostics", [theme.ground, theme.ours])
-    axes.set_facecolor(theme.grid)  # seen where nothing was told
+    axes.set_facecolor(theme.grid)  # colour of missing values
     rows = [[nan if one is None else one for one in row] for row in history.parts.values()]
     top = high if high > low else low + 1
     axes.imshow(rows, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest")
@@ -95,7 +98,7 @@ def _heat_map(history: DiagnosticHistory, theme: Theme) -> Figure:
 
 
 def _columns(count: int) -> list[int]:
-    """Of so many columns those that are named, the last among them."""
+    """Indices of the columns that are labelled, including the last."""
     step = -(-count // _MOST_COLUMNS)
     return list(range((count - 1) % step, count, step))
 

@@ -1,4 +1,4 @@
-"""The picture of what devices gain over local-only training: a dot a device, with its interval, sorted."""
+"""Picture of devices' gains over local-only training: one dot for each device with its interval, sorted."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,9 @@ MOST_NAMED = 30
 
 
 def gain_over_local_only(summary: Summary, theme: Theme) -> Figure | None:
-    """Gains with their 95 % intervals, of a share in percentage points; None: no device reported one."""
+    """Gains with their 95 % intervals, for a share in percentage points; None if no device reported a
+    gain.
+    """
     score = summary.judged_by
     reported = {
         device: row.adoption
@@ -95,6 +97,6 @@ def _title(summary: Summary) -> str:
 
 
 def _is_drawable(one: DeviceAdoption, score: Score) -> bool:
-    """A gain beyond what the score can differ by would leave no room for the rest."""
+    """True if the gain is within the score's possible range; larger claims would squeeze all other dots."""
     low, high = score.bounds
     return one.gain is not None and max(abs(one.gain), one.gain_error or 0.0) <= high - low

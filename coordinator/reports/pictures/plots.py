@@ -1,4 +1,4 @@
-"""A run's plots: its score and bytes by round and device, what each device gained, what it predicted."""
+"""A run's plots: score and bytes by round and device, gains and predictions of each device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ MAX_NAMED = 30
 
 @dataclass(frozen=True)
 class Story:
-    """What plots are drawn from.
+    """Data for the plots.
 
     Attributes:
-        summary: of the run, personal accuracies filled in (`outcome.with_personal`).
-        records: of its rounds.
-        rivals: the method's name and its summary.
+        summary: summary of the run, with personal scores (`personal_scores.with_personal`).
+        records: records of its rounds.
+        rivals: summaries of other runs, by method.
     """
 
     summary: Summary
@@ -44,28 +44,28 @@ class Story:
 
     @property
     def score(self) -> Score:
-        """By which models are judged."""
+        """The score by which models are judged."""
         return self.summary.judged_by
 
     def axis(self, metric: Metric) -> str:
-        """Beside an axis of the score."""
+        """Label of an axis for a metric of the score."""
         return metric.for_score(self.score).axis
 
     def title(self, rest: str) -> str:
-        """Of a picture of the score."""
+        """Title of a picture of the score."""
         return titled(self.score, rest)
 
     def placed(self, value: float) -> float:
-        """Where a value of the score stands on an axis."""
+        """Position of a score's value on an axis."""
         return unit_of(self.score).on_axis * value
 
     def text(self, placed: float) -> str:
-        """What stands there, for people."""
+        """The value at a position on an axis, as text."""
         unit = unit_of(self.score)
         return unit.text(placed / unit.on_axis)
 
     def limit(self, axes: Axes) -> None:
-        """A share is between 0 and 1."""
+        """Limit the axis of a share to the range from 0 to 1."""
         if self.score.share:
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -2.0), min(high, 102.0))
@@ -77,7 +77,7 @@ class Story:
 
 @dataclass(frozen=True)
 class _Label:
-    """A label at a dot: what it says, and how it looks."""
+    """Text and style of a dot's label."""
 
     content: str
     colour: str
@@ -155,7 +155,7 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
 
 
 def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
-    """Payload bytes of each round's replies and their tasks, against as many whole models."""
+    """Payload bytes of each round's replies and tasks, compared with whole models."""
     training, parameters = story.training, story.summary.parameters
     if not training:
         return None
@@ -181,7 +181,7 @@ def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
 
 
 def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
-    """Personal accuracy of each device, and the rival's; of many devices the sorted curves."""
+    """Personal accuracy of each device for the run and the rival; for many devices, sorted curves."""
     ours, rival = personal(story.summary), baseline(story.rivals)
     if not ours:
         return None
@@ -217,7 +217,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
 
 
 def gain_by_device(story: Story, theme: Theme) -> Figure | None:
-    """Personal accuracy beyond the rival's, in percentage points, the largest gain first."""
+    """Gain in personal accuracy over the rival in percentage points, largest first."""
     rival = baseline(story.rivals)
     gained = gains(story.summary, story.rivals[rival]) if rival else {}
     if not gained:
@@ -276,7 +276,7 @@ def _all_runs(story: Story, theme: Theme) -> list[tuple[str, Summary, str]]:
 
 
 def _dot(axes: Axes, place: tuple[float, float], label: _Label, *, leftwards: bool, above: bool) -> None:
-    """A dot and its label, which a stroke of the ground keeps legible on a line."""
+    """Draw a dot and its label; an outline in the background colour keeps the label legible on lines."""
     axes.plot(*place, "o", color=label.colour, markersize=9, zorder=4, clip_on=False)
     axes.annotate(
         label.content,

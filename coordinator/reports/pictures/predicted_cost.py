@@ -1,4 +1,4 @@
-"""The picture of predicted cost: predicted against actual seconds, a dot a reply."""
+"""Picture of predicted cost: predicted against actual seconds, one dot for each reply."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,16 @@ from fleetune.coordinator.metrics.predicted_cost import LEARNING_ROUNDS, Pair, e
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
 from fleetune.protocols.randomness import Key
 
-MOST_DOTS = 1000  # of each kind: an SVG draws every single one
+MOST_DOTS = 1000  # dots of each kind, limited because an SVG contains every dot
 _SHORTEST_S, _LONGEST_S = 1e-6, 1e9  # what devices claim beyond these would leave no room for the rest
 _NARROWEST = 6.0  # times the shortest that an axis goes up to
 
 
 def seconds_scatter(pairs: Sequence[Pair], theme: Theme) -> Figure | None:
-    """Both on logarithmic axes, with the band of predictions within a quarter of the actual time.
+    """Predicted and actual seconds on logarithmic axes, with a band for predictions within a quarter of the
+    actual time.
 
-    Of more than `MOST_DOTS` replies, a random sample is drawn. None: there is nothing to draw.
+    Of more than `MOST_DOTS` replies, a random sample is drawn. None if there is nothing to draw.
     """
     drawable = [
         pair
@@ -65,7 +66,7 @@ def _limits(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 
 def _downsampled(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """A random sample. Every n-th pair would be of the same devices in each round."""
+    """A random sample. Every n-th pair would select the same devices in each round."""
     if len(pairs) <= MOST_DOTS:
         return pairs
     return [pairs[index] for index in Key.of("scatter").sample(MOST_DOTS, len(pairs))]

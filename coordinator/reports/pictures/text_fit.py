@@ -1,4 +1,4 @@
-"""Text that would stand outside a figure: a title moves left to its edge, then takes more lines."""
+"""Fit text into a figure: a title that is too wide moves left to the edge, then wraps."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,11 +8,13 @@ from matplotlib.text import Text
 from matplotlib.transforms import blended_transform_factory
 
 _EDGE_IN = 0.08
-_POINTS_AN_IN, _LINE = 72, 1.25  # height of a line, of its letters' size
+_POINTS_AN_IN, _LINE = 72, 1.25  # height of a line, relative to the font size
 
 
 def fit(figure: Figure) -> None:
-    """Lay the figure out so that its titles lie inside. What fits already stays; twice is as once."""
+    """Lay out the figure so that its titles lie inside. Titles that already fit stay; a second call changes
+    nothing.
+    """
     for axes in figure.axes:
         if axes.get_title(loc="left"):
             _fit_title(figure, axes)
@@ -28,7 +30,7 @@ def _fit_title(figure: Figure, axes: Axes) -> None:
     title.set_text("\n".join(lines))
     more = (len(lines) - 1) * _LINE * title.get_fontproperties().get_size_in_points()
     figure.set_figheight(figure.get_figheight() + more / _POINTS_AN_IN)
-    across = figure.dpi_scale_trans  # in inches: each drawing lays out anew, and moves the axes
+    across = figure.dpi_scale_trans  # in inches, because each drawing repeats the layout and moves the axes
     title.set_transform(blended_transform_factory(across, title.get_transform()))
     title.set_x(_EDGE_IN)
 
@@ -41,13 +43,13 @@ def _title(axes: Axes) -> Text:
 
 
 def _width(title: Text, content: str) -> float:
-    """In pixels, as the title; it says this from now on."""
+    """Width of `content` in pixels in the title's style. Side effect: the title's text becomes `content`."""
     title.set_text(content)
     return title.get_window_extent().width
 
 
 def _lines(content: str, room: float, width: Callable[[str], float]) -> Iterator[str]:
-    """Broken between words; a word that is too long for a line is broken where it must be."""
+    """Wrap text between words; a word longer than a line is split."""
     line = ""
     for word in content.split():
         if line and width(f"{line} {word}") > room:

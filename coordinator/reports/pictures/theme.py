@@ -1,4 +1,6 @@
-"""How plots look: two themes, colours that colour-blind readers tell apart, labels at the lines."""
+"""Look of the plots: two themes, colours that colour-blind readers can distinguish, and labels at the
+lines.
+"""
 
 import io
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from matplotlib.legend import Legend
 from fleetune.coordinator.reports.pictures.text_fit import fit
 
 WIDTH_IN = 6.4
-_TITLE_PAD = 12  # points between a title and what is under it
+_TITLE_PAD = 12  # points between a title and the element below it
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Theme:
 
     @property
     def settings(self) -> Any:
-        """For `matplotlib.rc_context`; how it types its keys depends on matplotlib's version."""
+        """Settings for `matplotlib.rc_context`; the type of their keys depends on matplotlib's version."""
         return {
             "figure.facecolor": self.ground,
             "axes.facecolor": self.ground,
@@ -130,7 +132,7 @@ _MOST_APART = 0.07
 
 
 def blank(title: str, x_label: str, y_label: str, *, height_in: float = 3.6) -> tuple[Figure, Axes]:
-    """An empty plot; call it, and draw, inside `rc_context(theme.settings)`."""
+    """An empty plot. Call this, and draw, inside `rc_context(theme.settings)`."""
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title)
@@ -141,9 +143,9 @@ def blank(title: str, x_label: str, y_label: str, *, height_in: float = 3.6) -> 
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]], *, lines: int = 1) -> None:
-    """Write (y, text, colour) right of the plot at the height of each line's end, apart from each other.
+    """Write (y, text, colour) at the right of the plot, at the height of each line's end, without overlaps.
 
-    Call it when the limits of y are final; `lines` is how many a label has.
+    Call it after the limits of y are final; `lines` is the number of lines in a label.
     """
     low, high = axes.get_ylim()
     drawn_in = axes.get_figure(root=True).get_figheight() - _AROUND_IN  # type: ignore[union-attr]
@@ -163,14 +165,17 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]], *, lines: i
 
 
 def name_above(axes: Axes, title: str) -> Legend:
-    """A legend above the plot, and its title above that; call it last. Side by side where there is room."""
+    """Put a legend above the plot and the title above the legend. Call it last.
+
+    The legend's entries are side by side if there is room.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes stand in a figure"
     for ncols in 2, 1:
         legend = axes.legend(
             loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=ncols, borderpad=0, handletextpad=0.2
         )
-        legend.set_in_layout(False)  # or a wide one would leave the plot no room to be laid out in
+        legend.set_in_layout(False)  # otherwise a wide legend would leave the plot no room in the layout
         figure.draw_without_rendering()
         extent = legend.get_window_extent()
         if extent.x1 <= figure.bbox.width:
@@ -181,7 +186,7 @@ def name_above(axes: Axes, title: str) -> Legend:
 
 
 def picture(figure: Figure, theme: Theme, kind: Literal["png", "svg"]) -> bytes:
-    """The figure as a file; an SVG comes out the same each time."""
+    """The figure as a file. An SVG is the same on every call."""
     buffer = io.BytesIO()
     with rc_context(theme.settings):
         fit(figure)

@@ -1,1 +1,3 @@
-"""What the coordinator proposes, told: what ratios and encodings took and brought, and why these."""
+"""Explains the coordinator's proposals: cost and results of ratios and encodings, and the reasons for
+them.
+"""

@@ -1,4 +1,6 @@
-"""`edge-coordinator explain`: at which ratios a run's devices work, what each takes and brings, and why."""
+"""`edge-coordinator explain`: ratios of a run's devices, the cost and results of each ratio, and the
+reasons.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ from fleetune.protocols.methods import utility_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.encodings import chosen, in_words
 
-LATEST = 8  # rounds that the words are about
+LATEST = 8  # number of latest rounds that the text covers
 _WHY = {
     "time": "time: most utility a second; each device does what fits the target round duration",
     "bytes": "bytes: each device does no more than its option of most utility a byte",
@@ -34,7 +36,7 @@ _ASSIGNED = "fleet.ratios assigns each device its ratio"
 
 
 def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
-    """Every ratio that a reply was made at, ascending."""
+    """Figures of every ratio that a reply used, ascending."""
     replies: dict[float, list[DeviceRound]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
@@ -43,7 +45,7 @@ def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
 
 
 def by_encoding(records: Sequence[RoundRecord]) -> list[EncodingSummary]:
-    """Every encoding that an update was asked for by, those of most bytes first."""
+    """Figures of every encoding that was requested for an update, largest payload first."""
     sizes: dict[str, list[int]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
@@ -65,7 +67,7 @@ def _of_ratio(ratio: float, replies: Sequence[DeviceRound]) -> RatioSummary:
 
 
 def explanation(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Group:
-    """A table of all ratios, and why devices work at them, for a terminal."""
+    """A table of all ratios and the reasons for them, for a terminal."""
     rows = by_ratio(records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
     for head in ("p", "replies", "local\ntraining", "a round\ntakes", "up", "energy"):
@@ -105,7 +107,7 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
 
 
 def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
-    """How updates were encoded, how the next ones will be, and with what error."""
+    """Encodings of past and next updates, and their compression errors."""
     rows = by_encoding(records)
     if rows:
         used = ", ".join(f"{row.replies} by {row.encoding} ({readable.size(row.up)})" for row in rows)
