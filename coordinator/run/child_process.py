@@ -32,8 +32,8 @@ def in_child_process(
     Args:
         what: the work, for messages.
         function: at the top level of a module; arguments and result can be pickled.
-        arguments: of the function.
-        timeout_s: how long it may take.
+        arguments: arguments of the function.
+        timeout_s: time limit in seconds.
 
     Raises:
         FleetuneError: the function raised it.

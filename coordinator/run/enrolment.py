@@ -29,8 +29,8 @@ class Beginning:
 
     Attributes:
         enrolment: sent to each device.
-        backbone: file of the model's frozen tensors; None: no tensor is frozen.
-        bundle: the model's encoded bundle; None: it is not made yet.
+        backbone: file of the model's frozen tensors; None if no tensor is frozen.
+        bundle: the model's encoded bundle; None if not made yet.
     """
 
     enrolment: Enrolment
@@ -53,9 +53,9 @@ def begin(
     """Describe the model, find its initial weights, count its work and memory; the run gets a unique id.
 
     Args:
-        settings: of the run; `model.input_shape` and `model.num_classes` must be there.
+        settings: settings of the run, with `model.input_shape` and `model.num_classes`.
         runs: the folder of other runs, for `model.weights`.
-        find: the model.
+        find: function that finds the model.
 
     Raises:
         SettingError: the model's shape is not known, or there is no run to start from.

@@ -40,7 +40,7 @@ class Model:
         spec: description of the model.
         weights: initial weights, shape (spec.size,).
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
-        bundle: for devices without torch; None: not made yet.
+        bundle: bundle for devices without torch; None if not made yet.
         frozen: the tensors of its backbone; empty: it has none, or they are not known here.
     """
 

@@ -27,7 +27,7 @@ class ArrivingReply:
     Attributes:
         reply: the decoded reply.
         data: the encoded reply.
-        delivered: the task as the device received it; None: no longer known, or not needed.
+        delivered: the task as the device received it; None if no longer known, or not needed.
         actual: measured cost of the round on the device.
         predicted: cost of the round as the device predicted it.
         staleness: number of aggregations by which its base model is older than the newest.

@@ -20,7 +20,7 @@ class RunClock:
     their length.
 
     Args:
-        latest: latest time that the run has seen; None: it is new.
+        latest: latest time that the run has seen; None for a new run.
         wall: the time of day, seconds since 1970.
         steady: a monotonic clock, in seconds.
     """
@@ -60,7 +60,7 @@ def schedule_of(section: ScheduleSection) -> Schedule:
 
 
 def zone_of(name: str | None) -> Zone:
-    """A time zone by its name, which was checked when the settings were read; None: this machine's."""
+    """A time zone by its name, which the settings have checked; None for this machine's zone."""
     if name is None:
         return lambda at_s: float(time.localtime(utc(at_s)).tm_gmtoff)
     if name == UTC:

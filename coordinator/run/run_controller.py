@@ -212,7 +212,7 @@ class RunController(RunView):
         self._run.open_round.note_late(device, round_attempt, self.round_attempt, actual)
 
     def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
-        """Why a reply of `device` to `round_attempt` does not count; None: it counts."""
+        """Reason why a reply of `device` to `round_attempt` does not count; None if it counts."""
         return rejection_of(self._engine.state, device, round_attempt)
 
     def write_down(self) -> None:

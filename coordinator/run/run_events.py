@@ -55,7 +55,7 @@ class Moment:
 
     Attributes:
         now: on the run's clock.
-        problem: why the broker cannot be reached; None: it can.
+        problem: why the broker cannot be reached; None if it can.
         activities: returns the activities of all busy devices; its cost grows with the number of devices.
     """
 

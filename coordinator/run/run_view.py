@@ -45,7 +45,7 @@ class RunView:
 
     @property
     def finished(self) -> str | None:
-        """Reason why the run is over; None: it is not."""
+        """Reason why the run is over; None while it is not."""
         return self._engine.state.ending.reason if self._engine.finished else None
 
     @property

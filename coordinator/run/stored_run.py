@@ -134,8 +134,9 @@ def mark_finished(run: Run) -> None:
 
 
 def save_shared_model(run: Run, path: Path | None = None) -> Path:
-    """Write the coordinator's model as safetensors, running statistics and what is frozen included; its file,
-    `models/shared.safetensors` if not given.
+    """Write the coordinator's model as safetensors, with running statistics and frozen tensors.
+
+    Returns the file: `path`, or `models/shared.safetensors` in the run's folder if not given.
     """
     from safetensors.numpy import save
 
