@@ -177,7 +177,7 @@ def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
 
 
 def _shared(devices: int, shares: dict[str, int]) -> dict[str, int]:
-    """Number of devices by these shares, without a remainder."""
+    """The number of devices of each kind, in proportion to `shares`; the numbers add up to `devices`."""
     total, counts, given, before = sum(shares.values()), {}, 0, 0
     for name, share in shares.items():
         given += share

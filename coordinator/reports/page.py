@@ -268,7 +268,9 @@ def _adoption(summary: Summary) -> Html | None:
 
 
 def _rollout(summary: Summary) -> Html | None:
-    """The versions of the shared model, in a run with canaries."""
+    """The page's section on the roll-out: which versions canaries tested, and their outcome. None without
+    canaries.
+    """
     found = summary.rollout
     if found is UNSET:
         return None

@@ -111,7 +111,7 @@ class Backend(Protocol):
         Its output equals that of the whole model with all other neurons' parameters set to 0.
 
         Returns:
-            None: there is no such network, or it computes something else.
+            None if no such network exists, or if its output would differ.
         """
         ...
 

@@ -19,9 +19,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What a fleet learns. A subclass is one file and one line in `protocols.tasks`.
+    """A kind of learning task. To add one, write a subclass in a file of its own and add a line to
+    `protocols.tasks`.
 
-    A sample's label is a class, numbers, or an optional class; a missing class is 0.
+    A sample's label is a class number, a vector of numbers, or an optional class number; a missing one is
+    stored as 0.
 
     Attributes:
         section: the run's [task].

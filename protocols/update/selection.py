@@ -128,7 +128,10 @@ class DrawnEntries(Struct, frozen=True, tag=True):
         64-bit number.
         """
         if not 0 < self.share <= 1 or not 0 <= self.start < 2**64:
-            raise PacketCorrupt(f"entries drawn at share {self.share} from {self.start}: not possible")
+            raise PacketCorrupt(
+                f"DrawnEntries: share {self.share} and start {self.start}; expected a share in (0, 1] and a"
+                " start below 2**64"
+            )
         distance = Key(0).bits(spec.num_parameters) - np.uint64(self.start)  # modulo 2**64
         chosen = np.zeros(spec.size, dtype=bool)
         chosen[: spec.num_parameters] = distance < _arc(self.share) if self.share < 1 else True

@@ -172,7 +172,7 @@ def about_seeds(comparison: Comparison) -> str:
 
 
 def about_ranking(comparison: Comparison) -> str:
-    """The samples whose score ranks a sweep, in words."""
+    """A sentence on which samples (validation or test) the ranking of a sweep was measured."""
     if comparison.ranked_by == VALIDATION_MEAN:
         return "ranked by validation samples; the mean is on test samples"
     return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"

@@ -1,7 +1,7 @@
 """Payloads over simulated links: tasks to devices, and replies back.
 
 The exchange is that of `protocols.wire.transfer`: a payload follows its offer at once, and its last byte is
-acknowledged. A message takes the link's delay and no bytes.
+acknowledged. Control messages, such as offers, take the link's delay but none of its bandwidth.
 """
 
 from dataclasses import dataclass

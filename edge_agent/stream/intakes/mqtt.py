@@ -100,11 +100,11 @@ class _Message(NamedTuple):
 
 
 class MqttIntake:
-    """Stores the samples of an MQTT topic.
+    """Stores the samples that arrive on MQTT topics.
 
     Args:
         store: the device's store.
-        topic: the sensors' topics.
+        topic: the topic filter of the sensors; it may hold wildcards.
     """
 
     def __init__(self, store: SampleStore, topic: SensorTopic) -> None:

@@ -63,10 +63,11 @@ class TensorWriter:
         self._products, self._entries = _Batches(), _Batches()
 
     def write(self, tensor: Tensor, steps: FlatArray) -> Parts:
-        """Write the changes of one tensor, in steps and finite, shape (size,).
+        """Write the changes of one tensor; return the changes that a reader will decode.
 
-        Returns:
-            The changes that a reader will decode.
+        Args:
+            tensor: the tensor's place in the patch.
+            steps: its changes in multiples of the quantisation step, finite, shape (size,).
         """
         products, entries = cheapest(tensor, steps)
         self._put((_PRODUCTS * bool(products) + _ENTRIES * (entries is not None), 1, _KINDS))
