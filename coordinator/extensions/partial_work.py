@@ -55,7 +55,7 @@ class PartialWork(Extension):
             yield one
 
     def mean_share(self, devices: tuple[DeviceId, ...]) -> float:
-        """Mean share of local training in these devices' plans, weighted by their samples; 1 without samples."""
+        """Mean share of local training planned for these devices, weighted by samples; 1 without samples."""
         members = [self._state.member(device) for device in devices]
         samples = [one.report.num_samples if one.report else 0 for one in members]
         asked = sum(count * share_asked(one) for count, one in zip(samples, members, strict=True))
