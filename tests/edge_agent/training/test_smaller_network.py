@@ -129,7 +129,7 @@ def test_what_the_optimiser_keeps_is_the_same(trainer, training, backends):
 def test_the_methods_train_a_smaller_network(backends, monkeypatch):
     backend, weights = backends["har-cnn", "onnx"]
     method = FjORD(backend.spec)
-    task = Task(Patch.of(weights, method.known(0.4), backend.spec), 0.4)
+    task = Task(Patch.of(weights, method.first_selection(0.4), backend.spec), 0.4)
     trainer = LocalTrainer(backend, samples(backend.spec.input_shape), ALL)
     steps = []
     whole = backend.step
@@ -137,7 +137,7 @@ def test_the_methods_train_a_smaller_network(backends, monkeypatch):
     monkeypatch.setattr(backend, "step", lambda *given, **more: steps.append(1) or whole(*given, **more))
     _, update = method.work(PersonalModel(weights), task, trainer, Budget(), Key(5))
     assert not steps
-    assert update.patch.values.size == np.count_nonzero(method.known(0.4).mask(backend.spec))
+    assert update.patch.values.size == np.count_nonzero(method.first_selection(0.4).mask(backend.spec))
 
 
 @pytest.mark.parametrize("trainer", ["torch", "onnx"])

@@ -418,7 +418,7 @@ def test_an_objective_is_for_rounds_that_wait():
             **wanted,
         }
     )
-    with pytest.raises(SettingError, match=r'minimise = "energy": .* round.mode = "window"'):
+    with pytest.raises(SettingError, match=r'minimise = "energy" .*round.mode = "window"'):
         check_method(settings, from_section(settings.method, tiny_spec()))
 
 
