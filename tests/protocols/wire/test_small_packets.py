@@ -106,7 +106,7 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
         "a",
         store,
         joined=lambda: None,
-        objection=lambda: None,
+        reason_not_to_train=lambda: None,
         clock=lambda: 0.0,
         memory=lambda: 100_000_000,
     )

@@ -310,7 +310,7 @@ class Failing(nn.Module):
 def test_one_that_gives_something_else_there_is_found():
     make, _ = own(OddlyStacked, (4, 9))
     step = steps(make)[0]
-    with pytest.raises(ModelError, match="is another one than that of each"):
+    with pytest.raises(ModelError, match="differs from the step of each network alone"):
         StackedNetworks(make(), 2).check(step.x, step.y)
 
 
