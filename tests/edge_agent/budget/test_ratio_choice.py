@@ -259,15 +259,27 @@ def test_more_of_anything_never_gives_a_smaller_ratio(
     for current in (None, 0.1, 0.5):
         ratio = partial(lambda *a, **k: ratio_of(decided(*a, **k)), current=current)
         least = ratio(limits, capability=able)
-        for name in ("uplink_bps", "downlink_bps", "samples_per_s"):
-            faster = replace(able, **{name: getattr(able, name) * more})
+        faster_links = [
+            replace(able.link, **{name: getattr(able.link, name) * more})
+            for name in ("uplink_bps", "downlink_bps")
+        ]
+        for faster in (
+            *(replace(able, link=link) for link in faster_links),
+            replace(able, samples_per_s=able.samples_per_s * more),
+        ):
             assert ratio(limits, capability=faster) >= least
         for name in ("deadline_s", "memory_bytes", "joules"):
             wider = replace(limits, **{name: getattr(limits, name) * more})
             assert ratio(wider, capability=able) >= least
             assert ratio(replace(limits, **{name: None}), capability=able) >= least
-        for name in ("uplink_bps", "downlink_bps", "samples_per_s", "base_bytes", "train_w"):
-            assert ratio(limits, capability=replace(able, **{name: None})) >= least
+        for unknown in (
+            replace(able, link=replace(able.link, uplink_bps=None)),
+            replace(able, link=replace(able.link, downlink_bps=None)),
+            replace(able, samples_per_s=None),
+            replace(able, base_bytes=None),
+            replace(able, watts=replace(able.watts, train=None)),
+        ):
+            assert ratio(limits, capability=unknown) >= least
 
 
 @given(
