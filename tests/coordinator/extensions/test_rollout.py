@@ -104,7 +104,7 @@ def test_canaries_that_say_nothing_are_waited_for_and_then_drawn_anew():
     again, line = after_round(silent, 5, 0.0, DEVICES, RULE, KEY)
     assert (again.trial, again.approved, again.draw) == (1, 0, 2)
     assert again.canaries != silent.canaries
-    assert "none of its canaries told" in line
+    assert "none of its canaries reported" in line
 
 
 def test_a_round_that_is_rolled_back_leaves_no_version():

@@ -69,7 +69,7 @@ def test_bytes_of_images_count_as_a_255th():
 
 def test_samples_of_another_shape_and_other_files_are_one_line(tmp_path):
     predictor = Predictor.of(write_inference(bundle(), WEIGHTS, {}))
-    with pytest.raises(DataError, match=r"samples have shape \(3,\); expected \(2,\)"):
+    with pytest.raises(DataError, match=r"samples have shape \(3,\); the model takes \(2,\)"):
         predictor.probabilities(np.zeros((4, 3)))
     with pytest.raises(ModelError, match=r"cannot read .*missing\.onnx: no such file"):
         Predictor.of(tmp_path / "missing.onnx")
