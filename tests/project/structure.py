@@ -13,13 +13,18 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools", "benchmarks")
 MAX_ATTRIBUTES = 15
 MAX_IMPORTS = 20
-MAX_EXCEPTIONS = 5
 
-LARGE_CLASSES: dict[str, str] = {}
-"""`path:class` and the reason why it may have more attributes."""
-
-LARGE_IMPORTERS: dict[str, str] = {}
-"""Path and the reason why the file may import more modules of ours."""
+LARGE_CLASSES = {
+    "coordinator/queries/run_status.py:RunStatus": "one JSON object of `edge-coordinator status --json`",
+    "coordinator/queries/run_status.py:DeviceStatus": "one JSON object of `edge-coordinator devices --json`",
+    "coordinator/metrics/summary.py:Summary": "the top level of summary.json",
+    "coordinator/metrics/summary.py:DeviceSummary": "one device in summary.json",
+    "protocols/wire/payloads.py:Enrolment": "one payload on the wire",
+    "protocols/method/choice.py:DeviceReport": "one part of a message on the wire",
+    "edge_agent/extensions/adoption/deployed_model.py:ModelRecord": "one stored record",
+    "firmware_profiles/__init__.py:Board": "the figures of one board's file",
+}
+"""`path:class` and the reason why it has more attributes. Classes that are missing here are to be divided."""
 
 
 def files() -> Iterator[Path]:
@@ -85,13 +90,13 @@ def large_importers() -> dict[str, int]:
 
 def main() -> int:
     """Print both lists."""
-    for title, found, reasons in (
-        (f"classes above {MAX_ATTRIBUTES} attributes", large_classes(), LARGE_CLASSES),
-        (f"files above {MAX_IMPORTS} imported modules of ours", large_importers(), LARGE_IMPORTERS),
+    for title, found in (
+        (f"classes above {MAX_ATTRIBUTES} attributes", large_classes()),
+        (f"files above {MAX_IMPORTS} imported modules of ours", large_importers()),
     ):
         print(f"{title}: {len(found)}")
         for name, number in sorted(found.items(), key=lambda item: -item[1]):
-            print(f"  {number}  {name}  {reasons.get(name, 'NO REASON GIVEN')}")
+            print(f"  {number}  {name}  {LARGE_CLASSES.get(name, 'to be divided')}")
     return 0
 
 
