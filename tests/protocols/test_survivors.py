@@ -11,7 +11,7 @@ from tests.helpers.exact_rounds import DEVICES, Fleet
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
-from fleetune.protocols.methods.clusterfl import spread
+from fleetune.protocols.methods.clusterfl import farthest_points
 from fleetune.protocols.methods.dcpfl.loss_curve import rapid_decrease_end
 from fleetune.protocols.methods.kapc import bls
 from fleetune.protocols.methods.kapc.bls import Visit
@@ -89,7 +89,7 @@ def test_centres_are_far_from_each_other_by_their_distances():
     chosen = [int(apart.sum(axis=1).argmax())]
     while len(chosen) < 5:
         chosen.append(int(apart[:, chosen].min(axis=1).argmax()))
-    assert spread(points @ points.T, 5) == chosen
+    assert farthest_points(points @ points.T, 5) == chosen
 
 
 def test_dc_pfl_compares_nobody_while_a_grouping_settles():
