@@ -148,9 +148,13 @@ def test_every_file_beside_the_sources_is_in_the_wheel(wheel):
         for file in (ROOT / package).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
+    docs = {name for name in wanted if name.startswith("fleetune/tools/docs/")}
+    wanted -= docs
     needed = {"tools/demo.toml", "tools/papers/kapc-mnist.toml", "protocols/bundle/files/mlp-1x8x8-10.bundle"}
     assert {f"fleetune/{name}" for name in needed} <= wanted
     assert wanted <= held, sorted(wanted - held)
+    assert docs, "the generator of the documentation's pages"
+    assert not docs & held
     assert {name.split("/")[0] for name in held} <= {"fleetune", f"fleetune-{VERSION}.dist-info"}
 
 
