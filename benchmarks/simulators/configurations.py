@@ -63,11 +63,7 @@ def configurations(cores: int, device: str = "cpu") -> dict[str, Configuration]:
     on_a_card = [
         Configuration("fleetune", "run_fleetune.py", a_few),
         Configuration("fleetune-1", "run_fleetune.py", 1),
-        Configuration("fleetune-at-once", "run_fleetune.py", 1, arguments=("torch", "float32", "10")),
-        Configuration("fleetune-50-at-once", "run_fleetune.py", 1, arguments=("torch", "float32", "50")),
-        Configuration(
-            "fleetune-at-once-bfloat16", "run_fleetune.py", 1, arguments=("torch", "bfloat16", "10")
-        ),
+        Configuration("fleetune-bfloat16", "run_fleetune.py", a_few, arguments=("torch", "bfloat16")),
         Configuration("bare", "run_bare.py"),
         Configuration("pfl", "run_pfl.py", 1, pfl),
     ]

@@ -152,8 +152,6 @@ class FleetSection(Settings, frozen=True):
         precision: number format of forward and backward pass in torch. `bfloat16` has 8 significant bits and
             is faster on hardware that supports it. Weights, gradients, the optimiser and all evaluations stay
             `float32`.
-        at_once: number of devices that a worker trains in one batched step. It speeds up small models on
-            accelerators and rounds differently.
         days: simulated days after which the run ends; an open run (`run.rounds`) needs it.
         starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]. Its `zone` is
             UTC if left out.
@@ -174,7 +172,6 @@ class FleetSection(Settings, frozen=True):
     trainer: Literal["torch", "onnx", "fastest"] = "torch"
     train_on: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,3})?(,[a-z]+(:[0-9]{1,3})?)*$")] = PROCESSOR
     precision: Precision = "float32"
-    at_once: Annotated[int, Meta(ge=1, le=1024)] = 1
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     starts_at: TimeOfDay = "00:00"
 

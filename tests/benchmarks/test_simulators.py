@@ -55,7 +55,7 @@ def test_a_card_that_is_not_here_is_one_line_and_nothing_is_made(tmp_path: Path)
 def test_cards_have_their_own_configurations() -> None:
     there = configurations(16, "cuda:0")
     assert "flwr" not in there
-    assert "fleetune-at-once" in there
+    assert "fleetune-bfloat16" in there
     assert there["fleetune"].processes == 4
     assert configurations(2).keys() & there.keys() >= {"fleetune", "fleetune-1", "bare", "pfl"}
 

@@ -9,7 +9,6 @@ from fleetune.coordinator.run.stored_run import BUNDLE, Run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.tools.simulator.caller_samples import CallerSamples
 from fleetune.tools.simulator.workers import worker
-from fleetune.tools.simulator.workers.job_batches import BatchingExecutor
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
 
 
@@ -37,7 +36,6 @@ def open_executor(
     """
     bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
     arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle
-    at_once = run.settings.fleet.at_once
     if cluster is not None:
         from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
         from fleetune.tools.simulator.ray_engine.run_package import pack_run
@@ -46,7 +44,7 @@ def open_executor(
             yield nodes
     elif workers:
         with WorkerProcesses(workers, worker.set_up, arguments) as pool:
-            yield BatchingExecutor(pool, at_once) if at_once > 1 else pool
+            yield pool
     else:
         worker.set_up(*arguments)
-        yield BatchingExecutor(Inline(), at_once) if at_once > 1 else Inline()
+        yield Inline()

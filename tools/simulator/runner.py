@@ -12,7 +12,6 @@ from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
 from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.tools.simulator.build_simulation import build_simulation
 from fleetune.tools.simulator.caller_samples import NO_CALLER_SAMPLES, CallerSamples
 from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, find_existing_run
@@ -60,8 +59,9 @@ def simulate(
         warm_up()
     if not settings.fleet.devices:
         settings = with_group_devices(settings, caller_samples.samples(settings))
-    if cluster is not None:
-        _check_cluster(settings.fleet)
+    if cluster is not None and settings.fleet.cards:
+        train_on = settings.fleet.train_on
+        raise SettingError(f"fleet.train_on {train_on}: on a Ray cluster only processors train")
     found = None if fresh else find_existing_run(settings, folder)
     if found is not None and found.finished:
         raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
@@ -81,8 +81,7 @@ def simulate(
         tell(line)
     try:
         with open_executor(run, workers, caller_samples, cluster, tell) as executor:
-            at_once = run.settings.fleet.at_once
-            work = PendingWork(executor, max(2, 2 * workers) * at_once, run.enrolment.spec.size)
+            work = PendingWork(executor, max(2, 2 * workers), run.enrolment.spec.size)
             build_simulation(
                 run,
                 opened.devices,
@@ -101,13 +100,6 @@ def simulate(
         watching.tell(RunLeft())
     run.processor.note()
     return run, opened.completed(summary_of(run, simulated=True))
-
-
-def _check_cluster(fleet: FleetSection) -> None:
-    if fleet.cards:
-        raise SettingError(f"fleet.train_on {fleet.train_on}: on a Ray cluster only processors train")
-    if fleet.at_once > 1:
-        raise SettingError("fleet.at_once: on a Ray cluster a worker trains one device after the other")
 
 
 def _what_happens_with(found: ExistingRun | None, folder: Path) -> str:

@@ -7,7 +7,7 @@ from workload_files import Files, device, given, round_over
 from fleetune import simulate
 
 
-def settings_of(files: Files, trainer: str = "torch", precision: str = "float32", at_once: str = "1") -> dict:
+def settings_of(files: Files, trainer: str = "torch", precision: str = "float32") -> dict:
     """Settings of the run, by section."""
     workload = files.workload
     training = {name: getattr(workload, name) for name in ("epochs", "batch_size", "learning_rate")}
@@ -24,7 +24,6 @@ def settings_of(files: Files, trainer: str = "torch", precision: str = "float32"
             "trainer": trainer,
             "precision": precision,
             "train_on": device(),
-            "at_once": int(at_once),
         },
     }
 

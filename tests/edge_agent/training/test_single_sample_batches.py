@@ -25,7 +25,6 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.tools.research.simulate import simulate
-from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
 
 MODULE, SHAPE, CLASSES = "single_sample_models", (1, 8, 8), 10
 
@@ -122,12 +121,6 @@ def test_a_loss_term_on_one_sample_agrees(bundle):
         found.append((loss, backend.gradient.copy()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     assert np.linalg.norm(found[0][1] - found[1][1]) <= 1e-5 * np.linalg.norm(found[0][1])
-
-
-def test_devices_that_train_at_once_do_the_same(bundle):
-    backend = TorchBackend.from_spec(bundle.spec)
-    backend.load(start(bundle.spec))
-    StackedNetworks(backend, 2).check(*samples(1))
 
 
 def test_the_norms_that_rest_are_named(bundle):

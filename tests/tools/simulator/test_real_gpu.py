@@ -12,14 +12,11 @@ from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.descent import Descent
-from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
-from fleetune.tools.simulator.batched_training.stacked_networks import Descend, Step
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no card (CUDA) here"),
@@ -78,7 +75,7 @@ def test_it_trains_as_the_processor_does(name):
     assert apart(found[1], wanted[1]) < 1e-2
     gradients = [gradient_at(one, wanted[1], x, y) for one in (there, here)]
     assert apart(*gradients) < 1e-3  # 1.2e-5 there
-    assert len(there._recorded._recordings) == 1
+    assert len(there._steps._cuda_graphs._recordings) == 1
     assert found[0] == again[0]
     assert np.array_equal(found[1], again[1])
     here.load(weights)
@@ -94,27 +91,6 @@ def test_in_bfloat16_it_trains_too(name):
     assert found[0] == pytest.approx(wanted[0], rel=0.05)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_many_step_there_at_once(name):
-    (_, there), weights, x, y = on_card(name)
-    there.load(weights)
-    networks = BatchSlots(there, 4)._networks
-    networks.check(x, y)
-    wanted = trained(there, weights, x, y)
-    settings, plan = TrainingSection(learning_rate=0.02, momentum=0.5), FitPlan()
-    descents = []
-    for row in range(4):
-        networks.vectors.load(weights, row)
-        size = there.spec.num_parameters
-        descents.append(GpuDescent(networks.vectors, row, size, settings, plan, None))
-    for number in range(6):
-        networks.carry_out({row: Step(x, y, Key(number), True, None, None) for row in range(4)})
-        networks.carry_out({row: Descend(one, move_lower=True) for row, one in enumerate(descents)})
-    assert networks._recorded._recordings
-    for row in range(4):
-        assert apart(networks.vectors.weights_of(row), wanted[1]) < 1e-2  # as above
-
-
 def run_on(device, tmp_path, method, **fleet):
     sections = {"method": {"name": method}, "run": {"name": "sim", "rounds": 3}}
     fleet = BASE["fleet"] | {"train_on": device} | fleet
@@ -122,7 +98,7 @@ def run_on(device, tmp_path, method, **fleet):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fleet", [{}, {"at_once": 4}, {"at_once": 4, "precision": "bfloat16"}])
+@pytest.mark.parametrize("fleet", [{}, {"precision": "bfloat16"}])
 def test_runs_learn_what_they_learn_on_the_processor(method, fleet, tmp_path):
     here, there = (run_on(device, tmp_path, method, **fleet) for device in ("cpu", "cuda:0"))
     exact = "precision" not in fleet
@@ -133,8 +109,5 @@ def test_runs_learn_what_they_learn_on_the_processor(method, fleet, tmp_path):
     assert apart(*weights) < (1e-3 if exact else 0.05)
 
 
-@pytest.mark.parametrize("fleet", [{}, {"at_once": 4}])
-def test_the_same_run_is_the_same_bits(fleet, tmp_path):
-    assert run_on("cuda:0", tmp_path / "a", "fedspu", **fleet) == run_on(
-        "cuda:0", tmp_path / "b", "fedspu", **fleet
-    )
+def test_the_same_run_is_the_same_bits(tmp_path):
+    assert run_on("cuda:0", tmp_path / "a", "fedspu") == run_on("cuda:0", tmp_path / "b", "fedspu")

@@ -39,7 +39,7 @@ def run_trainer(
 ) -> TrainerChoice:
     """The trainer of a run, see `choose_trainer`."""
     fleet = settings.fleet
-    plain = not fleet.cards and fleet.at_once == 1 and fleet.precision == "float32"
+    plain = not fleet.cards and fleet.precision == "float32"
     if plain and fleet.trainer == "torch" and "torch" in installed():
         return TrainerChoice()
     enrolment = beginning.enrolment

@@ -32,7 +32,6 @@ from fleetune.protocols.wire.payloads import Enrolment
 Kind = Literal["torch", "onnx"]
 
 TRIED_STEPS = 12  # steps of each trainer in a repetition
-TRIED_ROWS = 8  # samples of a batched step
 TURNS = 6  # repetitions; the first is a warm-up
 # memory that ONNX Runtime keeps between steps; small, because a worker serves many devices
 STEP_BYTES = 2**24
@@ -80,7 +79,6 @@ def choose_trainer(
         )
     found = (
         _on_cards(settings),
-        _at_once(settings, enrolment, backbone, data),
         _in_precision(settings, enrolment, backbone, data),
     )
     if any(found):
@@ -119,33 +117,6 @@ def _on_cards(settings: RunSettings) -> str:
     except ModelError as problem:
         raise SettingError(f"fleet.train_on: {problem}") from None
     return f"devices train on {', '.join(names)}"
-
-
-def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData) -> str:
-    """A line about training several devices at once. Raises SettingError: the model cannot."""
-    fleet, asked = settings.fleet, f"fleet.at_once = {settings.fleet.at_once}"
-    if fleet.at_once == 1:
-        return ""
-    if fleet.trainer == "onnx":
-        raise SettingError(f'{asked}: trainer = "onnx" trains one device after the other')
-    if settings.data.arrivals is not None:
-        raise SettingError(f"{asked}: devices whose data grow train one after the other")
-    from fleetune.edge_agent.training.gpu.torch_device import torch_device
-    from fleetune.edge_agent.training.torch_backend import TorchBackend
-    from fleetune.tools.simulator.batched_training.stacked_networks import StackedNetworks
-
-    spec, task = enrolment.spec, enrolment.learns
-    frozen = _frozen(enrolment, backbone)
-    try:
-        backend = TorchBackend.from_spec(spec, task, frozen, torch_device(fleet.trains_on(0)))
-        backend.load(enrolment.weights)
-        networks = StackedNetworks(backend, 2)
-        rows = np.arange(min(TRIED_ROWS, data.size("train")))
-        x, y = for_vocabulary(data, backend.vocabulary).batch("train", rows)
-        networks.check(x, task.targets(x, y))
-    except ModelError as problem:
-        raise SettingError(f"{asked}: not with model {spec.name}: {problem}; leave it out") from None
-    return f"{fleet.at_once} devices of each worker train at once"
 
 
 def _in_precision(

@@ -1,8 +1,6 @@
 """Functions that an executor calls in a worker process of the simulator, after `set_up`."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
@@ -23,20 +21,7 @@ from fleetune.tools.simulator.workers.device_files import keep_before
 from fleetune.tools.simulator.workers.device_trainer import DeviceTrainer
 from fleetune.tools.simulator.workers.trainer_choice import STEP_BYTES
 
-if TYPE_CHECKING:  # this module imports torch
-    from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Slots of a batch, and a trainer for each."""
-
-    slots: "BatchSlots"
-    trainers: list[DeviceTrainer]
-
-
 _trainer: DeviceTrainer | None = None
-_batch: _Batch | None = None  # with `fleet.at_once` above 1
 
 
 def set_up(
@@ -55,7 +40,7 @@ def set_up(
         caller_samples: samples that the caller passed.
         bundle: bundle from which the model is trained; None: torch trains.
     """
-    global _trainer, _batch  # noqa: PLW0603 - the executor calls plain functions
+    global _trainer  # noqa: PLW0603 - the executor calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
     read = None if bundle is None else read_bundle(bundle)
     backend = make_backend(
@@ -80,33 +65,11 @@ def set_up(
         upper_layers_of(backend, decoded.training),
         stream_devices(settings, decoded, data, folder, backend),
     )
-    _batch = None if settings.fleet.at_once == 1 else _batch_of(_trainer, settings.fleet.at_once)
-
-
-def _batch_of(trainer: DeviceTrainer, size: int) -> _Batch:
-    from fleetune.edge_agent.training.torch_backend import TorchBackend
-    from fleetune.tools.simulator.batched_training.batch_slots import BatchSlots
-
-    assert isinstance(trainer.backend, TorchBackend), "choose_trainer() refuses others"
-    slots = BatchSlots(trainer.backend, size)
-    cache = SharedSessionCache.of
-    trainers = [
-        replace(trainer, backend=slot, upper=None, cache=cache(trainer.enrolment.spec))
-        for slot in slots.backends
-    ]
-    return _Batch(slots, trainers)
 
 
 def train(job: TrainingJob) -> TrainingResult:
     """Do one device's work on one task."""
     return _here().train(job)
-
-
-def train_batch(jobs: list[TrainingJob]) -> list[TrainingResult | Exception]:
-    """Do the work of several devices at once; return the result or the exception of each."""
-    assert _batch is not None, "called where `fleet.at_once` is above 1"
-    trainers = _batch.trainers
-    return _batch.slots.each(lambda slot, job: trainers[slot].train(job), jobs)
 
 
 def receive_first_samples(name: str, index: int, wall_s: float) -> DataStatistics:
