@@ -65,7 +65,8 @@ def played(name, folder, monkeypatch):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_draws_and_ends_as_stored(name, tmp_path, monkeypatch):
     weights, drawn = played(name, tmp_path, monkeypatch)
-    stored = np.load(STORED / f"{name}.npz")
+    with np.load(STORED / f"{name}.npz") as file:
+        stored = dict(file)
     draws = msgspec.json.decode((STORED / "draws.json").read_bytes(), type=dict[str, list[int]])
     assert len(draws[name]) >= DRAWS // len(RUNS)
     assert drawn >= set(draws[name])
