@@ -3,12 +3,12 @@
     python -m benchmarks.encodings --out encodings.json
 
 Models are trained on Fashion-MNIST (a folder `fashion-mnist`, here or in $FLEETUNE_DATA) with the product's
-trainer and methods, see `recorded_updates.py`. Every encoding of the registry, and XOR with the base for
+trainer and methods, see `recorded_updates.py`. Every encoding of the registry, and XOR with the reference for
 comparison, encodes and decodes the same values.
 
 Columns:
 - bytes of the payload after zstd, relative to raw float32;
-- distance of the decoded values to the values, relative to the distance of the base (0: equal bits);
+- distance of the decoded values to the values, relative to the distance of the reference (0: equal bits);
 - megabytes of float32 per second of processor time, medians;
 - peak memory of decoding, with the returned values, relative to these values. Input bytes and zstd's context
   (at most 1 MB) are not counted.
@@ -46,7 +46,7 @@ _BITS = np.dtype("<u4")
 
 
 class Xor(Encoding):
-    """XOR of the bits with those of the base, in byte planes; for comparison."""
+    """XOR of the bits with those of the reference, in byte planes; for comparison."""
 
     name = "xor planes"
     cost = EncodingCost(bytes_per_value=4 * 0.5, encode_ns=5, decode_ns=5)
@@ -69,7 +69,7 @@ class Xor(Encoding):
         return bits.view(np.float32)
 
     def _base(self, known: Known, count: int) -> Any:
-        return np.zeros(count, _BITS) if known.base is None else known.base.view(_BITS)
+        return np.zeros(count, _BITS) if known.reference is None else known.reference.view(_BITS)
 
 
 def measured(encoding: Encoding, patches: Sequence[Sent]) -> dict[str, float]:
@@ -108,8 +108,8 @@ def _since(began: float) -> float:
 def _relative_error(back: FlatArray, sent: Sent) -> float:
     if back.tobytes() == sent.values.tobytes():
         return 0.0
-    values, base = sent.values.astype(np.float64), sent.known.base
-    step = values if base is None else values - base
+    values, reference = sent.values.astype(np.float64), sent.known.reference
+    step = values if reference is None else values - reference
     return float(np.linalg.norm(back - values)) / max(float(np.linalg.norm(step)), 1e-300)
 
 
@@ -135,10 +135,10 @@ def keep(sent: Sent, every: int, path: Path) -> None:
     rows = np.concatenate(
         [np.arange(start, start + -(-n // every)) for start, n in zip(starts, counts, strict=True)]
     )
-    assert sent.known.base is not None
+    assert sent.known.reference is not None
     assert tensors.size
     np.savez_compressed(
-        path, base=sent.known.base[rows], values=sent.values[rows], tensors=sent.known.tensors[rows]
+        path, reference=sent.known.reference[rows], values=sent.values[rows], tensors=sent.known.tensors[rows]
     )
 
 

@@ -1,7 +1,7 @@
-"""Updates of real rounds, each with the base that coordinator and device both know.
+"""Updates of real rounds, each with the reference that coordinator and device both know.
 
 A run uses the product's methods, trainer and partition, without engine and clock. All devices take part
-in every round. The base of a device starts as the first weights. Its own updates and then its tasks
+in every round. The reference of a device starts as the first weights. Its own updates and then its tasks
 overwrite it.
 """
 
@@ -101,11 +101,11 @@ def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
     enrolment = prepare(settings)
     spec, held = enrolment.spec, dict[str, FlatArray]()
     for one in _device_rounds(enrolment, shares, fleet):
-        base = held.setdefault(one.device, enrolment.weights.copy())
-        _overlay(base, patches_in(one.task), spec)
+        reference = held.setdefault(one.device, enrolment.weights.copy())
+        _overlay(reference, patches_in(one.task), spec)
         for patch in patches_in(one.update):
-            yield Sent(known_of(patch.selection.mask(spec), base, spec), patch.values, one.round)
-        _overlay(base, patches_in(one.update), spec)
+            yield Sent(known_of(patch.selection.mask(spec), reference, spec), patch.values, one.round)
+        _overlay(reference, patches_in(one.update), spec)
 
 
 def _device_rounds(enrolment: Enrolment, shares: PartitionedData, fleet: Fleet) -> Iterator[DeviceRound]:
@@ -131,17 +131,17 @@ def _device_rounds(enrolment: Enrolment, shares: PartitionedData, fleet: Fleet) 
         state = method.aggregate(state, updates)
 
 
-def known_of(mask: MaskArray, base: FlatArray, spec: ModelSpec) -> Known:
-    """Return what both sides know of the entries in `mask` from `base`, shape (spec.size,)."""
+def known_of(mask: MaskArray, reference: FlatArray, spec: ModelSpec) -> Known:
+    """Return what both sides know of the entries in `mask` from `reference`, shape (spec.size,)."""
     sizes = [tensor.size for tensor in spec.tensors]
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     rows = tuple(
         tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
     )
     if mask.all():
-        return Known(base.copy(), tensors, rows)
+        return Known(reference.copy(), tensors, rows)
     places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-    return Known(base[mask], tensors[mask], rows, places[mask])
+    return Known(reference[mask], tensors[mask], rows, places[mask])
 
 
 def _overlay(held: FlatArray, patches: Iterator[Patch], spec: ModelSpec) -> None:

@@ -212,7 +212,7 @@ class Agent:
                 case wire.Finish(run, reason):
                     self._finish(run, reason)
                 case wire.NameTaken(instance, wait_s) if instance == self._connection.instance:
-                    self._connection.give_way(wait_s, self._clock())
+                    self._connection.wait_for_name(wait_s, self._clock())
 
     def _note_answered(self, answered: Answered) -> None:
         key = answered.offer.transfer_key

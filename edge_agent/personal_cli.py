@@ -65,7 +65,7 @@ def predict(
     from fleetune.edge_agent.personal.deployed_predictor import predictor_of
     from fleetune.edge_agent.personal.inference_graph import Predictor
     from fleetune.edge_agent.personal.personal_model import personal_model
-    from fleetune.edge_agent.personal.predictions import told_of
+    from fleetune.edge_agent.personal.predictions import predictions_of
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import SettingError
 
@@ -81,14 +81,14 @@ def predict(
             predictor, record = predictor_of(found), found.record
         else:
             predictor = Predictor.of(model)
-        told = told_of(predictor, x, y, data)
+        predictions = predictions_of(predictor, x, y, data)
         if as_json:
             from fleetune.edge_agent.personal.publishing import about_record
 
-            said = {**told.as_json(), "model": None if record is None else about_record(record)}
+            said = {**predictions.as_json(), "model": None if record is None else about_record(record)}
             sys.stdout.write(json.dumps(said) + "\n")
         else:
-            _show(told, record)
+            _show(predictions, record)
 
 
 def _samples(source: str) -> tuple[Any, Any]:
@@ -109,17 +109,17 @@ def _samples(source: str) -> tuple[Any, Any]:
     return x, None
 
 
-def _show(told: "Predictions", record: "ModelRecord | None") -> None:
+def _show(predictions: "Predictions", record: "ModelRecord | None") -> None:
     import rich
     from rich.table import Table
 
     if record is not None:
         print(f"model: {record.words}")
-    table = Table("sample", *told.columns)
-    for index, row in enumerate(told.rows(_ROWS)):
+    table = Table("sample", *predictions.columns)
+    for index, row in enumerate(predictions.rows(_ROWS)):
         table.add_row(str(index), *row)
     rich.print(table)
-    if told.num_samples > _ROWS:
-        print(f"... and {told.num_samples - _ROWS} more; --json has them all")
-    for line in told.lines():
+    if predictions.num_samples > _ROWS:
+        print(f"... and {predictions.num_samples - _ROWS} more; --json has them all")
+    for line in predictions.lines():
         print(line)

@@ -80,7 +80,7 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
 
     for one in found:
         typer.echo(_words(one), err=as_json)
-    told = [
+    wiped = [
         {
             "folder": str(one.folder),
             "runs": [*one.runs],
@@ -93,7 +93,7 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
         _ask(_question(found), yes=yes, as_json=as_json)
         remove(state, found)
     if as_json:
-        print(json.dumps({"removed": bool(found), "devices": told}))
+        print(json.dumps({"removed": bool(found), "devices": wiped}))
         return
     if not found:
         print("nothing was removed: the folder does not exist")
@@ -137,8 +137,8 @@ def _wipe_samples(found: "list[AgentFiles]", chosen: "SampleFilter", *, yes: boo
         _ask(f"remove {_count(total, 'sample')}?", yes=yes, as_json=as_json)
         gone = {path: store.delete(chosen) for path, store in stores.items() if there[path]}
     if as_json:
-        told = [{"folder": str(path.parent), "samples": count} for path, count in gone.items()]
-        print(json.dumps({"removed": True, "devices": told}))
+        wiped = [{"folder": str(path.parent), "samples": count} for path, count in gone.items()]
+        print(json.dumps({"removed": True, "devices": wiped}))
     else:
         print(f"removed {_count(sum(gone.values()), 'sample')}; {_LEARNED}\n{_SOURCES}")
 

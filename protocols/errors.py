@@ -153,7 +153,7 @@ class PacketForeign(PacketError):  # noqa: N818
     """Made for another model, run, round or device."""
 
 
-class BaseUnknown(PacketForeign):
+class ReferenceModelUnknown(PacketForeign):
     """Its values are differences to a model that this side does not hold."""
 
 

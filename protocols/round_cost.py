@@ -1,6 +1,6 @@
 """What a round costs a device, predicted or measured."""
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from fleetune.protocols.bounds import Amount, NumBytes, Share
 
@@ -15,8 +15,8 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
         joules: energy drawn by the whole board.
         processor_s: processor time of the agent's threads within `train_s`; the rest is waiting. With several
             threads it may exceed `train_s`. It is reported where messages may be long.
-        left_out: compression error of the update, as a share of its Euclidean length. It is reported where
-            the coordinator proposes encodings.
+        compression_error: compression error of the update, as a share of its Euclidean length. A device
+            reports it if the coordinator proposes encodings. Its name on the wire is `left_out`.
     """
 
     bytes_down: NumBytes | None = None
@@ -27,7 +27,7 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
     memory_bytes: NumBytes | None = None
     joules: Amount | None = None
     processor_s: Amount | None = None
-    left_out: Share | None = None
+    compression_error: Share | None = field(default=None, name="left_out")
 
     @property
     def known_s(self) -> float:

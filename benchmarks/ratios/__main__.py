@@ -2,10 +2,11 @@
 
     python -m benchmarks.ratios examples/mixed-fleet.toml --seeds 3
     python -m benchmarks.ratios examples/mixed-fleet.toml --fleets own,thin-links --methods fedspu,kapc-bls
-    python -m benchmarks.ratios examples/mixed-fleet.toml --set round.participants=5 --ways 0.4,0.4+oort,time
+    python -m benchmarks.ratios examples/mixed-fleet.toml --candidates 0.4,0.4+oort,time --seeds 2
 
 Each run is kept in RUNS/NAME.ratios. After an interruption the same command continues; with more fleets,
-methods, ways or seeds it executes only the new runs. The tables have the finished runs that were asked for.
+methods, candidates or seeds it executes only the new runs. The tables have the finished runs that were asked
+for.
 """
 
 import os
@@ -33,7 +34,7 @@ def ratios(
         str, typer.Option(help="comma-separated: own, thin-links, slow-boards, batteries")
     ] = "own",
     methods: Annotated[str | None, typer.Option(help="comma-separated; else the file's own")] = None,
-    ways: Annotated[
+    candidates: Annotated[
         str,
         typer.Option(help="ratios, fedavg, and what is to beat them: time, bytes, energy, 0.4+oort"),
     ] = "0.2,0.4,0.6,fedavg,time,bytes,energy",
@@ -45,13 +46,13 @@ def ratios(
     workers: Annotated[int | None, typer.Option(help="runs at a time; else one a core")] = None,
     changes: Annotated[
         list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")
-    ] = [],  # noqa: B006 - typer's way of saying it
+    ] = [],  # noqa: B006 - typer requires a list as default
 ) -> None:
     """Seconds, joules and bytes until a fleet is good: proposed ratios against every fixed one."""
     with in_one_line("benchmarks.ratios"):
         from rich.console import Console
 
-        from benchmarks.ratios.matrix import groups_of, ways_of
+        from benchmarks.ratios.matrix import candidates_of, groups_of
         from benchmarks.ratios.report import write_results
         from benchmarks.ratios.verdicts import verdicts
         from fleetune.coordinator.metrics.personal_scores import better_by
@@ -63,7 +64,7 @@ def ratios(
             raise SettingError(
                 "task.kind: expected a task with scores of which more is better, e.g. accuracy"
             )
-        asked, wanted = ways_of(ways), (methods or settings.method["name"]).split(",")
+        asked, wanted = candidates_of(candidates), (methods or settings.method["name"]).split(",")
         _check_settings_are_used(changes, settings.method["name"], wanted)
         groups, configurations = groups_of(settings, fleets.split(","), wanted, asked)
         folder = runs / f"{settings.run.name}.ratios"

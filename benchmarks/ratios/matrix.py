@@ -1,16 +1,16 @@
-"""The configurations of the benchmark: ways to choose ratios, for each method, in each fleet of a run file.
+"""The benchmark's configurations: candidates for choosing ratios, for each method, in each fleet.
 
-A way is `RATIO` or `OBJECTIVE`, then `*TIMES` if it has more rounds, then `+PREFERENCE` if clients are
+A candidate is `RATIO` or `OBJECTIVE`, then `*TIMES` if it has more rounds, then `+PREFERENCE` if clients are
 selected by a preference:
 
     0.4         all devices at p = 0.4
     fedavg      FedAvg with the devices that can afford whole models
     time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy likewise
-    time*3      the same with up to three times the rounds, until the best fixed way's last round ends
+    time*3      the same with up to three times the rounds, until the best fixed candidate's last round ends
     0.4+oort    all devices at p = 0.4, `round.prefer = "oort"`
 
-A way with shorter rounds finishes its rounds in a part of the time; `*` gives it the rest of the time.
-Ratios and FedAvg are the fixed ways: the baselines of the others.
+A candidate with shorter rounds finishes its rounds in a part of the time; `*` gives it the rest of the time.
+Ratios and FedAvg are the fixed candidates: the baselines of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,15 +43,15 @@ CHARGE = (0.0001, 0.0004)  # charge of `batteries`, unless the run file sets it
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to choose ratios.
+class Candidate:
+    """A candidate for choosing ratios.
 
     Attributes:
-        words: its name in `--ways`.
+        words: its name in `--candidates`.
         ratio: ratio of all devices; None: the coordinator proposes ratios.
         objective: value of `minimise`; None: all devices have `ratio`.
         prefer: value of `round.prefer`; None: that of the run file.
-        longer: factor on the run file's number of rounds; above 1 it ends with the best fixed way.
+        longer: factor on the run file's number of rounds; above 1 it ends with the best fixed candidate.
     """
 
     words: str
@@ -78,36 +78,38 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One method in one fleet, and the label of each way's runs."""
+    """One method in one fleet, and the label of each candidate's runs."""
 
     fleet: str
     method: str
     labels: dict[str, str]
 
 
-def ways_of(words: str) -> list[Way]:
-    """The ways that `--ways` names. Raises SettingError: one is unknown, or all or none are fixed."""
-    found = [_way(one.strip()) for one in words.split(",")]
+def candidates_of(words: str) -> list[Candidate]:
+    """The candidates of the option. Raises SettingError: one is unknown, or all or none are fixed."""
+    found = [_candidate(one.strip()) for one in words.split(",")]
     if all(one.is_fixed for one in found) or not any(one.is_fixed for one in found):
         raise SettingError(
-            f"--ways {words}: name some ratios, and what to compare with them, e.g. 0.2,0.4,time,energy"
+            f"--candidates {words}: name some ratios, and what to compare with them, e.g. 0.2,0.4,time,energy"
         )
     return found
 
 
-def _way(words: str) -> Way:
+def _candidate(words: str) -> Candidate:
     rest, _, prefer = words.partition("+")
     what, star, times = rest.partition("*")
     if star and times not in _LONGER:
-        raise SettingError(f"--ways {words}: behind * goes how many times the rounds, 2 to {MOST_LONGER}")
+        raise SettingError(
+            f"--candidates {words}: behind * goes how many times the rounds, 2 to {MOST_LONGER}"
+        )
     longer, found = _LONGER.get(times, 1), prefer or None
     if what in OBJECTIVES:
-        return Way(words, objective=what, prefer=found, longer=longer)
+        return Candidate(words, objective=what, prefer=found, longer=longer)
     ratio = 1.0 if what == FEDAVG else _ratio(what)
     if not 0 < ratio <= 1:
         known = ", ".join((*OBJECTIVES, FEDAVG))
-        raise SettingError(f"--ways {words}: neither a ratio in (0, 1] nor one of {known}")
-    return Way(words, ratio=ratio, prefer=found, longer=longer)
+        raise SettingError(f"--candidates {words}: neither a ratio in (0, 1] nor one of {known}")
+    return Candidate(words, ratio=ratio, prefer=found, longer=longer)
 
 
 def _ratio(words: str) -> float:
@@ -118,9 +120,9 @@ def _ratio(words: str) -> float:
 
 
 def groups_of(
-    settings: RunSettings, fleets: Sequence[str], methods: Sequence[str], ways: Sequence[Way]
+    settings: RunSettings, fleets: Sequence[str], methods: Sequence[str], candidates: Sequence[Candidate]
 ) -> tuple[list[Group], list[Configuration]]:
-    """Every method in every fleet with every way. All methods of a fleet share its runs of FedAvg.
+    """Every method in every fleet with every candidate. All methods of a fleet share its runs of FedAvg.
 
     Raises:
         SettingError: a fleet or a method is unknown.
@@ -132,38 +134,43 @@ def groups_of(
     groups, configurations = [], dict[str, Configuration]()
     for fleet in fleets:
         for method in methods:
-            labels = {way.words: _label(fleet, method, way) for way in ways}
-            within = _baselines(ways, labels)
-            for way in ways:
-                label, changes = labels[way.words], {**_of_fleet(settings, fleet), **way.changes(settings)}
-                own = _method(settings, FEDAVG if _is_fedavg(way) else method, way)
-                configurations[label] = Configuration(label, own, changes, within if way.longer > 1 else ())
+            labels = {candidate.words: _label(fleet, method, candidate) for candidate in candidates}
+            within = _baselines(candidates, labels)
+            for candidate in candidates:
+                label, changes = (
+                    labels[candidate.words],
+                    {**_of_fleet(settings, fleet), **candidate.changes(settings)},
+                )
+                own = _method(settings, FEDAVG if _is_fedavg(candidate) else method, candidate)
+                configurations[label] = Configuration(
+                    label, own, changes, within if candidate.longer > 1 else ()
+                )
             groups.append(Group(fleet, method, labels))
     return groups, list(configurations.values())
 
 
-def _is_fedavg(way: Way) -> bool:
-    return way.words.startswith(FEDAVG)
+def _is_fedavg(candidate: Candidate) -> bool:
+    return candidate.words.startswith(FEDAVG)
 
 
-def _label(fleet: str, method: str, way: Way) -> str:
-    return f"{fleet}, {way.words}" if _is_fedavg(way) else f"{fleet}, {method}, {way.words}"
+def _label(fleet: str, method: str, candidate: Candidate) -> str:
+    return f"{fleet}, {candidate.words}" if _is_fedavg(candidate) else f"{fleet}, {method}, {candidate.words}"
 
 
-def _method(settings: RunSettings, name: str, way: Way) -> Mapping[str, Any]:
+def _method(settings: RunSettings, name: str, candidate: Candidate) -> Mapping[str, Any]:
     """A method's [method] section; with more rounds its defaults still follow the run file's number of
     rounds.
     """
     section = settings.method if name == settings.method["name"] else {"name": name}
     rounds = settings.run.last_round
-    return section if way.longer == 1 or rounds is None else with_defaults_of_run(section, rounds)
+    return section if candidate.longer == 1 or rounds is None else with_defaults_of_run(section, rounds)
 
 
-def _baselines(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
+def _baselines(candidates: Sequence[Candidate], labels: Mapping[str, str]) -> tuple[str, ...]:
     """The labels of the fixed ratios, or of FedAvg if there are none."""
-    fixed = [way for way in ways if way.is_fixed]
-    ratios = [way for way in fixed if not _is_fedavg(way)]
-    return tuple(labels[way.words] for way in ratios or fixed)
+    fixed = [candidate for candidate in candidates if candidate.is_fixed]
+    ratios = [candidate for candidate in fixed if not _is_fedavg(candidate)]
+    return tuple(labels[candidate.words] for candidate in ratios or fixed)
 
 
 def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:

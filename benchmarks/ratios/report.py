@@ -30,7 +30,7 @@ def write_results(found: Found, folder: Path) -> str:
     """Write all files and return the tables."""
     text = "\n".join(markdown(group, some) for group, some in found.items())
     plain = [
-        {"fleet": group.fleet, "method": group.method, "ways": [_plain(one) for one in some]}
+        {"fleet": group.fleet, "method": group.method, "candidates": [_plain(one) for one in some]}
         for group, some in found.items()
     ]
     write_atomically(folder / "results.json", json.dumps(plain, indent=1).encode(), mode=None)
@@ -43,13 +43,18 @@ def write_results(found: Found, folder: Path) -> str:
 
 def _plain(one: Verdict) -> dict[str, Any]:
     runs = [asdict(outcome) for outcome in one.outcomes]
-    return {"way": one.way.words, "fixed": one.way.is_fixed, "runs": runs, "times": dict(one.times)}
+    return {
+        "candidate": one.candidate.words,
+        "fixed": one.candidate.is_fixed,
+        "runs": runs,
+        "times": dict(one.times),
+    }
 
 
 def markdown(group: Group, some: Sequence[Verdict]) -> str:
     """The table of one method in one fleet: medians over seeds.
 
-    In brackets is the saving factor over the best fixed way, from the worst seed to the best.
+    In brackets is the saving factor over the best fixed candidate, from the worst seed to the best.
     """
     outcomes = [outcome for one in some for outcome in one.outcomes]
     targets = sorted({outcome.target for outcome in outcomes})
@@ -65,11 +70,13 @@ def _cells(one: Verdict) -> list[str]:
     own = one.outcomes
     ends = sorted(100 * outcome.score for outcome in own)
     return [
-        f"p = {one.way.words}" if one.way.ratio and one.way.words[0].isdigit() else f"`{one.way.words}`",
+        f"p = {one.candidate.words}"
+        if one.candidate.ratio and one.candidate.words[0].isdigit()
+        else f"`{one.candidate.words}`",
         *(_taken(one, figure) for figure in FIGURES),
         f"{_between(ends, '{:.1f}'.format)} %",
         f"{median(outcome.lasted_s for outcome in own):,.0f} s",
-        _between(sorted(float(outcome.served) for outcome in own), "{:.0f}".format),
+        _between(sorted(float(outcome.num_devices) for outcome in own), "{:.0f}".format),
         f"{100 * max(outcome.late for outcome in own):.1f} %",
     ]
 
@@ -82,7 +89,7 @@ def _taken(one: Verdict, figure: str) -> str:
     if len(taken) < len(one.outcomes):
         text = f"{text}, {len(taken)} of {len(one.outcomes)}"
     times = sorted(value for value in one.times[figure] if value is not None)
-    return text if one.way.is_fixed or not times else f"{text} ({_between(times, _as_factor)}x)"
+    return text if one.candidate.is_fixed or not times else f"{text} ({_between(times, _as_factor)}x)"
 
 
 def _between(values: Sequence[float], in_words: Callable[[float], str]) -> str:
@@ -99,15 +106,15 @@ def _in_short(value: float) -> str:
 
 
 def picture(found: Found, theme: Theme) -> Figure | None:
-    """The saving factors over the best fixed way: a row for each group and objective, a dot for each seed.
+    """Saving factors over the best fixed candidate: a row for each group and objective, a dot for each seed.
 
     A cross at the left edge is a seed that never reached the target.
     """
     rows = {
-        f"{group.method}, {group.fleet}: {one.way.words}": one
+        f"{group.method}, {group.fleet}: {one.candidate.words}": one
         for group, some in found.items()
         for one in some
-        if not one.way.is_fixed
+        if not one.candidate.is_fixed
     }
     if not rows:
         return None

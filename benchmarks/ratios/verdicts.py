@@ -1,9 +1,9 @@
-"""Savings of time, energy and bytes to a score, of each way over the best fixed way. No I/O.
+"""Savings of time, energy and bytes to a score, of each candidate over the best fixed candidate. No I/O.
 
 The score of a fleet after a round is the mean over all its devices, each with its latest reply; a device that
 never took part counts as 0. It is averaged over three rounds to limit the effect of chance. The target is
-`SHARE` of the final score of the method's best fixed ratio, by seed, unless the user names one. A way with
-more rounds is cut at the end of the best fixed ratio.
+`SHARE` of the final score of the method's best fixed ratio, by seed, unless the user names one. A candidate
+with more rounds is cut at the end of the best fixed ratio.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
-from benchmarks.ratios.matrix import FEDAVG, Group, Way
+from benchmarks.ratios.matrix import FEDAVG, Candidate, Group
 from fleetune.tools.compare.finished_run import FinishedRun, Point
 
 SHARE = 0.97
@@ -32,7 +32,7 @@ class RunOutcome:
         seconds, joules, megabytes: costs until then: simulated time, energy of all boards with idling,
             updates sent up; None if the target was never reached, or the cost is unknown.
         lasted_s: simulated time of all rounds.
-        served: number of devices that took part.
+        num_devices: number of devices that took part.
         late: share of expected replies that did not count.
     """
 
@@ -44,7 +44,7 @@ class RunOutcome:
     joules: float | None
     megabytes: float | None
     lasted_s: float
-    served: int
+    num_devices: int
     late: float
 
     def taken(self, figure: str) -> float | None:
@@ -55,49 +55,56 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One way of a group, all seeds.
+    """One candidate of a group, all seeds.
 
     Attributes:
-        way: the way.
+        candidate: the candidate.
         outcomes: outcomes by ascending seed.
-        times: saving factors over the best fixed way, by figure and ascending seed; None if one of the two
-            never reached the target.
+        times: saving factors over the best fixed candidate, by figure and ascending seed; None if one of the
+            two never reached the target.
     """
 
-    way: Way
+    candidate: Candidate
     outcomes: Sequence[RunOutcome]
     times: Mapping[str, Sequence[float | None]]
 
     @property
     def judged_by(self) -> str:
-        """The figure that the way minimises."""
-        return OF_OBJECTIVE.get(self.way.objective or "", FIGURES[0])
+        """The figure that the candidate minimises."""
+        return OF_OBJECTIVE.get(self.candidate.objective or "", FIGURES[0])
 
 
 def verdicts(
-    group: Group, ways: Sequence[Way], runs: Sequence[FinishedRun], target: float | None
+    group: Group, candidates: Sequence[Candidate], runs: Sequence[FinishedRun], target: float | None
 ) -> list[Verdict]:
-    """The verdicts over the seeds for which every fixed way is finished.
+    """The verdicts over the seeds for which every fixed candidate is finished.
 
     `target`: the score to reach; None: `SHARE` of the best fixed ratio's final score.
     """
     by_label = {(run.label, run.seed): run for run in runs if run.records}
     found = {
-        way: {seed: by_label.get((group.labels[way.words], seed)) for seed in _seeds(runs)} for way in ways
+        candidate: {seed: by_label.get((group.labels[candidate.words], seed)) for seed in _seeds(runs)}
+        for candidate in candidates
     }
-    fixed = [way for way in ways if way.is_fixed]
-    seeds = [seed for seed in _seeds(runs) if all(found[way][seed] for way in fixed)]
-    outcomes: dict[Way, list[RunOutcome]] = {way: [] for way in ways}
+    fixed = [candidate for candidate in candidates if candidate.is_fixed]
+    seeds = [seed for seed in _seeds(runs) if all(found[candidate][seed] for candidate in fixed)]
+    outcomes: dict[Candidate, list[RunOutcome]] = {candidate: [] for candidate in candidates}
     for seed in seeds:
-        there = {way: run for way in ways if (run := found[way][seed]) is not None}
+        there = {candidate: run for candidate in candidates if (run := found[candidate][seed]) is not None}
         best = _best_fixed(there)
         wanted = SHARE * scores(best)[-1] if target is None else target
-        for way, run in there.items():
-            outcomes[way].append(_outcome(run, wanted, inf if way.longer == 1 else best.history[-1].closed_s))
-    least = {figure: _least(figure, [outcomes[way] for way in fixed]) for figure in FIGURES}
+        for candidate, run in there.items():
+            outcomes[candidate].append(
+                _outcome(run, wanted, inf if candidate.longer == 1 else best.history[-1].closed_s)
+            )
+    least = {figure: _least(figure, [outcomes[candidate] for candidate in fixed]) for figure in FIGURES}
     return [
-        Verdict(way, own, {figure: [_times(figure, one, least[figure]) for one in own] for figure in FIGURES})
-        for way, own in outcomes.items()
+        Verdict(
+            candidate,
+            own,
+            {figure: [_times(figure, one, least[figure]) for one in own] for figure in FIGURES},
+        )
+        for candidate, own in outcomes.items()
         if own
     ]
 
@@ -106,11 +113,11 @@ def _seeds(runs: Sequence[FinishedRun]) -> list[int]:
     return sorted({run.seed for run in runs})
 
 
-def _best_fixed(there: Mapping[Way, FinishedRun]) -> FinishedRun:
+def _best_fixed(there: Mapping[Candidate, FinishedRun]) -> FinishedRun:
     """The fixed ratio with the highest final score; FedAvg if there is no ratio."""
-    fixed = [way for way in there if way.is_fixed]
-    ratios = [way for way in fixed if not way.words.startswith(FEDAVG)]
-    return max((there[way] for way in ratios or fixed), key=lambda run: scores(run)[-1])
+    fixed = [candidate for candidate in there if candidate.is_fixed]
+    ratios = [candidate for candidate in fixed if not candidate.words.startswith(FEDAVG)]
+    return max((there[candidate] for candidate in ratios or fixed), key=lambda run: scores(run)[-1])
 
 
 def scores(run: FinishedRun) -> list[float]:
@@ -135,13 +142,13 @@ def _outcome(run: FinishedRun, target: float, until_s: float) -> RunOutcome:
         joules=at.joules if at else None,
         megabytes=at.up / 1e6 if at else None,
         lasted_s=points[-1].closed_s,
-        served=points[-1].known,
+        num_devices=points[-1].known,
         late=1 - came / asked if asked else 0.0,
     )
 
 
 def _least(figure: str, fixed: Sequence[Sequence[RunOutcome]]) -> dict[int, float]:
-    """The minimum of a figure over the fixed ways, by seed."""
+    """The minimum of a figure over the fixed candidates, by seed."""
     found: dict[int, float] = {}
     for own in fixed:
         for one in own:

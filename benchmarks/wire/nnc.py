@@ -45,7 +45,7 @@ def measured(patches: Sequence[Sent], folder: Path) -> list[dict[str, dict[str, 
     """Return `num_bytes`, `squared_error`, `encode_s` and `decode_s` for each patch and setting.
 
     Args:
-        patches: values to encode, each with the base that both sides know.
+        patches: values to encode, each with the reference that both sides know.
         folder: folder of the environment.
 
     Raises:
@@ -57,7 +57,7 @@ def measured(patches: Sequence[Sent], folder: Path) -> list[dict[str, dict[str, 
 
 def tensors_of(sent: Sent) -> dict[str, FlatArray]:
     """Change of each tensor; tensors of several axes become matrices of their rows."""
-    step = sent.values if sent.known.base is None else sent.values - sent.known.base
+    step = sent.values if sent.known.reference is None else sent.values - sent.known.reference
     found = {}
     for number in np.unique(sent.known.tensors).tolist():
         here, row_size = step[sent.known.tensors == number], sent.known.row_sizes[number]

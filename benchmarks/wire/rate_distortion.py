@@ -78,7 +78,7 @@ def _ours(sent: Sent, choice: dict[str, Any]) -> dict[str, float]:
         written = time.process_time()
         read = encoding.decode(data, sent.values.size, sent.known)
         spent.append((written - began, time.process_time() - written))
-    apart = read - (0 if sent.known.base is None else sent.known.base)
+    apart = read - (0 if sent.known.reference is None else sent.known.reference)
     return _figures(sent, _error(sent, apart), len(data), *map(min, zip(*spent, strict=True)))
 
 
@@ -92,7 +92,7 @@ def _rival(sent: Sent, compress: Compressor) -> dict[str, float]:
 
 
 def _step(sent: Sent) -> Any:
-    return sent.values if sent.known.base is None else sent.values - sent.known.base
+    return sent.values if sent.known.reference is None else sent.values - sent.known.reference
 
 
 def _error(sent: Sent, read: Any) -> float:

@@ -41,11 +41,11 @@ def apply(command: Command, folder: Path) -> str:
     """
     control = with_command(read_control(folder), command)
     write_control(folder, control)
-    served = is_claimed(folder)
+    running = is_claimed(folder)
     if control.stopped:
-        return f"{folder} is being stopped; serve it again to go on" if served else f"{folder}: stopped"
+        return f"{folder} is being stopped; serve it again to go on" if running else f"{folder}: stopped"
     what = "no new round opens until it is resumed" if control.paused else "rounds open when they are due"
-    return f"{folder}: {what}" + ("" if served else "; no coordinator is at it")
+    return f"{folder}: {what}" + ("" if running else "; no coordinator is at it")
 
 
 def with_command(control: Control, command: Command) -> Control:

@@ -14,14 +14,14 @@ def activation_bytes(module: nn.Module, input_shape: tuple[int, ...]) -> float:
     """
     batch = blank_batch(module, input_shape)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    kept: dict[int, int] = {}
+    bytes_by_storage: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         module(batch)
-    return sum(kept.values()) / len(batch)
+    return sum(bytes_by_storage.values()) / len(batch)

@@ -185,12 +185,12 @@ def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: s
 
 def _needed(operations: list[Operation], outputs: Mapping[str, Ref]) -> tuple[Operation, ...]:
     wanted = {ref.name for ref in outputs.values()}
-    kept = []
+    used = []
     for operation in reversed(operations):
         if operation.name in wanted:
-            kept.append(operation)
+            used.append(operation)
             wanted.update(ref.name for ref in _refs((operation.args, operation.kwargs)))
-    return tuple(reversed(kept))
+    return tuple(reversed(used))
 
 
 def _refs(value: Any) -> list[Ref]:

@@ -50,13 +50,15 @@ class MethodDiagnostics(Extension):
 
     def of_update(self, update: object) -> Diagnostics:
         """Diagnostics of a decoded and checked update; none for None, in the final evaluation."""
-        return {} if update is None else self._told("update", lambda: self._method.diagnose_update(update))
+        return (
+            {} if update is None else self._reported("update", lambda: self._method.diagnose_update(update))
+        )
 
     def of_round(self, state: object) -> Diagnostics:
         """Diagnostics of the state after a round."""
-        return self._told("round", lambda: self._method.diagnose_round(state))
+        return self._reported("round", lambda: self._method.diagnose_round(state))
 
-    def _told(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Diagnostics:
+    def _reported(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Diagnostics:
         declared = {one.name: one for one in self._declared if one.of == of}
         if not declared:
             return {}

@@ -24,8 +24,8 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.protocols.method.choice import LOCAL_WORKS
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire.payloads import Measures
 
 
@@ -76,7 +76,7 @@ def share_done(member: Member, measures: Measures) -> float:
 
 def move(update: Any, task: Any, factor: float, spec: ModelSpec) -> None:
     """Move an update's values, in place, to `factor` times as far from what its task brought."""
-    brought = Base.of_task(task, spec)
+    brought = ReferenceModel.of_task(task, spec)
     for patch in patches_in(update):
         mask = patch.selection.mask(spec)
         start = np.where(

@@ -39,20 +39,20 @@ class Stopped(Struct, frozen=True):
         version: its number.
         round: the round after which it was stopped.
         worse: number of canaries with a significant loss.
-        told: number of canaries that reported.
+        reporting: number of canaries that reported.
     """
 
     version: int
     round: int
     worse: int
-    told: int
+    reporting: int
 
     @property
     def words(self) -> str:
         """The stopped version in one line."""
         return (
             f"version {self.version} stopped after round {self.round}: worse on {self.worse} of"
-            f" {self.told} canaries"
+            f" {self.reporting} canaries"
         )
 
 
@@ -65,7 +65,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
         canaries: devices that deploy it, ascending.
         draw: how often canaries were drawn for it.
         since_round, since_s: round and run time at which they were drawn last.
-        told: the latest comparison that each canary reported.
+        reporting: the latest comparison that each canary reported.
         stopped: the latest versions that were found to be worse.
         num_stopped, num_approved: counts over the whole run.
     """
@@ -76,7 +76,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     draw: int = 0
     since_round: int = 0
     since_s: float = 0.0
-    told: dict[DeviceId, Comparison] = {}
+    reporting: dict[DeviceId, Comparison] = {}
     stopped: tuple[Stopped, ...] = ()
     num_stopped: int = 0
     num_approved: int = 0
@@ -86,8 +86,8 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
         """The state of the roll-out in one line."""
         said = [f"version {self.approved} is out" if self.approved else "none is out yet"]
         if self.trial:
-            told = f"{len(self.told)} of {len(self.canaries)} canaries reported"
-            said.append(f"{self.trial} on trial since round {self.since_round}, {told}")
+            reporting = f"{len(self.reporting)} of {len(self.canaries)} canaries reported"
+            said.append(f"{self.trial} on trial since round {self.since_round}, {reporting}")
         if self.stopped:
             said.append(self.stopped[-1].words)
         return "; ".join(said)
@@ -103,7 +103,7 @@ def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
     """Add a device's comparison; ignored unless it is a canary's and about the version on trial."""
     if device not in rollout.canaries or (found.new, found.old) != (rollout.trial, rollout.approved):
         return rollout
-    return replace(rollout, told={**rollout.told, device: found})
+    return replace(rollout, reporting={**rollout.reporting, device: found})
 
 
 def after_round(
@@ -122,15 +122,15 @@ def after_round(
     line = ""
     if rollout.trial:
         overdue = _stood(rollout, number, now, rule)
-        told = len(rollout.told)
-        if not overdue or (2 * told < len(rollout.canaries) and overdue < 2):
+        reporting = len(rollout.reporting)
+        if not overdue or (2 * reporting < len(rollout.canaries) and overdue < 2):
             return rollout, ""
-        if not told:
+        if not reporting:
             return _drawn(rollout, number, now, devices, rule, key), (
                 f"version {rollout.trial}: none of its canaries reported; others are drawn"
             )
         rollout, line = _judged(rollout, number, rule.regression)
-    fresh = replace(rollout, trial=number, draw=0, told={})
+    fresh = replace(rollout, trial=number, draw=0, reporting={})
     return _drawn(fresh, number, now, devices, rule, key), line
 
 
@@ -138,14 +138,14 @@ def rolled_back(rollout: Rollout, number: int) -> Rollout:
     """The roll-out after a closed round was rolled back: the shared model after it is no version."""
     if rollout.trial != number:
         return rollout
-    return replace(rollout, trial=0, canaries=(), told={}, draw=0)
+    return replace(rollout, trial=0, canaries=(), reporting={}, draw=0)
 
 
-def worse_canaries(told: Mapping[DeviceId, Comparison], regression: float) -> tuple[int, bool]:
+def worse_canaries(reporting: Mapping[DeviceId, Comparison], regression: float) -> tuple[int, bool]:
     """Number of canaries with a significant loss, and True if that stops the roll-out."""
-    least = len(told) // 2 + 1
-    confidence = 1.0 - chance_of_each(len(told), least, 1.0 - regression)
-    worse = sum(_loses(found, confidence) for found in told.values())
+    least = len(reporting) // 2 + 1
+    confidence = 1.0 - chance_of_each(len(reporting), least, 1.0 - regression)
+    worse = sum(_loses(found, confidence) for found in reporting.values())
     return worse, worse >= least
 
 
@@ -175,13 +175,15 @@ def _loses(found: Comparison, confidence: float) -> bool:
 
 
 def _judged(rollout: Rollout, number: int, regression: float) -> tuple[Rollout, str]:
-    worse, stops = worse_canaries(rollout.told, regression)
+    worse, stops = worse_canaries(rollout.reporting, regression)
     if not stops:
-        line = f"version {rollout.trial} goes out to all: worse on {worse} of {len(rollout.told)} canaries"
+        line = (
+            f"version {rollout.trial} goes out to all: worse on {worse} of {len(rollout.reporting)} canaries"
+        )
         return replace(rollout, approved=rollout.trial, num_approved=rollout.num_approved + 1), line
-    one = Stopped(rollout.trial, number, worse, len(rollout.told))
+    one = Stopped(rollout.trial, number, worse, len(rollout.reporting))
     stopped = (*rollout.stopped, one)[-MOST_STOPPED:]
-    back = f"version {rollout.approved}" if rollout.approved else "what they served before"
+    back = f"version {rollout.approved}" if rollout.approved else "the version that they deployed before"
     line = f"{one.words}; canaries go back to {back}"
     return replace(rollout, stopped=stopped, num_stopped=rollout.num_stopped + 1), line
 
@@ -201,5 +203,5 @@ def _drawn(
     order = sorted(devices, key=lambda device: int(draws.child(device).bits(1)[0]))
     canaries = tuple(sorted(order[: max(1, math.ceil(rule.canary * len(order)))]))
     return replace(
-        rollout, canaries=canaries, draw=rollout.draw + 1, since_round=number, since_s=now, told={}
+        rollout, canaries=canaries, draw=rollout.draw + 1, since_round=number, since_s=now, reporting={}
     )

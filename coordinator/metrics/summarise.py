@@ -228,7 +228,7 @@ def _rollout(rollout: Rollout) -> RolloutSummary:
         rollout.approved,
         rollout.trial,
         len(rollout.canaries),
-        len(rollout.told),
+        len(rollout.reporting),
         rollout.num_approved,
         rollout.num_stopped,
         tuple(one.words for one in rollout.stopped),

@@ -196,10 +196,10 @@ def _score(shot: RunStatus) -> Text:
 
 
 def _traffic(shot: RunStatus) -> Text:
-    ways = ("up", shot.bytes_up, shot.dense_up), ("down", shot.bytes_down, shot.dense_down)
+    directions = ("up", shot.bytes_up, shot.dense_up), ("down", shot.bytes_down, shot.dense_down)
     parts = [
-        f"{way} {readable.size(count)}" + (f" ({readable.percent(count / dense)})" if dense else "")
-        for way, count, dense in ways
+        f"{direction} {readable.size(count)}" + (f" ({readable.percent(count / dense)})" if dense else "")
+        for direction, count, dense in directions
     ]
     return _line(
         ("bytes     " + ", ".join(parts), ""), ("  share of whole models" if shot.dense_up else "", "dim")

@@ -39,7 +39,7 @@ class ReplyArrived:
     (see `coordinator.rounds.rejections`). `leaving`: further training gains the device nothing, so it leaves
     the run (early stopping). `loss`: training loss; None: not known. `num_bytes`: size of its payload.
     `joules`: energy that its round took or was predicted to take. `change`: relative change of the model by
-    its update; None: not known or not needed. `compression_error`: see `RoundCost.left_out`.
+    its update; None: not known or not needed. `compression_error`: see `RoundCost.compression_error`.
     """
 
     device: DeviceId

@@ -222,8 +222,8 @@ def _by_torch(settings: RunSettings) -> Model:
     weights, frozen = weights_of(spec, module), frozen_values(spec, module)
     _check_scale(settings, ids=samples_of(module, input_shape).ids)
     with running_model(name, "cannot be trained"):
-        flops, kept = training_flops(module, input_shape), activation_bytes(module, input_shape)
-    return Model(spec, weights, flops, kept, None, frozen)
+        flops, activations = training_flops(module, input_shape), activation_bytes(module, input_shape)
+    return Model(spec, weights, flops, activations, None, frozen)
 
 
 def _shaped(settings: RunSettings) -> ModelSection:

@@ -46,7 +46,7 @@ class OpenRound:
 
     def keep(self, reply: Reply[Any], data: bytes | None = None) -> None:
         """Keep a reply until its update is aggregated; `data` is its encoded form, if that can be read
-        without a base.
+        without a reference.
         """
         self._replies.add(reply, data)
 

@@ -14,9 +14,9 @@ from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.once import ReadBefore, Told
 from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import DecodeCache, PayloadContent
 from fleetune.protocols.wire.payloads import Reply
 
 
@@ -30,7 +30,7 @@ class ArrivingReply:
         delivered: the task as the device received it; None if no longer known, or not needed.
         actual: measured cost of the round on the device.
         predicted: cost of the round as the device predicted it.
-        staleness: number of aggregations by which its base model is older than the newest.
+        staleness: number of aggregations by which its reference model is older than the newest.
     """
 
     reply: Reply[Any]
@@ -46,7 +46,7 @@ class ArrivingReply:
         """
         if self.reply.update is None or self.delivered is None:
             return None
-        change = rms_change(self.reply.update, self.delivered.base, spec)
+        change = rms_change(self.reply.update, self.delivered.reference, spec)
         return None if change is None else change / share_done(member, self.reply.measures)
 
 
@@ -93,8 +93,8 @@ def read_reply(
     device: DeviceId,
     round_attempt: RoundAttempt,
     method: Method[Any, Any, Any, Any],
-    base: Base | None = None,
-    told: Told | None = None,
+    reference: ReferenceModel | None = None,
+    content: PayloadContent | None = None,
 ) -> Reply[Any]:
     """Decode a device's reply to `round_attempt`.
 
@@ -103,8 +103,8 @@ def read_reply(
         device: the device that sent it.
         round_attempt: the round and attempt that it answers.
         method: method of the run.
-        base: values that the task delivered, over which the update may be encoded; None if unknown.
-        told: content of the reply, if its writer is this program; None to decode all of it.
+        reference: values that the task delivered, over which the update may be encoded; None if unknown.
+        content: content of the reply, if its writer is this program; None to decode all of it.
 
     Raises:
         PacketError: the reply is damaged.
@@ -116,9 +116,9 @@ def read_reply(
         kind,
         method.spec,
         limit=codec.payload_limit(method.spec),
-        base=base,
+        reference=reference,
         verified=True,
-        read_before=None if told is None else ReadBefore(told),
+        decode_cache=None if content is None else DecodeCache(content),
     )
     if reply.device != device:
         raise PacketForeign(f"reply of {reply.device!r} came from {device}")
@@ -130,7 +130,7 @@ def read_reply(
     return reply
 
 
-def rms_change(update: Any, brought: Base, spec: ModelSpec) -> float | None:
+def rms_change(update: Any, brought: ReferenceModel, spec: ModelSpec) -> float | None:
     """Root mean square of the change, over the entries that both `update` and its task hold; None if there
     are none.
     """

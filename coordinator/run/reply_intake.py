@@ -1,4 +1,4 @@
-"""Processes arriving replies: reads each with its base, checks it, and keeps it for the open round."""
+"""Processes arriving replies: reads each with its reference, checks it, and keeps it for the open round."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,9 +15,9 @@ from fleetune.coordinator.tasks.downlink import Delivered, add_unsent
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Reply
 
@@ -61,10 +61,13 @@ class ReplyIntake:
         # by now, less may be known of the task than when `ahead` was read
         ahead = ahead if rejection is None else None
         delivered = self.delivered(device, round_attempt) if ahead is None else ahead.delivered
-        base, method, state = self.base(delivered), self._run.method.method, self._run.state
-        reply = read_reply(data, device, round_attempt, method, base) if ahead is None else ahead.reply
-        if rejection is None and reply.base not in (UNSET, None if base is None else base.digest):
-            raise PacketForeign(f"update of {device} was written with another base than its task")
+        reference, method, state = self.reference(delivered), self._run.method.method, self._run.state
+        reply = read_reply(data, device, round_attempt, method, reference) if ahead is None else ahead.reply
+        if rejection is None and reply.base not in (
+            UNSET,
+            None if reference is None else reference.digest,
+        ):
+            raise PacketForeign(f"update of {device} was written with another reference than its task")
         if rejection is None and (reply.update is None) != (state.stage == "evaluating"):
             kind = "without" if reply.update is None else "with"
             raise PacketForeign(f"reply {kind} an update to round {state.round_attempt.number}")
@@ -76,19 +79,19 @@ class ReplyIntake:
 
     def reading(
         self, device: DeviceId, round_attempt: RoundAttempt
-    ) -> Callable[[bytes, Told | None], ReadAhead]:
+    ) -> Callable[[bytes, PayloadContent | None], ReadAhead]:
         """Return a thread-safe function that reads a device's reply to the task it has just been sent.
 
         The function raises PacketError.
         """
         delivered = self.delivered(device, round_attempt)
-        base, method = self.base(delivered), self._run.method.method
-        return lambda data, told: ReadAhead(
-            delivered, read_reply(data, device, round_attempt, method, base, told)
+        reference, method = self.reference(delivered), self._run.method.method
+        return lambda data, content: ReadAhead(
+            delivered, read_reply(data, device, round_attempt, method, reference, content)
         )
 
     def is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
-        """True if replies are encoded over a base, and this device's base is no longer known."""
+        """True if replies are encoded over a reference, and this device's reference is no longer known."""
         return self._encodes and self.delivered(device, round_attempt) is None
 
     def arrived(
@@ -108,11 +111,11 @@ class ReplyIntake:
             num_bytes=len(arriving.data),
             joules=joules,
             change=change,
-            compression_error=arriving.actual.left_out,
+            compression_error=arriving.actual.compression_error,
         )
 
     def keep(self, arriving: ArrivingReply) -> None:
-        """Keep a counted reply in a form that can be read without its base. Call inside `store.step()`."""
+        """Store a counted reply so that it can be read without its reference. Call inside `store.step()`."""
         run, reply, delivered = self._run, arriving.reply, arriving.delivered
         if reply.update is None:
             return
@@ -141,11 +144,15 @@ class ReplyIntake:
             return None
         return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
-    def base(self, delivered: Delivered | None) -> Base | None:
-        """The base over which an update's values were encoded; empty if unknown, None if values are plain."""
+    def reference(self, delivered: Delivered | None) -> ReferenceModel | None:
+        """The reference over which an update's values were encoded; empty if unknown, None if values are
+        plain.
+        """
         if not self._encodes:
             return None
-        return Base.nothing(self._run.method.method.spec) if delivered is None else delivered.base
+        return (
+            ReferenceModel.nothing(self._run.method.method.spec) if delivered is None else delivered.reference
+        )
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
         """The updates of all other devices in the open round."""

@@ -31,7 +31,7 @@ from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.messages import TransferKey, readable
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -155,7 +155,7 @@ class RunController(RunView):
 
     def reading(
         self, device: DeviceId, round_attempt: RoundAttempt
-    ) -> Callable[[bytes, Told | None], ReadAhead]:
+    ) -> Callable[[bytes, PayloadContent | None], ReadAhead]:
         """Return a thread-safe function that reads a device's reply to the task it has just been sent.
 
         The function reads as `receive` does, and raises PacketError.

@@ -10,7 +10,7 @@ from fleetune.coordinator.run.engine_rules import EngineRules
 from fleetune.coordinator.run.run_parts import RunParts
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 
 
 class RunView:
@@ -30,9 +30,9 @@ class RunView:
         self._run.tasks.made = made
 
     @property
-    def told(self) -> Told | None:
+    def content(self) -> PayloadContent | None:
         """Content of the task that was made last, see `Downlink`."""
-        return self._run.tasks.told
+        return self._run.tasks.content
 
     def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
         """The round and attempt of the task that the device is expected to answer; None if there is none."""

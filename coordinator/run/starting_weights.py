@@ -107,7 +107,7 @@ def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
         return {**own, **stored_backbone(run.folder, before)}
     if before.hash != model.spec.hash:
         found = carry_over(before, weights, model.spec, model.weights)
-        if not found.kept:
+        if not found.layers:
             raise ModelError(
                 f"model.weights: run {name} has no layer that {model.spec.name} has, by name and shapes"
             )

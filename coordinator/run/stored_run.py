@@ -81,10 +81,10 @@ def stored_run(folder: Path) -> Iterator[Stored]:
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
     with closing(RunStore.read(folder / STATE)) as store:
-        kept, payload = store.get("settings"), store.get("enrolment")
-        if kept is None or payload is None:
+        stored, payload = store.get("settings"), store.get("enrolment")
+        if stored is None or payload is None:
             raise SettingError(f"{folder} holds no run that began")
-        yield Stored(stored_settings(kept, folder), read_enrolment(payload, folder), payload, store)
+        yield Stored(stored_settings(stored, folder), read_enrolment(payload, folder), payload, store)
 
 
 @contextmanager
@@ -94,20 +94,20 @@ def look_at(folder: Path) -> Iterator[Run]:
     Raises:
         SettingError, StoreError: as `stored_run`.
     """
-    with stored_run(folder) as kept:
-        method = method_of(kept.enrolment)
-        controller = RunController(kept.settings, kept.enrolment, method, kept.store)
+    with stored_run(folder) as stored:
+        method = method_of(stored.enrolment)
+        controller = RunController(stored.settings, stored.enrolment, method, stored.store)
         controller.recall()
         yield Run(
             folder,
-            kept.settings,
-            kept.enrolment,
-            kept.payload,
+            stored.settings,
+            stored.enrolment,
+            stored.payload,
             method,
-            kept.store,
+            stored.store,
             controller,
             resumed=True,
-            processor=ProcessorTime(kept.store),
+            processor=ProcessorTime(stored.store),
         )
 
 

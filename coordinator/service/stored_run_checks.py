@@ -17,8 +17,8 @@ def is_finished(folder: Path, settings: RunSettings) -> bool:
     """
     if not (folder / STATE).exists():
         return False
-    with stored_run(folder) as kept:
-        return kept.store.get(FINISHED) is not None and not is_raised(kept.settings, settings)
+    with stored_run(folder) as stored:
+        return stored.store.get(FINISHED) is not None and not is_raised(stored.settings, settings)
 
 
 def check_fits(folder: Path, settings: RunSettings) -> None:
@@ -30,9 +30,9 @@ def check_fits(folder: Path, settings: RunSettings) -> None:
     """
     if not (folder / STATE).exists():
         return
-    with stored_run(folder) as kept:
-        engine = read_engine(kept.store)
+    with stored_run(folder) as stored:
+        engine = read_engine(stored.store)
         if engine is None:
             return  # no device has joined yet, so the run starts anew with any settings
-        found = differences(kept.settings, going_on(kept.settings, settings), kept.enrolment.spec)
+        found = differences(stored.settings, going_on(stored.settings, settings), stored.enrolment.spec)
         check_changes(found, engine.rounds_done, folder)

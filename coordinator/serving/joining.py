@@ -142,7 +142,7 @@ class Joining:
 
     def _enrol(self, session: DeviceSession) -> None:
         key = TransferKey("enrolment", self.run.enrolment.run)
-        ratio = self.run.settings.fleet.dealt(session.device)
+        ratio = self.run.settings.fleet.assigned_ratio(session.device)
         items = session.link.post(key, self.run.payload, self.exchange.timer(), ratio=ratio)
         self.exchange.advance(session, items)
 

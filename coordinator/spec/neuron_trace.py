@@ -128,13 +128,13 @@ def _layer_norm(
     **__: object,
 ) -> Tensor:
     if len(normalized_shape) > 1:  # which of the axes are channels is not known
-        return _kept(neurons, result, x)
+        return _unchanged(neurons, result, x)
     return _layer(neurons, result, -1, neurons.along(x, -1), *flat((weight, bias)))
 
 
 def _prelu(neurons: Neurons, result: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     if len(weight) == 1:
-        return _kept(neurons, result, x)
+        return _unchanged(neurons, result, x)
     return _layer(neurons, result, 1, neurons.along(x, 1), weight)
 
 
@@ -163,14 +163,14 @@ def _reduce(
     dim = kwargs.get("axis", dim)
     dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = sorted(axis % x.ndim for axis in dims)
-    kept = [axis for axis in range(x.ndim) if axis not in gone]
-    rows = neurons.of(x).permute(*kept, *gone).flatten(len(kept))
+    remaining_axes = [axis for axis in range(x.ndim) if axis not in gone]
+    rows = neurons.of(x).permute(*remaining_axes, *gone).flatten(len(remaining_axes))
     first = rows.amax(dim=-1)
     neurons.join(first[..., None].expand_as(rows), rows)
     return [first.reshape(tensor.shape) for tensor in flat(result)]
 
 
-def _kept(neurons: Neurons, result: Tensor, x: Tensor, *_: object, **__: object) -> Tensor:
+def _unchanged(neurons: Neurons, result: Tensor, x: Tensor, *_: object, **__: object) -> Tensor:
     """Numbers of a result whose values keep their neurons and their order."""
     return neurons.of(x).reshape(result.shape)
 
@@ -214,7 +214,7 @@ _RULES: dict[str, Callable[..., Any]] = {
         for dims in (1, 2, 3)
     },
     **_table(
-        _kept,
+        _unchanged,
         "relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign hardtanh hardswish hardsigmoid "
         "sigmoid logsigmoid tanh tanhshrink exp log sqrt rsqrt abs neg square dropout dropout1d dropout2d "
         "dropout3d alpha_dropout feature_alpha_dropout clone detach contiguous to float view reshape flatten "

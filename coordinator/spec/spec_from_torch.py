@@ -52,13 +52,13 @@ def describe(
         ModelError: the module cannot take this input or does not give `num_classes` logits, two names
             share one tensor, a tensor is not float32, or there is nothing to train.
     """
-    tensors, kept = _tensors(name, module), dict(frozen_tensors(module, buffers))
-    for path, tensor in (tensors | kept).items():
+    tensors, frozen = _tensors(name, module), dict(frozen_tensors(module, buffers))
+    for path, tensor in (tensors | frozen).items():
         if not tensor.numel():
             raise ModelError(
                 f"model {name!r}: {path} has no entries, shape {tuple(tensor.shape)}; leave it out"
             )
-    neurons = Neurons(tensors, kept)
+    neurons = Neurons(tensors, frozen)
     with NeuronTrace(neurons):
         logits = try_out(name, module, input_shape, num_classes)
     neurons.fix(logits)
@@ -75,20 +75,20 @@ def describe(
         for path, tensor in tensors.items()
     )
     spec = ModelSpec(name, described, groups, tuple(input_shape), num_classes)
-    if not kept and adapters is None:
+    if not frozen and adapters is None:
         return spec
-    backbone = tuple(_frozen(name, module, kept, neurons.uses, len(logits)))
+    backbone = tuple(_frozen(name, module, frozen, neurons.uses, len(logits)))
     return replace(spec, backbone=Backbone(backbone, adapters))
 
 
 def _frozen(
-    name: str, module: nn.Module, kept: Mapping[str, Tensor], uses: Mapping[str, int], num_samples: int
+    name: str, module: nn.Module, frozen: Mapping[str, Tensor], uses: Mapping[str, int], num_samples: int
 ) -> Iterator[FrozenTensor]:
     before, places = 0, {}
     for path, parameter in module.named_parameters(remove_duplicate=False):
         places[path] = before
         before += parameter.requires_grad
-    for path, tensor in kept.items():
+    for path, tensor in frozen.items():
         _check_travels(name, path, tensor)
         yield FrozenTensor(path, tuple(tensor.shape), uses[path] // num_samples, places.get(path, 0))
 

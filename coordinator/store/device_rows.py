@@ -63,11 +63,11 @@ def read_engine(store: RunStore) -> EngineState | None:
     Raises:
         StoreError: it is damaged.
     """
-    kept, participants = store.get(ENGINE), store.get(PARTICIPANTS)
-    if kept is None:
+    stored, participants = store.get(ENGINE), store.get(PARTICIPANTS)
+    if stored is None:
         return None
     with _undamaged(store):
-        scalars = msgspec.msgpack.decode(kept, type=EngineState)
+        scalars = msgspec.msgpack.decode(stored, type=EngineState)
         members = {name: _member.decode(data) for name, data in store.rows("member")}
         listed = msgspec.msgpack.decode(participants or b"\x90", type=tuple[DeviceId, ...])
     return replace(scalars, members=members, participants=listed)
@@ -79,9 +79,9 @@ def read_ledger(store: RunStore) -> Ledger:
     Raises:
         StoreError: it is damaged.
     """
-    kept = store.get(LEDGER)
+    stored = store.get(LEDGER)
     with _undamaged(store):
-        ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)
+        ledger = Ledger() if stored is None else msgspec.json.decode(stored, type=Ledger)
         ledger.traffic = {name: _traffic.decode(data) for name, data in store.rows("traffic")}
     return ledger
 

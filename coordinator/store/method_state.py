@@ -68,7 +68,7 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: 
         StoreError: it is missing or damaged.
     """
 
-    def kept(name: bytes) -> Array:
+    def stored_array(name: bytes) -> Array:
         array: Array = codec.decode(store.array(name), np.ndarray, spec, finite=False)
         if _name(array) != name:
             raise StoreError(f"array {name.hex()[:12]} is another one")
@@ -78,7 +78,7 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: 
     if not data:
         raise StoreError(f"{store.path}: the method's state is missing")
     try:
-        return codec.decode(data, kind, spec, finite=False, kept=kept)
+        return codec.decode(data, kind, spec, finite=False, stored_array=stored_array)
     except (PacketError, StoreError) as problem:
         raise StoreError(
             f"{store.path}: the method's state is damaged ({problem}); start the run anew (--fresh)"

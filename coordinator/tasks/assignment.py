@@ -16,13 +16,13 @@ from fleetune.protocols.finite import not_finite
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.paper_bytes import paper_bytes
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
 
-_ON_THE_WAY = 64  # tasks of a device that may be there later and are counted then; nobody has as many
+_MOST_IN_TRANSIT = 64  # tasks of a device that may be there later and are counted then; nobody has as many
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class Tasks:
     def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
         """The task as it is sent, or was."""
         round_attempt = RoundAttempt.of(transfer_key)
-        kept = self.store.task(device, *round_attempt) if self.keeps(transfer_key) else None
-        if kept is not None and self.downlink is None:
-            return kept
-        planned = self._assigned(self.planned, device, transfer_key) if kept is None else self._read(kept)
+        stored = self.store.task(device, *round_attempt) if self.keeps(transfer_key) else None
+        if stored is not None and self.downlink is None:
+            return stored
+        planned = self._assigned(self.planned, device, transfer_key) if stored is None else self._read(stored)
         return self._written(planned)
 
     def sent(
@@ -113,7 +113,7 @@ class Tasks:
         if planned is None:
             return None
         if self.downlink is None:
-            return Delivered(planned.task, Base.of_task(planned.task, self.spec))
+            return Delivered(planned.task, ReferenceModel.of_task(planned.task, self.spec))
         return self.downlink.delivered(planned)
 
     def note_held(
@@ -134,16 +134,16 @@ class Tasks:
             held.forget(device)
         elif not held.is_known(device, digest):
             delivered = None if awaited is None else self.delivered(device, awaited, open_attempt)
-            if delivered is None or delivered.base.digest != digest:
+            if delivered is None or delivered.reference.digest != digest:
                 held.begin_anew(device)
             # the coordinator forgot it, but the device has done its task and its reply is on the way
             elif held.of(device) is None:
-                held.advance(device, delivered.base)
+                held.advance(device, delivered.reference)
 
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
         """Note that the device answered, so it holds what its task brought. Inside `store.step()`."""
         if self.downlink is not None and delivered.advances:
-            self.downlink.held.advance(device, delivered.base)
+            self.downlink.held.advance(device, delivered.reference)
 
     def perhaps_taken(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
@@ -156,7 +156,7 @@ class Tasks:
             return
         delivered = self.delivered(device, round_attempt, open_attempt)
         if delivered is not None and delivered.advances:
-            self.downlink.held.advance(device, delivered.base, unsure=True)
+            self.downlink.held.advance(device, delivered.reference, unsure=True)
 
     def answered(self, device: DeviceId) -> None:
         """Drop the stored task of a device that has answered it."""
@@ -172,8 +172,8 @@ class Tasks:
             self._paper_bytes[device] = later
         if round_attempt in made:
             return made[round_attempt]
-        kept = self.store.task(device, *round_attempt)  # a restart came in between
-        return 0.0 if kept is None else paper_bytes(self._read(kept).task)
+        stored = self.store.task(device, *round_attempt)  # a restart came in between
+        return 0.0 if stored is None else paper_bytes(self._read(stored).task)
 
     @property
     def made(self) -> list[tuple[DeviceId, int, int, float]]:
@@ -194,9 +194,9 @@ class Tasks:
             self._paper_bytes.setdefault(device, {})[RoundAttempt(number, attempt)] = count
 
     @property
-    def told(self) -> Told | None:
+    def content(self) -> PayloadContent | None:
         """See `Downlink`."""
-        return None if self.downlink is None else self.downlink.told
+        return None if self.downlink is None else self.downlink.content
 
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self.kind]  # type: ignore[name-defined]
@@ -214,7 +214,7 @@ class Tasks:
         assignment = self.before_send(assigned(tasks, device, transfer_key))
         made = self._paper_bytes.setdefault(device, {})
         made[RoundAttempt.of(transfer_key)] = paper_bytes(assignment.task)
-        if len(made) > _ON_THE_WAY:
+        if len(made) > _MOST_IN_TRANSIT:
             del made[min(made)]
         return assignment
 

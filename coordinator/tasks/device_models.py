@@ -1,4 +1,4 @@
-"""The model that each device holds, as far as the coordinator knows: the base of its next task.
+"""The model that each device holds, as far as the coordinator knows: the reference of its next task.
 
 It is the run's initial weights, updated by the device's tasks. A device that answers holds what its task
 brought. A device that received its task and did not answer probably holds it too, so the model before it is
@@ -19,7 +19,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base, num_remembered
+from fleetune.protocols.update.reference_model import ReferenceModel, num_remembered
 
 
 class Standing(Struct, frozen=True, omit_defaults=True):
@@ -40,10 +40,10 @@ class DeviceModels:
 
     def __init__(self, store: RunStore, spec: ModelSpec, weights: FlatArray) -> None:
         self._store, self._spec = store, spec
-        self.first = Base.whole(weights)
+        self.first = ReferenceModel.whole(weights)
         self._standings: dict[DeviceId, Standing] = {}
         self._holders: Counter[str] = Counter()
-        self._read: OrderedDict[str, Base] = OrderedDict()
+        self._read: OrderedDict[str, ReferenceModel] = OrderedDict()
         self._most_read = num_remembered(spec)
 
     def recall(self) -> None:
@@ -52,8 +52,8 @@ class DeviceModels:
         self._standings = {name: msgspec.json.decode(data, type=Standing) for name, data in rows}
         self._holders = Counter(one for found in self._standings.values() for one in _digests(found))
 
-    def of(self, device: DeviceId) -> Base | None:
-        """The base of the device's next task; None: it cannot use differences. Raises StoreError."""
+    def of(self, device: DeviceId) -> ReferenceModel | None:
+        """The reference of the device's next task; None: it cannot use differences. Raises StoreError."""
         standing = self._standings.get(device)
         return None if standing is None else self._model(standing.held)
 
@@ -68,7 +68,7 @@ class DeviceModels:
         return False
 
     def begin_anew(self, device: DeviceId) -> None:
-        """Use the initial weights as base of the next task, because the device's model is not known."""
+        """Use the initial weights as reference of the next task, because the device's model is not known."""
         self._stand(device, Standing(self.first.digest))
 
     def forget(self, device: DeviceId) -> None:
@@ -76,11 +76,11 @@ class DeviceModels:
         self._release(self._standings.pop(device, None))
         self._store.drop_row("held", device)
 
-    def advance(self, device: DeviceId, base: Base, *, unsure: bool = False) -> None:
+    def advance(self, device: DeviceId, reference: ReferenceModel, *, unsure: bool = False) -> None:
         """It holds this from now on; `unsure`: if it took its task."""
         before = self._standings[device].held if unsure and device in self._standings else ""
-        self._add(base)
-        self._stand(device, Standing(base.digest, before if before != base.digest else ""))
+        self._add(reference)
+        self._stand(device, Standing(reference.digest, before if before != reference.digest else ""))
 
     def _stand(self, device: DeviceId, standing: Standing) -> None:
         old = self._standings.get(device)
@@ -99,26 +99,26 @@ class DeviceModels:
                 self._read.pop(digest, None)
                 self._store.drop_held_model(digest)
 
-    def _add(self, base: Base) -> None:
-        if base.digest not in self._holders and base.digest != self.first.digest:
-            self._store.add_held_model(base.digest, codec.encode(base.values, self._spec, own=True))
-        self._remember(base)
+    def _add(self, reference: ReferenceModel) -> None:
+        if reference.digest not in self._holders and reference.digest != self.first.digest:
+            self._store.add_held_model(reference.digest, codec.encode(reference.values, self._spec, own=True))
+        self._remember(reference)
 
-    def _model(self, digest: str) -> Base:
+    def _model(self, digest: str) -> ReferenceModel:
         if digest == self.first.digest:
             return self.first
         if digest not in self._read:
             data = self._store.held_model(digest)
             values: FlatArray = codec.decode(data, np.ndarray, self._spec, finite=False)
-            base = Base.whole(values)
-            if base.digest != digest:
+            reference = ReferenceModel.whole(values)
+            if reference.digest != digest:
                 raise StoreError(f"{self._store.path} is damaged: a model that devices hold is another one")
-            self._remember(base)
+            self._remember(reference)
         self._read.move_to_end(digest)
         return self._read[digest]
 
-    def _remember(self, base: Base) -> None:
-        self._read[base.digest] = base
+    def _remember(self, reference: ReferenceModel) -> None:
+        self._read[reference.digest] = reference
         while len(self._read) > self._most_read:
             self._read.popitem(last=False)
 

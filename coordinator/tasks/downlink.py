@@ -16,12 +16,12 @@ from fleetune.coordinator.tasks.device_models import DeviceModels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base, KnownBases, num_remembered
 from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.protocols.update.masks.coding_time import CodingTime
-from fleetune.protocols.update.once import Told, Written
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel, ReferenceModelCache, num_remembered
+from fleetune.protocols.update.shared_payload_cache import EncodeCache, PayloadContent
 from fleetune.protocols.wire.payloads import Assignment
 
 LOSSLESS = "lossless"
@@ -34,13 +34,13 @@ class Delivered:
 
     Attributes:
         task: what the device reads.
-        base: what both sides hold when it has, and what the device writes its update with.
+        reference: what both sides hold when it has, and what the device writes its update with.
         unsent: what the plan had beyond that, shape (spec.size,); None: nothing.
-        advances: the device holds `base` from then on.
+        advances: the device holds `reference` from then on.
     """
 
     task: Any
-    base: Base
+    reference: ReferenceModel
     unsent: FlatArray | None = None
     advances: bool = False
 
@@ -56,8 +56,8 @@ class Downlink:
         key: of the run.
         held: what devices hold.
         mask_time: how long a device takes to read the code of a mask; None: that does not matter.
-        in_process: the devices run in this process, and read what was written from `told`.
-        told: then, what was written last; None: nothing was.
+        in_process: the devices run in this process, and read what was written from `content`.
+        content: then, what was written last; None: nothing was.
     """
 
     encoding: Encoding
@@ -67,42 +67,42 @@ class Downlink:
     held: DeviceModels
     mask_time: Callable[[str], CodingTime | None] = lambda _: None
     in_process: bool = False
-    told: Told | None = field(default=None, init=False)
-    _written: Written = field(init=False)
-    _bases: KnownBases = field(default_factory=KnownBases, init=False)
+    content: PayloadContent | None = field(default=None, init=False)
+    _written: EncodeCache = field(init=False)
+    _references: ReferenceModelCache = field(default_factory=ReferenceModelCache, init=False)
 
     def __post_init__(self) -> None:
-        self._written = Written(num_remembered(self.spec))
+        self._written = EncodeCache(num_remembered(self.spec))
 
     def write(self, assignment: Assignment[Any]) -> bytes:
         """The payload. Raises StoreError."""
-        base, self.told = self.held.of(assignment.device), None
-        if base is None:
+        reference, self.content = self.held.of(assignment.device), None
+        if reference is None:
             return codec.encode(assignment, self.spec)
         key = self.key.child("down", assignment.round, assignment.attempt)
-        encoding, mask_time = self._encoding(base, assignment), self.mask_time(assignment.device)
-        writer = PatchWriter(encoding, self.spec, key, base, written=self._written, mask_time=mask_time)
-        payload = codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
+        encoding, mask_time = self._encoding(reference, assignment), self.mask_time(assignment.device)
+        writer = PatchWriter(encoding, self.spec, key, reference, written=self._written, mask_time=mask_time)
+        payload = codec.encode(replace(assignment, base=reference.digest), self.spec, writer=writer)
         if self.in_process:
-            self.told = writer.told(assignment.task)
+            self.content = writer.content(assignment.task)
         return payload
 
     def delivered(self, planned: Assignment[Any]) -> Delivered:
         """What becomes of a planned task at its device. Raises StoreError."""
-        base = self.held.of(planned.device)
-        if base is None:
-            return Delivered(planned.task, Base.of_task(planned.task, self.spec))
-        if self._encoding(base, planned).lossless:
-            after = self._bases.known(base.after(planned.task, self.spec))
+        reference = self.held.of(planned.device)
+        if reference is None:
+            return Delivered(planned.task, ReferenceModel.of_task(planned.task, self.spec))
+        if self._encoding(reference, planned).lossless:
+            after = self._references.known(reference.after(planned.task, self.spec))
             return Delivered(planned.task, after, advances=True)
         kind = Assignment[self.kind]  # type: ignore[name-defined]
-        read: Assignment[Any] = codec.decode(self.write(planned), kind, self.spec, base=base)
-        after, whole = base.after(read.task, self.spec), base.after(planned.task, self.spec)
+        read: Assignment[Any] = codec.decode(self.write(planned), kind, self.spec, reference=reference)
+        after, whole = reference.after(read.task, self.spec), reference.after(planned.task, self.spec)
         return Delivered(read.task, after, whole.values - after.values, advances=True)
 
-    def _encoding(self, base: Base, assignment: Assignment[Any]) -> Encoding:
+    def _encoding(self, reference: ReferenceModel, assignment: Assignment[Any]) -> Encoding:
         """Over first weights that are old, a lossy encoding would leave too much for later tasks."""
-        old = base is self.held.first and assignment.round > _ROUNDS_OF_FIRST
+        old = reference is self.held.first and assignment.round > _ROUNDS_OF_FIRST
         return encodings.find(LOSSLESS) if old else self.encoding
 
 

@@ -19,7 +19,7 @@ EXPERIMENT = "fleetune"
 ID = "fleetune.run"  # tag that identifies a continued run
 MARK = "round/replies"  # every round has this metric, and it is sent last, so it marks complete rounds
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000  # limits of one batch in MLflow's API
-_KEPT = (".json", ".jsonl", ".html", ".png", ".csv")
+_UPLOADED = (".json", ".jsonl", ".html", ".png", ".csv")
 
 
 class MLflow:
@@ -39,14 +39,14 @@ class MLflow:
             self._run = self._begin(experiment, run)
         marks = self._client.get_metric_history(self._run, MARK) if found else []
         there = {mark.step for mark in marks}
-        for told in run.before:
-            if told.number not in there:
-                self.hear(told)
+        for figures_of_round in run.before:
+            if figures_of_round.number not in there:
+                self.hear(figures_of_round)
 
-    def hear(self, told: RoundFigures) -> None:
+    def hear(self, figures_of_round: RoundFigures) -> None:
         """Send a round's figures."""
-        figures = {name: value for name, value in told.figures.items() if name != MARK}
-        self._log({**figures, MARK: told.figures[MARK]}, told.number)
+        figures = {name: value for name, value in figures_of_round.figures.items() if name != MARK}
+        self._log({**figures, MARK: figures_of_round.figures[MARK]}, figures_of_round.number)
 
     def finish(self, outcome: Outcome) -> None:
         """Send the run's result and its files."""
@@ -56,7 +56,7 @@ class MLflow:
             outcome.rounds,
         )
         for path in outcome.files:
-            if path.suffix in _KEPT:
+            if path.suffix in _UPLOADED:
                 inside = path.parent.relative_to(self._folder).as_posix()
                 self._client.log_artifact(self._run, str(path), None if inside == "." else inside)
         self._finished = True

@@ -36,15 +36,15 @@ class TensorBoard:
         self._purge(first)
         self._write(summary=_settings(run))
         self._write(summary=hparams_pb(dict(run.parameters), trial_id=run.name))
-        for told in run.before:
-            self._add(told)
+        for figures_of_round in run.before:
+            self._add(figures_of_round)
         self._file.flush()
 
-    def hear(self, told: RoundFigures) -> None:
+    def hear(self, figures_of_round: RoundFigures) -> None:
         """Write a round's figures."""
-        if told.number <= self._newest:
-            self._purge(told.number)
-        self._add(told)
+        if figures_of_round.number <= self._newest:
+            self._purge(figures_of_round.number)
+        self._add(figures_of_round)
         self._file.flush()
 
     def finish(self, outcome: Outcome) -> None:
@@ -55,9 +55,9 @@ class TensorBoard:
         """Close the file."""
         self._file.close()
 
-    def _add(self, told: RoundFigures) -> None:
-        self._newest = told.number
-        self._write(step=told.number, summary=_scalars(told.figures))
+    def _add(self, figures_of_round: RoundFigures) -> None:
+        self._newest = figures_of_round.number
+        self._write(step=figures_of_round.number, summary=_scalars(figures_of_round.figures))
 
     def _purge(self, step: int) -> None:
         """Mark all points of this step and later ones as invalid."""

@@ -78,7 +78,7 @@ class Tracker(Protocol):
     rounds as `before`.
     """
 
-    def hear(self, told: RoundFigures) -> None:
+    def hear(self, figures_of_round: RoundFigures) -> None:
         """Process a round; it replaces an earlier round with the same number."""
 
     def finish(self, outcome: Outcome) -> None:

@@ -201,9 +201,9 @@ def _adoption_copies(enrolment: Enrolment) -> float:
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
         return 0.0
-    kept = (1 + section.alone_on_all) if section.compare_alone else 0
-    kept += COMPARED_VERSIONS if section.canary else 0
-    return 1.0 + 2.0 * kept
+    extra_models = (1 + section.alone_on_all) if section.compare_alone else 0
+    extra_models += COMPARED_VERSIONS if section.canary else 0
+    return 1.0 + 2.0 * extra_models
 
 
 def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> Demand:
@@ -214,7 +214,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
     memory = MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
     model_copies = memory.model_copies + able.optimiser.copies(cost.trainable_share)
-    model_copies += WRITTEN_COPIES * able.optimiser.per_kept
+    model_copies += WRITTEN_COPIES * able.optimiser.per_stored
     model_copies += able.adoption.model_copies
     copies = memory.runtime_bytes + model_copies * able.model.num_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)

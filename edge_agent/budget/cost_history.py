@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.bandwidth_forecast import RECENT, BandwidthForecast, forecast_bandwidth
-from fleetune.edge_agent.budget.safety_margin import ROUNDS as ERRORS_KEPT
+from fleetune.edge_agent.budget.safety_margin import ROUNDS as MOST_ERRORS
 from fleetune.edge_agent.budget.safety_margin import ForecastError
 from fleetune.protocols.round_cost import RoundCost
 
@@ -82,10 +82,10 @@ class CostHistory(Struct, frozen=True, dict=True):
         task: it is a difference to the initial model, and later tasks are larger.
         """
         known = self if error is None or not self.past_rounds else self.erring(error)
-        told = plausible(actual)
-        if not self.past_rounds and (told.bytes_down or 0) < SLIGHT * demand.bytes_down:
-            told = replace(told, bytes_down=None, download_s=None)
-        past_rounds = (*self.past_rounds, PastRound(demand, told))[-ROUNDS:]
+        measured = plausible(actual)
+        if not self.past_rounds and (measured.bytes_down or 0) < SLIGHT * demand.bytes_down:
+            measured = replace(measured, bytes_down=None, download_s=None)
+        past_rounds = (*self.past_rounds, PastRound(demand, measured))[-ROUNDS:]
         return CostHistory(past_rounds, errors=known.errors)
 
     def erring(self, error: ForecastError) -> "CostHistory":
@@ -95,12 +95,12 @@ class CostHistory(Struct, frozen=True, dict=True):
         estimates learn.
         """
         before, last = self.errors[:-1], self.errors[-1:]
-        kept = (
+        recent = (
             (*before, error.longer(*last))
             if error.censored and last and last[0].censored
             else (*self.errors, error)
         )
-        return replace(self, errors=kept[-ERRORS_KEPT:])
+        return replace(self, errors=recent[-MOST_ERRORS:])
 
     def declining(self) -> "CostHistory":
         """The history after a round that the device declined because nothing fits.

@@ -105,8 +105,8 @@ def log_mel(sound: Sound, settings: LogMel) -> NDArray[np.float32]:
         Natural logarithms of band energies, of shape `settings.shape`.
     """
     whole = np.zeros(settings.length, np.float32)
-    kept = sound[: settings.length]
-    whole[: kept.size] = kept
+    cut = sound[: settings.length]
+    whole[: cut.size] = cut
     frames = sliding_window_view(whole, settings.frame)[:: settings.hop]
     power = np.abs(np.fft.rfft(frames * _window(settings.frame), axis=1)) ** 2
     return np.log(power @ bands(settings) + FLOOR).T[None].astype(np.float32)

@@ -88,14 +88,14 @@ def runs(store: AgentStore, device: str) -> Iterator[CheckResult]:
         yield CheckResult("ok", "runs", "none joined yet")
     for run in names:
         try:
-            yield CheckResult("ok", "runs", _kept(store, run, device))
+            yield CheckResult("ok", "runs", _stored_runs(store, run, device))
         except PacketError as problem:
             path = store.folder / "runs" / run
             remedy = f"restore {path} from a copy, or remove it to start that run from the common model"
             yield CheckResult("fail", "runs", f"{run} is damaged: {problem}", remedy)
 
 
-def _kept(store: AgentStore, run: str, device: str) -> str:
+def _stored_runs(store: AgentStore, run: str, device: str) -> str:
     """The stored state of a run, in words.
 
     Raises:

@@ -30,7 +30,7 @@ from fleetune.edge_agent.library.options import AgentOptions, check_options, cla
 from fleetune.edge_agent.library.prediction import Prediction
 from fleetune.edge_agent.library.state import AgentState, DeployedModelReader, SampleCountsReader
 from fleetune.edge_agent.personal.deployed_predictor import Follower
-from fleetune.edge_agent.personal.predictions import told_of
+from fleetune.edge_agent.personal.predictions import predictions_of
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.growing_data import sample_requirements
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -212,8 +212,8 @@ class Agent:
         `predict`.
         """
         self._check_open()
-        served = self._follower.served()
-        if served is None:
+        deployed_model = self._follower.deployed()
+        if deployed_model is None:
             return None
         made = [self._make_sample(x) for x in samples]
         shapes = [None if one is None else one.x.shape for one in made]
@@ -222,12 +222,12 @@ class Agent:
             places = [place for place, one in enumerate(shapes) if one == shape]
             arrays = [one.x for one in made if one is not None and one.x.shape == shape]
             try:
-                told = told_of(served.predictor, np.stack(arrays), None, "predict")
+                answer = predictions_of(deployed_model.predictor, np.stack(arrays), None, "predict")
             except DataError as problem:
                 self._refuse(BadSample("shape", str(problem)), len(places))
                 continue
             for index, place in enumerate(places):
-                answers[place] = Prediction(told, served.record, index)
+                answers[place] = Prediction(answer, deployed_model.record, index)
         return answers
 
     @property
@@ -235,11 +235,11 @@ class Agent:
         """The agent's current state, also after it was closed. Raises StoreError: it cannot be read."""
         with self._changed:
             activity, error = self._activity, self._last_error
-        told = asdict(activity)
+        fields = asdict(activity)
         return AgentState(
             self._fleet,
             self._device,
-            **told,
+            **fields,
             samples=self._counts.read(self._requirements, len(self._queue)),
             deployed=self._deployed.read(),
             last_error=None if error is None else error[0],

@@ -25,24 +25,24 @@ class Prediction:
     Attributes that do not belong to the run's task are None.
 
     Attributes:
-        told: outputs for all samples that were predicted together.
+        predictions: outputs for all samples that were predicted together.
         record: record of the model.
         index: place of the sample among these.
     """
 
-    told: Predictions
+    predictions: Predictions
     record: ModelRecord
     index: int = 0
 
     @property
     def answers(self) -> Answers:
         """All outputs of the model for this sample, by name. See `edge_agent.personal.task_answers`."""
-        return {name: values[self.index] for name, values in self.told.answers.items()}
+        return {name: values[self.index] for name, values in self.predictions.answers.items()}
 
     @property
     def task(self) -> str:
         """Kind of the task, as in run.toml."""
-        return self.told.predictor.task.kind
+        return self.predictions.predictor.task.kind
 
     @property
     def label(self) -> int | None:
@@ -53,7 +53,7 @@ class Prediction:
     @property
     def name(self) -> str | None:
         """Name of the predicted class; its number if it has no name."""
-        return None if self.label is None else self.told.predictor.name(self.label)
+        return None if self.label is None else self.predictions.predictor.name(self.label)
 
     @property
     def probabilities(self) -> NDArray[Any] | None:
@@ -84,7 +84,7 @@ class Prediction:
     @property
     def threshold(self) -> float | None:
         """Threshold on this device; a sample with a larger error is an anomaly."""
-        return self.told.predictor.threshold
+        return self.predictions.predictor.threshold
 
     @property
     def anomaly(self) -> bool | None:
@@ -93,10 +93,10 @@ class Prediction:
         return None if found is None else bool(found)
 
     def __str__(self) -> str:
-        rows = list(self.told.rows(self.index + 1))
-        words = dict(zip(self.told.columns, rows[self.index], strict=True))
+        rows = list(self.predictions.rows(self.index + 1))
+        words = dict(zip(self.predictions.columns, rows[self.index], strict=True))
         return ", ".join(f"{title} {word}" for title, word in words.items() if word)
 
     def _answer(self, name: str) -> NDArray[Any] | None:
-        values = self.told.answers.get(name)
+        values = self.predictions.answers.get(name)
         return None if values is None else values[self.index]

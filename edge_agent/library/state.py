@@ -147,8 +147,8 @@ class SampleCountsReader:
             change = store_values.get_number(connection, "change"), requirements
         if self._known is None or self._known[0] != change:
             self._known = change, role_counts(self._store, requirements), refused(self._store)
-        _, counts, kept = self._known
-        every = Counter(kept)
+        _, counts, stored = self._known
+        every = Counter(stored)
         every.update(self._store.refusals.unsaved)
         return SampleCounts(**asdict(counts), waiting=waiting, refused=dict(every))
 

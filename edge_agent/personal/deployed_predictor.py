@@ -58,10 +58,10 @@ class Follower:
         self._note, self._clock = note, clock
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
-        self._served: DeployedPredictor | None = None
+        self._deployed: DeployedPredictor | None = None
         self._again_at = 0.0
 
-    def served(self) -> DeployedPredictor | None:
+    def deployed(self) -> DeployedPredictor | None:
         """The deployed model; None if there is none or it cannot be loaded.
 
         Any thread may call this. The first call after a change loads the new model, which takes some
@@ -69,16 +69,16 @@ class Follower:
         """
         identity = self._store.deployed.identity
         if self._is_up_to_date(identity):
-            return self._served
+            return self._deployed
         with self._lock:
             identity = self._store.deployed.identity
             if not self._is_up_to_date(identity):
-                self._served, self._again_at = self._opened(identity), self._clock() + AGAIN_S
+                self._deployed, self._again_at = self._opened(identity), self._clock() + AGAIN_S
                 self._seen = identity
-            return self._served
+            return self._deployed
 
     def _is_up_to_date(self, identity: tuple[int, int] | None) -> bool:
-        known = self._served is not None or identity is None or self._clock() < self._again_at
+        known = self._deployed is not None or identity is None or self._clock() < self._again_at
         return identity == self._seen and known
 
     def _opened(self, identity: tuple[int, int] | None) -> DeployedPredictor | None:
@@ -88,5 +88,5 @@ class Follower:
             found = personal_model(self._store, None, self._bundle, trusted=self._trusted)
             return DeployedPredictor(predictor_of(found), found.record)
         except FleetuneError as problem:
-            self._note(f"the served model cannot be asked: {problem}")
+            self._note(f"the deployed model cannot be used for predictions: {problem}")
             return None

@@ -82,14 +82,14 @@ def write_inference(
     tensors = {**frozen, **{tensor.name: view for tensor, view in bundle.spec.views(weights)}}
     graph = inference_graph(bundle, None if threshold is None else threshold.error)
     used = {port.name for port in graph.inputs}
-    kept = {name: view for name, view in tensors.items() if name in used}
+    used_tensors = {name: view for name, view in tensors.items() if name in used}
     said = {**about, "class_names": json.dumps(list(bundle.class_names), ensure_ascii=False)}
     if bundle.task is not UNSET:
         said["task"] = msgspec.json.encode(bundle.task).decode()
     if threshold is not None:
         said["threshold"] = json.dumps(threshold.error)
         said["false_alarms"] = msgspec.json.encode(threshold.false_alarms).decode()
-    return write_onnx(graph, weights=kept, about=said)
+    return write_onnx(graph, weights=used_tensors, about=said)
 
 
 def _read(path: Path) -> bytes:

@@ -54,13 +54,13 @@ def personal_model(
         SettingError: the run's method is unknown here, or is code that the owner does not trust.
     """
     try:
-        served = None if run else read_deployed(store.deployed.read())
+        deployed = None if run else read_deployed(store.deployed.read())
     except PacketError as problem:
         raise StoreError(
             f"{store.deployed.path}, the model that this device serves, is damaged ({problem}); --run takes"
             " that of a run"
         ) from None
-    named = served.record.run if served else run or _latest(store)
+    named = deployed.record.run if deployed else run or _latest(store)
     data = None if named is None else store.enrolment(named).read()
     if named is None or data is None:
         raise StoreError(
@@ -68,7 +68,7 @@ def personal_model(
         )
     try:
         enrolment = read_enrolment(data)
-        found = served or _of_run(store, enrolment, trusted)
+        found = deployed or _of_run(store, enrolment, trusted)
         frozen = _frozen(store, enrolment)
         read = read_bundle(_bundle(store, named, bundle)).for_devices(enrolment.spec)
         read.check_is_of(enrolment.spec)
@@ -95,18 +95,18 @@ def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -
     """The personal model in the run's stored state."""
     check_trust(enrolment, trusted, builds_model=False)
     method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
-    kept = recall(enrolment, method, store.session(enrolment.run))
+    stored = recall(enrolment, method, store.session(enrolment.run))
     record = ModelRecord(
         run=enrolment.run,
-        round=kept.round,
+        round=stored.round,
         final_evaluation=False,
         model=spec.hash,
         input_shape=spec.input_shape,
         num_classes=spec.num_classes,
         score=other_score(enrolment.learns),
-        trained=kept.round > 0,
+        trained=stored.round > 0,
     )
-    return DeployedModel(record, method.personal_model(kept.state))
+    return DeployedModel(record, method.personal_model(stored.state))
 
 
 def _bundle(store: AgentStore, run: str, path: Path | None) -> bytes:

@@ -86,17 +86,17 @@ class Predictions:
             right = None if self.labels is None else float((labels == self.labels).mean())
             found |= {"probabilities": _plain(self.answers[PROBABILITIES]), "accuracy": right}
         else:
-            found = {name: _plain(self.answers[name]) for name in _TOLD if name in self.answers}
+            found = {name: _plain(self.answers[name]) for name in _IN_JSON if name in self.answers}
             if ERROR in self.answers:
                 found["threshold"] = self.predictor.threshold
                 found["false_alarms"] = msgspec.to_builtins(self.predictor.false_alarms)
         return {**found, "scores": self.scores}
 
 
-_TOLD = (PROBABILITIES, PRESENT, NUMBERS, QUANTILES, ERROR, ANOMALY)
+_IN_JSON = (PROBABILITIES, PRESENT, NUMBERS, QUANTILES, ERROR, ANOMALY)
 
 
-def told_of(predictor: Predictor, x: NDArray[Any], y: Labels, where: str) -> Predictions:
+def predictions_of(predictor: Predictor, x: NDArray[Any], y: Labels, where: str) -> Predictions:
     """Run a model on samples.
 
     Args:
@@ -175,12 +175,14 @@ def _numbers(values: NDArray[Any]) -> str:
     return " ".join(f"{value:.4g}" for value in values[:_MOST_NUMBERS]) + more
 
 
-def _threshold_words(told: Predictions) -> str:
-    if ANOMALY not in told.answers:
+def _threshold_words(predictions: Predictions) -> str:
+    if ANOMALY not in predictions.answers:
         return "no threshold is known: it comes with the model that a device serves"
-    found = int(told.answers[ANOMALY].sum())
-    words = f"anomalies: {found} of {told.num_samples}, errors above {told.predictor.threshold:.4g}"
-    alarms = told.predictor.false_alarms
+    found = int(predictions.answers[ANOMALY].sum())
+    words = (
+        f"anomalies: {found} of {predictions.num_samples}, errors above {predictions.predictor.threshold:.4g}"
+    )
+    alarms = predictions.predictor.false_alarms
     return f"{words}; {alarms or 'expected false alarms: not known'}"
 
 

@@ -34,7 +34,7 @@ class Publisher:
     _seen: tuple[int, int] | None = None
 
     @property
-    def _kept(self) -> FileMemory:
+    def _file(self) -> FileMemory:
         return FileMemory(self.store.folder / "publish")
 
     @property
@@ -59,25 +59,25 @@ class Publisher:
         Raises:
             StoreError: the choice cannot be read or written.
         """
-        kept = self._read()
-        where = kept[0] if path is None else str(path.absolute()).encode("utf-8", "surrogateescape")
+        stored = self._read()
+        where = stored[0] if path is None else str(path.absolute()).encode("utf-8", "surrogateescape")
         if mode is None and path is None:
             return
-        wanted = where, kept[1] if mode is None else b"%o" % mode
-        if kept != wanted:
-            self._kept.write(b"\0".join(wanted) if wanted[1] else wanted[0])
+        wanted = where, stored[1] if mode is None else b"%o" % mode
+        if stored != wanted:
+            self._file.write(b"\0".join(wanted) if wanted[1] else wanted[0])
             self._seen = None
 
     def _read(self) -> tuple[bytes, bytes]:
         """The stored path and mode, b"" for none. A zero byte separates them, because no path holds one."""
-        path, _, mode = (self._kept.read() or b"").partition(b"\0")
+        path, _, mode = (self._file.read() or b"").partition(b"\0")
         return path, mode
 
     def refresh(self) -> None:
         """Write the file if it does not hold the deployed model; log a failure in one line."""
         try:
-            path, served = self.path, self.store.deployed.identity
-            if path is None or served is None or served == self._seen:
+            path, deployed = self.path, self.store.deployed.identity
+            if path is None or deployed is None or deployed == self._seen:
                 return
             found = personal_model(self.store, trusted=self.trusted)
             wanted = onnx_of(found, self.device)
@@ -85,9 +85,9 @@ class Publisher:
             if _content(path) != wanted or (mode is not None and path.stat().st_mode & 0o777 != mode):
                 write_atomically(path, wanted, mode=mode)
                 log.info("published %s: %s", path, found.record.words)
-            self._seen = served
+            self._seen = deployed
         except FleetuneError as problem:
-            log.warning("the served model is not published: %s", problem)
+            log.warning("the deployed model is not published: %s", problem)
 
 
 def publisher_of(

@@ -207,7 +207,7 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
         "taken_bytes": memory.process_memory(root).resident,
         "battery_wh": read_supply(root, run).capacity_wh,
     }
-    figures = {name: _told(root, name, value) for name, value in values.items()}
+    figures = {name: _figure(root, name, value) for name, value in values.items()}
     limited = Figure(limit, "B", "none is set" if limit is None else "of control groups")
     return {**figures, "cgroup_limit_bytes": limited}
 
@@ -215,10 +215,10 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
 def condition_figures(root: Path = ROOT, run: Run = run_command) -> dict[str, Figure]:
     """Each of `Conditions` as a figure, with the reason if it is unknown."""
     now = read_conditions(root, run)
-    return {name: _told(root, name, getattr(now, name)) for name in _CONDITIONS}
+    return {name: _figure(root, name, getattr(now, name)) for name in _CONDITIONS}
 
 
-def _told(root: Path, name: str, value: float | str | bool | None) -> Figure:
+def _figure(root: Path, name: str, value: float | str | bool | None) -> Figure:
     return Figure(value, _PLACES[name].unit, _why(root, name) if value is None else _NOTES.get(name, ""))
 
 

@@ -36,7 +36,7 @@ def one_board(board: Board) -> str:
     """One line for each figure of a board: its value, its source, and how it was found."""
     figures = stated(board.profile.figures)
     width = max(map(len, figures))
-    lines = (f"{key:{width}}  {_told(figure)}" for key, figure in figures.items())
+    lines = (f"{key:{width}}  {_cell(figure)}" for key, figure in figures.items())
     return "\n".join([f"{board.name}: {board.title}", *lines])
 
 
@@ -56,7 +56,7 @@ def _marked(figure: Figure[int] | Figure[float], divisor: int = 1) -> str:
     return f"{_MARK if figure.source == ESTIMATE else ''}{figure.value / divisor:g}"
 
 
-def _told(figure: Figure[object]) -> str:
+def _cell(figure: Figure[object]) -> str:
     value = ", ".join(figure.value) if isinstance(figure.value, tuple) else str(figure.value)
     note = f" ({figure.note})" if figure.note else ""
     return f"{value or 'none':10}  {figure.source}{note}"

@@ -42,14 +42,14 @@ def _by_nmcli(interface: str | None, run: Run) -> bool | None:
     """The value in nmcli's output, as in `GENERAL.METERED:no (guessed)`."""
     if interface is None:
         return None
-    told = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
-    words = told.strip().partition("GENERAL.METERED:")[2].split()
+    output = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
+    words = output.strip().partition("GENERAL.METERED:")[2].split()
     return _ON_METERED.get(words[0]) if words else None
 
 
 def _on_android(run: Run) -> bool | None:
     """Termux's answer: Wi-Fi or mobile data. A Wi-Fi that costs money is not recognised."""
-    told = json_object(run(["termux-wifi-connectioninfo"]))
-    if "supplicant_state" not in told:
+    output = json_object(run(["termux-wifi-connectioninfo"]))
+    if "supplicant_state" not in output:
         return None
-    return told["supplicant_state"] != "COMPLETED" or told.get("ip") in (None, "", "0.0.0.0")  # noqa: S104 - compared
+    return output["supplicant_state"] != "COMPLETED" or output.get("ip") in (None, "", "0.0.0.0")  # noqa: S104 - compared

@@ -149,13 +149,13 @@ def termux_supply(run: Run = run_command) -> Supply:
 
     Some phones report mA as uA, and the sign of the current varies.
     """
-    told = json_object(run(["termux-battery-status"]))
-    status, plugged = str(told.get("status")), str(told.get("plugged"))
+    output = json_object(run(["termux-battery-status"]))
+    status, plugged = str(output.get("status")), str(output.get("plugged"))
     online = [1.0] if plugged.startswith("PLUGGED_") else []
     power = _power([status.replace("_", " ").capitalize()], online)
-    percentage = number(told.get("percentage"), 0, 100)
-    microamperes = number(told.get("current"), -_MOST, _MOST)
-    millivolts = number(told.get("voltage"), 2000, 20_000)
+    percentage = number(output.get("percentage"), 0, 100)
+    microamperes = number(output.get("current"), -_MOST, _MOST)
+    millivolts = number(output.get("voltage"), 2000, 20_000)
     drawn = None
     if power == "battery" and microamperes is not None and millivolts is not None:
         drawn = plausible_watts(abs(microamperes) * _MICRO * millivolts / 1000)
@@ -163,6 +163,6 @@ def termux_supply(run: Run = run_command) -> Supply:
         power=power,
         charge=None if percentage is None else percentage / 100,
         watts=drawn if drawn is not None and drawn >= 0.05 else None,  # a smaller current is in mA
-        celsius=number(told.get("temperature"), *_CELSIUS),
+        celsius=number(output.get("temperature"), *_CELSIUS),
         sensor="termux" if power is not None else None,
     )

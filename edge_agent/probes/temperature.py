@@ -37,8 +37,8 @@ def celsius(root: Path = ROOT) -> float | None:
 
 def throttled(root: Path = ROOT, run: Run = run_command) -> bool | None:
     """True if the processor is slowed down now, by a Raspberry Pi's firmware or by the kernel's cooling."""
-    told = [_by_firmware(root, run), _by_cooling(root)]
-    known = [one for one in told if one is not None]
+    readings = [_by_firmware(root, run), _by_cooling(root)]
+    known = [one for one in readings if one is not None]
     return any(known) if known else None
 
 

@@ -28,7 +28,7 @@ class Connection:
 
     Attributes:
         instance: random id of this agent process. Another agent with the same device name has another id.
-        wake_at: time of the next connection attempt after `give_way`; None if none is planned.
+        wake_at: time of the next connection attempt after `wait_for_name`; None if none is planned.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Connection:
             log.warning("%s", _outage_line(reason, finished))
         self._notifier.note(connection=f"not connected: {reason}")
 
-    def give_way(self, wait_s: float, now: float) -> None:
+    def wait_for_name(self, wait_s: float, now: float) -> None:
         """Stay disconnected for `wait_s`, because another device uses the same name.
 
         Brokers end the older connection of a name, so each of our connections would end the other device's.

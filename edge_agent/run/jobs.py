@@ -58,7 +58,7 @@ class Jobs:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
         self._closing = threading.Event()
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     @property
     def closing(self) -> bool:
@@ -83,8 +83,8 @@ class Jobs:
     def progress(self, fraction: float) -> None:
         """Put a progress event, at most once a second. Called after every batch."""
         now = self._clock()
-        if now - self._told_at >= PROGRESS_EVERY_S:
-            self._told_at = now
+        if now - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at = now
             self._put(Progress(fraction))
 
     def close(self) -> None:

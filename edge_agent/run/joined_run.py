@@ -65,7 +65,7 @@ class JoinedRun:
         self._tried_at = clock()
         self._work: RoundWork | None = None
         self._held = 0  # number of training samples in the last round
-        planner.samples_told_s = clock()
+        planner.samples_reported_s = clock()
 
     @property
     def grows(self) -> bool:
@@ -161,7 +161,7 @@ class JoinedRun:
             peak_bytes,
             local_work=done.local_work,
             processor_s=processor_s,
-            left_out=done.left_out,
+            compression_error=done.compression_error,
         )
         self._work = self.planner.going_on(made)
         return reply
@@ -259,7 +259,7 @@ class JoinedRun:
 # Compact runs send measurements with four significant digits, which is more than their accuracy. Values that
 # must be exact on both sides, such as a ratio or a count, keep all digits.
 _DIGITS = 4
-_OF_COST = ("download_s", "train_s", "upload_s", "joules", "left_out")
+_OF_COST = ("download_s", "train_s", "upload_s", "joules", "compression_error")
 _OF_REPORT = ("samples_per_s", "uplink_bps", "downlink_bps", "round_s")
 _OF_CONDITIONS = ("watts", "celsius")
 

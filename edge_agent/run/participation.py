@@ -9,7 +9,7 @@ from fleetune.edge_agent.run.decline import declined
 from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.jobs import Jobs, Worked
 from fleetune.edge_agent.run.joined_run import JoinedRun
-from fleetune.protocols.errors import BaseUnknown, StoreError, TrainingStopped
+from fleetune.protocols.errors import ReferenceModelUnknown, StoreError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.peer_link import Item, PeerLink
@@ -145,7 +145,7 @@ class Participation:
         problem = event.reply.exception()
         if problem is None:
             self._send_reply(event, now)
-        elif isinstance(problem, BaseUnknown):
+        elif isinstance(problem, ReferenceModelUnknown):
             self._after_unread(key, problem, now)
         else:
             self._after_failure(key, problem, now)
@@ -159,14 +159,14 @@ class Participation:
         again = joined.taken.download_s is None  # an earlier process received this task, and perhaps replied
         self._pass_on(self._link.post(key.update, reply, now, perhaps_there=again))
 
-    def _after_unread(self, key: TransferKey, problem: BaseUnknown, now: float) -> None:
+    def _after_unread(self, key: TransferKey, problem: ReferenceModelUnknown, now: float) -> None:
         """Ask once for the whole of a task that could not be read; the second time, decline it."""
         why_declined = self._joined().planner.why_unread(key)
         if why_declined is None:
             log.info("round %d: %s; asking for all of it", key.round, problem)
             self.report_ready()
         else:
-            self._after_failure(key, BaseUnknown(why_declined), now)
+            self._after_failure(key, ReferenceModelUnknown(why_declined), now)
 
     def _after_failure(self, key: TransferKey, problem: BaseException, now: float) -> None:
         self._decline(key, problem)

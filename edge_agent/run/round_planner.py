@@ -16,7 +16,7 @@ from fleetune.protocols.wire.messages import TransferKey
 
 COMPACT_MOVED = 0.5  # relative change of the forecast that is reported, in runs that save messages
 UNREAD = "it asked for the whole task, and was sent a difference to a model that it does not hold again"
-TELL_SAMPLES_S = 600.0  # seconds after which a smaller change is reported too
+REPORT_SAMPLES_S = 600.0  # seconds after which a smaller change is reported too
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RoundWork:
         *,
         local_work: float | None = None,
         processor_s: float | None = None,
-        left_out: float | None = None,
+        compression_error: float | None = None,
     ) -> "RoundWork":
         """The work after its reply is made. `local_work` is the share that was done; None: as budgeted."""
         share = self.budget.local_work if local_work is None else local_work
@@ -56,7 +56,7 @@ class RoundWork:
             bytes_up=bytes_up,
             memory_bytes=memory_bytes,
             processor_s=processor_s,
-            left_out=left_out,
+            compression_error=compression_error,
         )
         return replace(made, budget=replace(self.budget, local_work=share))
 
@@ -74,8 +74,8 @@ class RoundPlanner:
 
     Attributes:
         ratio_controller: controller of the ratio; it has chosen once.
-        told: the last report sent to the coordinator; None before the first.
-        samples_told_s: when samples were last reported, on a monotonic clock, in seconds.
+        sent_report: the last report sent to the coordinator; None before the first.
+        samples_reported_s: when samples were last reported, on a monotonic clock, in seconds.
         compact: True if the run asks for few messages; then only large changes of the forecast are reported.
         newest: key of the latest task.
         underway: the current round; None if it is done, declined or interrupted.
@@ -83,8 +83,8 @@ class RoundPlanner:
     """
 
     ratio_controller: RatioController
-    told: DeviceReport | None = None
-    samples_told_s: float = 0.0
+    sent_report: DeviceReport | None = None
+    samples_reported_s: float = 0.0
     compact: bool = False
     newest: TransferKey | None = None
     underway: RoundWork | None = None
@@ -104,18 +104,18 @@ class RoundPlanner:
     def is_news(self) -> bool:
         """True if the current report should be sent to the coordinator."""
         moved = COMPACT_MOVED if self.compact else MOVED
-        return self.told is None or self.ratio_controller.is_news(self.told, moved)
+        return self.sent_report is None or self.ratio_controller.is_news(self.sent_report, moved)
 
     @property
     def differs(self) -> bool:
         """True if the sample statistics differ from those last reported."""
-        told, now = self.told, self.report
-        figures = [(one.num_samples, one.new_samples, one.drift) for one in (now, told or now)]
+        sent_report, now = self.sent_report, self.report
+        figures = [(one.num_samples, one.new_samples, one.drift) for one in (now, sent_report or now)]
         return figures[0] != figures[1]
 
     def tell(self) -> DeviceReport:
         """Return the current report and mark it as sent to the coordinator."""
-        self.told = self.report
+        self.sent_report = self.report
         return self.report
 
     def note_samples(
@@ -132,10 +132,14 @@ class RoundPlanner:
         """
         held = max(num_samples, claimed)
         self.ratio_controller = self.ratio_controller.holding(held, new_samples, drift)
-        short = self.told is not None and self.told.num_samples < claimed
-        late = self.told is not None and self.differs and now_s - self.samples_told_s >= TELL_SAMPLES_S
+        short = self.sent_report is not None and self.sent_report.num_samples < claimed
+        late = (
+            self.sent_report is not None
+            and self.differs
+            and now_s - self.samples_reported_s >= REPORT_SAMPLES_S
+        )
         if self.is_news or short or late:
-            self.samples_told_s = now_s
+            self.samples_reported_s = now_s
             return True
         return False
 

@@ -49,7 +49,7 @@ def backend_of(
         StoreError: the bundle cannot be read.
     """
     spec, store = enrolment.spec, device.store
-    check_holds(held_bytes(spec, as_kept=kind == "onnx"), conditions)
+    check_holds(held_bytes(spec, as_stored=kind == "onnx"), conditions)
     frozen = frozen_tensors(store, enrolment)
     check_room(kind, conditions.memory_bytes, process_memory().resident or 0)
     bundle = store.bundle(enrolment.run)

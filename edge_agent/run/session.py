@@ -18,14 +18,14 @@ from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.run.task_reader import TaskReader
 from fleetune.edge_agent.run.update_writer import UpdateWriter
 from fleetune.edge_agent.state.agent_store import Memory
-from fleetune.protocols.errors import BaseUnknown
+from fleetune.protocols.errors import ReferenceModelUnknown
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.update.masks.coding_time import CodingTime
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, proposed_budget
 
 
@@ -35,13 +35,13 @@ class WorkDone:
 
     Attributes:
         local_work: share of the run's local training that was done; None if the reply was stored before.
-        left_out: relative compression error of the task's encoding, see `RoundCost`.
+        compression_error: relative compression error of the task's encoding, see `RoundCost`.
         sent: the decoded values of the reply, for readers in this process; None if they must decode it.
     """
 
     local_work: float | None = None
-    left_out: float | None = None
-    sent: Told | None = None
+    compression_error: float | None = None
+    sent: PayloadContent | None = None
 
 
 class Session:
@@ -135,9 +135,9 @@ class Session:
 
         Raises:
             PacketError: the task is damaged, or not for this device.
-            BaseUnknown: the task is a difference to a model that this device does not hold; nothing was
-                changed. Until the next task is done, `base` is the digest of the initial weights, so that the
-                coordinator can send a readable task.
+            ReferenceModelUnknown: the task holds differences to a model that this device does not hold.
+                Nothing was changed. Until the next task is done, `base` is the digest of the initial weights,
+                so that the coordinator can send a readable task.
             TrainingStopped: the agent stops; nothing was changed.
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             MethodError: the method's `work` failed, or its result cannot be stored; nothing was changed.
@@ -146,7 +146,7 @@ class Session:
         self.done = WorkDone()
         try:
             assignment = self._tasks.read(data, self._held)
-        except BaseUnknown:
+        except ReferenceModelUnknown:
             header = self._tasks.header(data)
             if header.device == self._device and self._has_replied(header.round, header.attempt):
                 return self._state.reply
@@ -179,7 +179,7 @@ class Session:
     ) -> bytes:
         before = self._state
         result = self._local.work(assignment, budget, before, enough)
-        base = self._tasks.base_after(assignment, self._held)
+        base = self._tasks.reference_after(assignment, self._held)
         residual = before.slots.get(RESIDUAL)
         written = self._updates.write(assignment, result, base, budget.uplink, residual, mask_time)
         slots = {name: one for name, one in result.slots.items() if name != RESIDUAL}
@@ -189,7 +189,7 @@ class Session:
             slots[HELD_MODEL] = base.values
         reply = written.data if self._keep_replies else b""
         self._keep(SessionState(before.run, result.state, assignment.round, assignment.attempt, reply, slots))
-        self.done = WorkDone(result.local_work, written.left_out, written.sent)
+        self.done = WorkDone(result.local_work, written.compression_error, written.sent)
         return written.data
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.update.base import KnownBases, num_remembered
-from fleetune.protocols.update.once import ReadBefore
+from fleetune.protocols.update.reference_model import ReferenceModelCache, num_remembered
+from fleetune.protocols.update.shared_payload_cache import DecodeCache
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class SharedSessionCache:
         tasks: tasks whose values were decoded.
     """
 
-    bases: KnownBases = field(default_factory=KnownBases)
-    tasks: ReadBefore = field(default_factory=ReadBefore)
+    bases: ReferenceModelCache = field(default_factory=ReferenceModelCache)
+    tasks: DecodeCache = field(default_factory=DecodeCache)
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
-        """Make a cache with room for as many base models as memory allows."""
-        return cls(KnownBases(num_remembered(spec)))
+        """Make a cache with room for as many reference models as memory allows."""
+        return cls(ReferenceModelCache(num_remembered(spec)))

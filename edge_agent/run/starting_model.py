@@ -47,4 +47,4 @@ def _carried(
     if data is None or not deployed.record.is_of(before := read_enrolment(data).spec):
         return None, ""
     found = carry_over(before, deployed.weights, enrolment.spec, enrolment.weights)
-    return (found.weights, f", {found.words}") if found.kept else (None, "")
+    return (found.weights, f", {found.words}") if found.layers else (None, "")

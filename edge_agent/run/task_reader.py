@@ -6,11 +6,11 @@ from msgspec import UNSET
 
 from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.run.task_preview import TaskHeader, read_task_header
-from fleetune.protocols.errors import BaseUnknown, PacketForeign
+from fleetune.protocols.errors import PacketForeign, ReferenceModelUnknown
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire.payloads import Assignment, Enrolment
 
 
@@ -42,7 +42,7 @@ class TaskReader:
 
         Raises:
             PacketError: the task is damaged, or not for this device.
-            BaseUnknown: its values are differences to a model that this device does not hold.
+            ReferenceModelUnknown: its values are differences to a model that this device does not hold.
         """
         spec, shared = self._method.spec, self._shared
         assignment: Assignment[Any] = codec.decode(
@@ -50,9 +50,9 @@ class TaskReader:
             Assignment[self._method.task_type],  # type: ignore[name-defined]
             spec,
             limit=codec.payload_limit(spec),
-            base=lambda task: self._base(task, held),
+            reference=lambda task: self._base(task, held),
             verified=shared is not None,
-            read_before=None if shared is None else shared.tasks,
+            decode_cache=None if shared is None else shared.tasks,
         )
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
@@ -64,27 +64,27 @@ class TaskReader:
         """Decode the fields of a task without its values. Raises PacketError."""
         return read_task_header(data, self._method.spec)
 
-    def base_after(self, assignment: Assignment[Any], held: FlatArray) -> Base:
+    def reference_after(self, assignment: Assignment[Any], held: FlatArray) -> ReferenceModel:
         """The model that both sides hold once this task has arrived."""
         if assignment.base is UNSET:
-            return self.known(Base.of_task(assignment.task, self._method.spec))
+            return self.known(ReferenceModel.of_task(assignment.task, self._method.spec))
         return self.known(self._base(assignment, held).after(assignment.task, self._method.spec))
 
     def digest(self, weights: FlatArray) -> str:
         """Digest of a model that a task may be a difference to."""
-        return self.known(Base.whole(weights)).digest
+        return self.known(ReferenceModel.whole(weights)).digest
 
-    def known(self, base: Base) -> Base:
-        """Return `base`, or the equal one that another session of this process has cached."""
-        return base if self._shared is None else self._shared.bases.known(base)
+    def known(self, reference: ReferenceModel) -> ReferenceModel:
+        """Return `reference`, or the equal one that another session of this process has cached."""
+        return reference if self._shared is None else self._shared.bases.known(reference)
 
-    def _base(self, assignment: Assignment[Any], held: FlatArray) -> Base:
+    def _base(self, assignment: Assignment[Any], held: FlatArray) -> ReferenceModel:
         if assignment.base is UNSET:
-            return Base.nothing(self._method.spec)
+            return ReferenceModel.nothing(self._method.spec)
         for weights in (held, self._enrolment.weights):
-            base = self.known(Base.whole(weights))
-            if base.digest == assignment.base:
-                return base
-        raise BaseUnknown(
+            reference = self.known(ReferenceModel.whole(weights))
+            if reference.digest == assignment.base:
+                return reference
+        raise ReferenceModelUnknown(
             f"task of round {assignment.round} is a difference to what this device does not hold"
         )

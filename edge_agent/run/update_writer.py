@@ -9,11 +9,11 @@ from fleetune.edge_agent.run.local_round import RoundResult
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.update.masks.coding_time import CodingTime
-from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 
 
@@ -24,14 +24,14 @@ class WrittenReply:
     Attributes:
         data: its bytes.
         residual: new residual of error feedback, shape (spec.size,); None if the run uses none.
-        left_out: relative compression error of the task's encoding; None if not known.
+        compression_error: relative compression error of the task's encoding; None if not known.
         sent: the decoded values of the reply, for readers in this process; None if they must decode it.
     """
 
     data: bytes
     residual: FlatArray | None = None
-    left_out: float | None = None
-    sent: Told | None = None
+    compression_error: float | None = None
+    sent: PayloadContent | None = None
 
 
 class UpdateWriter:
@@ -53,7 +53,7 @@ class UpdateWriter:
         self,
         assignment: Assignment[Any],
         result: RoundResult,
-        base: Base,
+        reference: ReferenceModel,
         uplink: int,
         residual: FlatArray | None,
         mask_time: CodingTime | None,
@@ -63,12 +63,12 @@ class UpdateWriter:
         Args:
             assignment: the task.
             result: result of the round's work.
-            base: the model that both sides hold.
+            reference: the model that both sides hold.
             uplink: index of the encoding in `Enrolment.uplinks`.
             residual: compression error of earlier updates, shape (spec.size,); None for none.
             mask_time: time that the device needs to code a mask; None if it does not matter.
         """
-        writer = self._patch_writer(assignment, base, uplink, residual, mask_time)
+        writer = self._patch_writer(assignment, reference, uplink, residual, mask_time)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -76,13 +76,13 @@ class UpdateWriter:
             leaving=self._method.finished(result.state),
             measures=result.measures,
             update=result.update,
-            base=UNSET if writer is None else writer.base_digest,
+            base=UNSET if writer is None else writer.reference_digest,
         )
         data = codec.encode(reply, self._method.spec, writer=writer, compact=self._compact)
         if writer is None:
             return WrittenReply(data)
-        sent = writer.told(result.update) if self._tells else None
-        return WrittenReply(data, writer.left_out, writer.left_over, sent)
+        sent = writer.content(result.update) if self._tells else None
+        return WrittenReply(data, writer.next_residual, writer.compression_error, sent)
 
     def write_measures(self, assignment: Assignment[Any], measures: Measures) -> bytes:
         """Encode the reply to a final evaluation, which carries no update."""
@@ -96,7 +96,7 @@ class UpdateWriter:
     def _patch_writer(
         self,
         assignment: Assignment[Any],
-        base: Base,
+        reference: ReferenceModel,
         uplink: int,
         residual: FlatArray | None,
         mask_time: CodingTime | None,
@@ -112,7 +112,7 @@ class UpdateWriter:
             encoding,
             self._method.spec,
             key.child("encoding"),
-            base,
+            reference,
             residual,
             measures=as_asked,
             mask_time=mask_time,

@@ -97,8 +97,10 @@ def uninstall(
             print(f"removed   {into / path}")
         if into == Path("/") and UNIT_FILE in there:
             _do([("systemctl", "daemon-reload")], dry_run=dry_run)
-    kept = [path for path in (SETTINGS_FILE, STATE_FOLDER) if (into / path).exists() and path not in there]
-    for path in kept:
+    remaining = [
+        path for path in (SETTINGS_FILE, STATE_FOLDER) if (into / path).exists() and path not in there
+    ]
+    for path in remaining:
         print(f"kept      {into / path}")
 
 

@@ -9,7 +9,7 @@ The folder holds:
     runs/<run>/session          personal model, method state, last reply: one file, one write
     runs/<run>/allowance        the ratio controller: the costs of past rounds and the chosen ratio
     runs/<run>/task-<transfer>  the current task, so that it is not downloaded twice
-    served                      the model that the device deploys, from any run
+    deployed                    the model that the device deploys, from any run
     samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; has its own format versions
     versions/<number>           the latest models that it has deployed, in runs with [adoption]
     pin                         the version that the owner has pinned
@@ -147,7 +147,7 @@ class AgentStore:
     @property
     def deployed(self) -> FileMemory:
         """The model that the device deploys, see `edge_agent.extensions.adoption.deployed_model`."""
-        return FileMemory(self.folder / "served")
+        return FileMemory(self.folder / "deployed")
 
     @property
     def samples(self) -> Path:
@@ -276,9 +276,9 @@ class AgentStore:
         Raises:
             StoreError: the task cannot be written.
         """
-        kept = self.task(run, transfer)
-        kept.write(payload)
-        self.forget_tasks(run, but=kept.path)
+        stored = self.task(run, transfer)
+        stored.write(payload)
+        self.forget_tasks(run, but=stored.path)
 
     def has_task(self, run: str) -> bool:
         return any(self._run(run).glob("task-*"))

@@ -28,7 +28,7 @@ _DEPTH = 2  # folder levels below --state: the fleet's folder, the device's fold
 
 _RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
-    rf"({MARKER}|{LOCK}|served|pin|decisions|publish|versions/[0-9]{{1,9}}|samples\.sqlite(?:-wal|-shm)?"
+    rf"({MARKER}|{LOCK}|deployed|pin|decisions|publish|versions/[0-9]{{1,9}}|samples\.sqlite(?:-wal|-shm)?"
     rf"|(?:bundles|backbones)/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
     r"(\.new)?"
 )

@@ -51,11 +51,11 @@ class OptimiserFootprint:
 
     Attributes:
         per_trained: for each trained entry while it runs.
-        per_kept: for every entry, from round to round.
+        per_stored: for every entry, from round to round.
     """
 
     per_trained: int = 0
-    per_kept: int = 0
+    per_stored: int = 0
 
     def copies(self, trainable_share: float) -> float:
         """Memory of a `Descent` and its initial state, in float32 copies of the model.
@@ -64,17 +64,19 @@ class OptimiserFootprint:
             trainable_share: share of trainable entries in each block.
         """
         if trainable_share <= FEW:  # positions take half as much memory as the entries
-            return trainable_share * (self.per_trained + 0.5) + 2 * self.per_kept
-        working = 0 if self.per_kept else self.per_trained  # the optimiser works in the vectors that it keeps
-        return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_kept
+            return trainable_share * (self.per_trained + 0.5) + 2 * self.per_stored
+        working = (
+            0 if self.per_stored else self.per_trained
+        )  # the optimiser works in the vectors that it keeps
+        return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_stored
 
 
 def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
     """The footprint of the optimiser of a [training] section."""
     optimiser = optimiser_of(settings)
     number = optimiser.num_vectors
-    kept = number + optimiser.counts_steps if settings.optimiser_state == "device" else 0
-    return OptimiserFootprint(number, kept)
+    stored = number + optimiser.counts_steps if settings.optimiser_state == "device" else 0
+    return OptimiserFootprint(number, stored)
 
 
 class Descent:
@@ -106,7 +108,7 @@ class Descent:
         self._weights, self._gradient, self._pull = weights, gradient, plan.pull
         self._optimiser, self._clip_norm = optimiser_of(settings), settings.clip_norm
         self._scratch = np.empty(min(BLOCK, size), weights.dtype)
-        self._before, self._kept = before, None if before is None else self._copied(before, size)
+        self._before, self._stored = before, None if before is None else self._copied(before, size)
         lower = plan.lower
         self._lower_stop, self._lower_times = (0, 1.0) if lower is None else (lower.stop, 1 / lower.share)
         passes_twice = not (self._optimiser.num_vectors or settings.weight_decay or plan.pull)
@@ -151,18 +153,18 @@ class Descent:
     def state(self) -> OptimiserState:
         """The optimiser's state, with the earlier values at frozen entries. Call it once, at the end."""
         assert self._before is not None, "state() needs an optimiser that was given its earlier state"
-        assert self._kept is not None, "likewise"
+        assert self._stored is not None, "likewise"
         for block in self._blocks:
             for number, new in enumerate(block.vectors):
-                kept = self._kept.vectors[number][block.place]
+                stored = self._stored.vectors[number][block.place]
                 if block.positions is not None:
-                    kept[block.positions.astype(np.intp)] = new
+                    stored[block.positions.astype(np.intp)] = new
                 elif block.keep is not None:
                     before = self._before.vectors[number][block.place] if self._before.vectors else 0
-                    np.copyto(kept, before, where=block.keep == 0)
+                    np.copyto(stored, before, where=block.keep == 0)
             if self._optimiser.counts_steps:
-                self._kept.vectors[-1][block.place] += self._steps_taken(block)
-        return self._kept
+                self._stored.vectors[-1][block.place] += self._steps_taken(block)
+        return self._stored
 
     def _steps_taken(self, block: _Block) -> Floats:
         """Steps that each entry of a block has taken in this descent."""
@@ -201,9 +203,9 @@ class Descent:
         else:
             block = _Block(place, None, _bits(trainable), (), _ALIKE, lower)
         number = self._optimiser.num_vectors
-        if self._kept is None:
+        if self._stored is None:
             return replace(block, vectors=tuple(np.zeros(length, self._weights.dtype) for _ in range(number)))
-        remembered = [vector[place] for vector in self._kept.vectors]
+        remembered = [vector[place] for vector in self._stored.vectors]
         vectors = [_few(vector, block) for vector in remembered[:number]]
         counts = _counts(remembered[-1], trainable, block) if self._optimiser.counts_steps else _ALIKE
         return replace(block, vectors=tuple(vectors), counts=counts)

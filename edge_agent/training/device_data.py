@@ -305,22 +305,22 @@ def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
         trained_on = task.trained_on(found)
         labels[part] = found
         taken[part] = np.ones(len(found), np.bool_) if trained_on is None else trained_on
-    kept = np.concatenate([taken["train"], taken["validation"]])
+    remaining = np.concatenate([taken["train"], taken["validation"]])
     return replace(
         data,
         x_train=data.x_train if taken["train"].all() else data.x_train[taken["train"]],
         y_train=labels["train"][taken["train"]],
         y_validation=labels["validation"],
         y_test=labels["test"],
-        order=None if data.order is None else _order_of(kept, data.order),
+        order=None if data.order is None else _order_of(remaining, data.order),
         never_trained=None if taken["validation"].all() else ~taken["validation"],
     )
 
 
-def _order_of(kept: NDArray[np.bool_], order: Rows) -> Rows:
-    """`DeviceData.order` after all training and validation samples but the `kept` ones are removed."""
-    places: Rows = np.cumsum(kept) - 1
-    return places[order[kept[order]]]
+def _order_of(remaining: NDArray[np.bool_], order: Rows) -> Rows:
+    """`DeviceData.order` after all training and validation samples but the `remaining` ones are removed."""
+    places: Rows = np.cumsum(remaining) - 1
+    return places[order[remaining[order]]]
 
 
 def _check_finite(source: str, x: Inputs, where: str) -> None:

@@ -179,19 +179,19 @@ class InitialBuffers:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._on_card = device.type != "cpu"
-        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # owner, name, buffer, initial value
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # owner, name, buffer, initial value
         self._versions: list[int] = []
         for name, buffer in module.named_buffers():
             owner = module.get_submodule(name.rpartition(".")[0])
             if is_statistic(module, name) or is_frozen(owner):
                 continue
             first = torch.zeros_like(buffer) if is_counter(name) else buffer.detach().clone()
-            self._kept.append((owner, name.rpartition(".")[2], buffer, first))
+            self._buffers.append((owner, name.rpartition(".")[2], buffer, first))
             self._versions.append(-1)
 
     def restart(self) -> None:
         """Restore the initial values of changed buffers. CUDA graphs hide changes, so a GPU restores all."""
-        for index, (owner, leaf, buffer, first) in enumerate(self._kept):
+        for index, (owner, leaf, buffer, first) in enumerate(self._buffers):
             if getattr(owner, leaf) is not buffer:
                 owner.register_buffer(leaf, buffer)
             writes = buffer._version  # noqa: SLF001 - torch has no other sign of them

@@ -51,7 +51,7 @@ class OnnxBackend:
         bundle: the model's bundle.
         threads: processor threads of a step.
         frozen: tensors of the model's backbone, which the runtime reads without copying.
-        guard, room, kept_bytes, device: see `Sessions`.
+        guard, room, cache_bytes, device: see `Sessions`.
 
     Raises:
         ModelError: ONNX Runtime is missing or too old, or cannot compute on the device.
@@ -65,7 +65,7 @@ class OnnxBackend:
         frozen: Tensors = MappingProxyType({}),
         guard: StepGuard | None = None,
         room: int | None = None,
-        kept_bytes: int = 0,
+        cache_bytes: int = 0,
         device: str = PROCESSOR,
     ) -> None:
         self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
@@ -75,13 +75,13 @@ class OnnxBackend:
             threads=threads,
             guard=guard,
             room=room,
-            kept_bytes=kept_bytes,
+            cache_bytes=cache_bytes,
             dequantised=frozenset(int8),
             device=device,
         )
         self._sessions = self._new_sessions(bundle)
         self._of_bundle = partial(
-            OnnxBackend, threads=threads, guard=guard, room=room, kept_bytes=kept_bytes, device=device
+            OnnxBackend, threads=threads, guard=guard, room=room, cache_bytes=cache_bytes, device=device
         )
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._cut: Cut | None = None

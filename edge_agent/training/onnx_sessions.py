@@ -34,7 +34,7 @@ class Sessions:
         threads: processor threads of one run.
         guard: ends runs that take too long. None: runs are not limited.
         room: most bytes that a run may take. None: as many as the model's description allows.
-        kept_bytes: memory of a run up to this size is kept for the next run.
+        cache_bytes: memory of a run up to this size is kept for the next run.
         dequantised: inputs that are passed as int8 and scales, see `write_onnx`.
         device: device that computes, see `onnx_providers`.
 
@@ -49,7 +49,7 @@ class Sessions:
         *,
         guard: StepGuard | None = None,
         room: int | None = None,
-        kept_bytes: int = 0,
+        cache_bytes: int = 0,
         dequantised: frozenset[str] = frozenset(),
         device: str = PROCESSOR,
     ) -> None:
@@ -57,7 +57,7 @@ class Sessions:
         self._providers = providers(self._runtime, device)
         self._bundle, self._threads, self._dequantised = bundle, threads, dequantised
         self._guard, self._room = guard or StepGuard(lambda: None), room
-        self._kept_bytes = kept_bytes
+        self._cache_bytes = cache_bytes
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
         self._open: OrderedDict[tuple[str, frozenset[str]], _Session] = OrderedDict()
 
@@ -110,12 +110,12 @@ class Sessions:
         most = self._bundle.most(num_samples)
         if self._room is not None:
             most = replace(most, num_bytes=min(most.num_bytes, self._room))
-        kept = self._kept(graph, outputs)
-        cost_of(graph, kept, num_samples).check(graph, most)
-        self._priced[key] = frozenset(port.name for port in kept.inputs)
+        needed = self._needed(graph, outputs)
+        cost_of(graph, needed, num_samples).check(graph, most)
+        self._priced[key] = frozenset(port.name for port in needed.inputs)
         return self._priced[key]
 
-    def _kept(self, graph: str, outputs: frozenset[str]) -> Graph:
+    def _needed(self, graph: str, outputs: frozenset[str]) -> Graph:
         name = self._bundle.spec.name
         if graph not in self._bundle.graphs:
             raise ModelError(f"the bundle of model {name} has no graph {graph!r}, which this method needs")
@@ -131,8 +131,8 @@ class Sessions:
         return self._open[key]
 
     def _start(self, graph: str, outputs: frozenset[str], num_samples: int) -> "_Session":
-        name, kept = self._bundle.spec.name, self._kept(graph, outputs)
-        keeps = cost_of(graph, kept, num_samples).num_bytes <= self._kept_bytes
+        name, needed = self._bundle.spec.name, self._needed(graph, outputs)
+        keeps = cost_of(graph, needed, num_samples).num_bytes <= self._cache_bytes
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         options.log_severity_level = 4  # log nothing below errors: failures are raised
@@ -141,7 +141,7 @@ class Sessions:
         options.enable_mem_pattern = keeps  # One block for a whole step has a higher peak.
         try:
             session = self._runtime.InferenceSession(
-                write_onnx(kept, dequantised=self._dequantised), options, providers=self._providers
+                write_onnx(needed, dequantised=self._dequantised), options, providers=self._providers
             )
         except Exception as problem:  # see above
             version = self._runtime.__version__
@@ -150,8 +150,8 @@ class Sessions:
                 " pip install -U onnxruntime"
             ) from problem
         check_used(session, self._device)
-        inputs = [one.name for port in kept.inputs for one in ports_of(port, self._dequantised)]
-        return _Session(session, inputs, list(kept.output_names), reads_in_place=self._device == PROCESSOR)
+        inputs = [one.name for port in needed.inputs for one in ports_of(port, self._dequantised)]
+        return _Session(session, inputs, list(needed.output_names), reads_in_place=self._device == PROCESSOR)
 
 
 class _Session:

@@ -145,7 +145,7 @@ def make_backend(
     frozen: Tensors = MappingProxyType({}),
     guard: StepGuard | None = None,
     room: int | None = None,
-    kept_bytes: int = 0,
+    cache_bytes: int = 0,
     device: str = PROCESSOR,
     precision: Precision = "float32",
 ) -> Backend:
@@ -160,7 +160,7 @@ def make_backend(
         frozen: tensors of the model's backbone, which are not copied.
         guard: may end a step early, if the backend supports it.
         room: most bytes that a step of a bundle may take. None: as its model's description allows.
-        kept_bytes: ONNX Runtime keeps the memory of steps up to this size. Devices keep none.
+        cache_bytes: ONNX Runtime keeps the memory of steps up to this size. Devices keep none.
         device: device that computes, by torch's name for it, or see `onnx_providers`.
         precision: precision of torch's training steps, see `FleetSection`. Other trainers have only one.
 
@@ -187,7 +187,7 @@ def make_backend(
     from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 
     return OnnxBackend(
-        bundle, threads, frozen=frozen, guard=guard, room=room, kept_bytes=kept_bytes, device=device
+        bundle, threads, frozen=frozen, guard=guard, room=room, cache_bytes=cache_bytes, device=device
     )
 
 

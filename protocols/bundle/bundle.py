@@ -77,9 +77,9 @@ class Noise:
         The same key gives the same factors on every device and with every backend.
         """
         shape = (num_samples, *self.shape)
-        kept = key.child("dropout", index).uniform(int(np.prod(shape))) >= self.p
+        stays = key.child("dropout", index).uniform(int(np.prod(shape))) >= self.p
         scale = np.float32(0.0 if self.p >= 1 else 1 / (1 - self.p))
-        return (kept * scale).astype(np.float32).reshape(shape)
+        return (stays * scale).astype(np.float32).reshape(shape)
 
 
 @dataclass(frozen=True)

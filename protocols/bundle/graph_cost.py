@@ -121,7 +121,7 @@ def _last_uses(graph: Graph) -> dict[str, int]:
     """For each array that a node makes, the index of the last node that uses it. Outputs, inputs and
     constants are not listed: they stay in memory.
     """
-    kept = {
+    outputs_in_memory = {
         *graph.output_names,
         *(port.name for port in graph.inputs),
         *(one.name for one in graph.constants),
@@ -129,7 +129,7 @@ def _last_uses(graph: Graph) -> dict[str, int]:
     found: dict[str, int] = {}
     for index, node in enumerate(graph.nodes):
         found |= dict.fromkeys((*node.inputs, *node.outputs), index)
-    return {name: index for name, index in found.items() if name not in kept}
+    return {name: index for name, index in found.items() if name not in outputs_in_memory}
 
 
 def _check_results(name: str, graph: Graph, arrays: Mapping[str, Array | None], num_samples: int) -> None:

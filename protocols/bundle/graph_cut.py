@@ -103,13 +103,17 @@ class _Ways:
             content = (one.value.dtype.str, one.value.shape, one.value.tobytes())
             found[one.name] = self._number(("constant", *content))
         for node in graph.nodes:
-            way = (node.op, tuple(found[name] for name in node.inputs), repr(sorted(node.attributes.items())))
+            computation = (
+                node.op,
+                tuple(found[name] for name in node.inputs),
+                repr(sorted(node.attributes.items())),
+            )
             for place, name in enumerate(node.outputs):
-                found[name] = self._number((*way, place))
+                found[name] = self._number((*computation, place))
         return found
 
-    def _number(self, way: object) -> int:
-        return self._known.setdefault(way, len(self._known))
+    def _number(self, computation: object) -> int:
+        return self._known.setdefault(computation, len(self._known))
 
 
 def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
@@ -167,10 +171,12 @@ def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
 
 def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) -> Graph | None:
     """The part of a graph above the boundary; None if it needs the samples themselves."""
-    given = {name: boundary[way].name for name, way in ways.items() if way in boundary}
+    given = {
+        name: boundary[computation].name for name, computation in ways.items() if computation in boundary
+    }
     first = next(iter(boundary.values())).name
     made = {name: node for node in graph.nodes for name in node.outputs}
-    wanted, kept = list(graph.output_names), set[int]()
+    wanted, needed = list(graph.output_names), set[int]()
     seen: set[str] = set()
     while wanted:
         name = wanted.pop()
@@ -180,8 +186,8 @@ def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) 
         seen.add(name)
         if not _asks_for_number(node):
             wanted += node.inputs
-        kept.add(id(node))
-    nodes = [_fed(node, given, first) for node in graph.nodes if id(node) in kept]
+        needed.add(id(node))
+    nodes = [_fed(node, given, first) for node in graph.nodes if id(node) in needed]
     used = {name for node in nodes for name in node.inputs}
     if _SAMPLES in used:
         return None

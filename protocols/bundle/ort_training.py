@@ -73,12 +73,12 @@ def _cut_graph(parts: list[Field], outputs: Collection[str]) -> Iterable[bytes]:
         raise PacketCorrupt(f"training model has no output {missing[0]!r}")
     for part in parts:
         _check_part(part)
-    wanted, kept = set(outputs), []
+    wanted, message_parts = set(outputs), []
     for part in reversed(parts):
         if part.number == _NODE and not wanted.isdisjoint(texts(part.value, 2)):
             wanted.update(texts(part.value, 1))
-            kept.append(part)
-    yield from (message(_NODE, _unburdened(part.value, wanted)) for part in reversed(kept))
+            message_parts.append(part)
+    yield from (message(_NODE, _unburdened(part.value, wanted)) for part in reversed(message_parts))
     yield from (part.whole for part in parts if _stays(part, wanted))
     yield from (made[name] for name in outputs)
 

@@ -42,9 +42,9 @@ def declared_diagnostics(method: object) -> tuple[Diagnostic, ...]:
     """The valid diagnostics that a method or its class declares. Invalid ones of a user's method are left
     out.
     """
-    told = getattr(method, "diagnostics", ())
+    declared = getattr(method, "diagnostics", ())
     found: dict[str, Diagnostic] = {}
-    for one in told if isinstance(told, tuple) else ():
+    for one in declared if isinstance(declared, tuple) else ():
         if isinstance(one, Diagnostic) and re.fullmatch(r"[a-z][a-z0-9_]{0,40}", str(one.name)):
             found.setdefault(one.name, one)
     return tuple(found.values())[:MAX_DIAGNOSTICS]

@@ -51,14 +51,14 @@ def prune(ticket: MaskArray, weights: FlatArray, spec: ModelSpec, rate: float) -
     """`ticket` without the share `rate` of smallest |weights| in each layer, rounded down; the first ones
     among ties.
     """
-    kept = ticket.copy()
+    pruned = ticket.copy()
     for tensor in spec.tensors:
         if tensor.kind == "weight":
             where = spec.slices[tensor.name]
             left = where.start + np.flatnonzero(ticket[where])
             order = np.argsort(np.abs(weights[left]), kind="stable")
-            kept[left[order[: _num_pruned(left.size, rate)]]] = False
-    return kept
+            pruned[left[order[: _num_pruned(left.size, rate)]]] = False
+    return pruned
 
 
 def _num_pruned(num_left: int, rate: float) -> int:

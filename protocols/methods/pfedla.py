@@ -8,7 +8,7 @@ is a weight alpha_i^lj for each layer l and device j. One round:
 3. The update d_i = theta_i - w_i stands for the negative gradient of the device's loss. The coordinator moves
     v_i and psi_i a step along (dw_i / d(v_i, psi_i))^T d_i.
 
-`kept_layers` is the paper's HeurpFedLA: the k layers with the largest own weight alpha_i^li stay on the
+`local_layers` is the paper's HeurpFedLA: the k layers with the largest own weight alpha_i^li stay on the
 device and are not sent down. Ties go to the later layers.
 
 The authors published no code, and we do not know the sizes and initial values of the paper's fully connected
@@ -158,7 +158,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         rate: learning rate of the hypernetworks. At the reproduction's 0.005, the weights stayed equal in 30
             rounds of 6 devices; at 0.5 they moved. 20 devices needed 5. With too high a rate, each device is
             left with one model, mostly its own.
-        kept_layers: k of HeurpFedLA, number of layers that stay on the device; 0 is pFedLA.
+        local_layers: k of HeurpFedLA, number of layers that stay on the device; 0 is pFedLA.
         embedding: size of v_i.
         hidden: number of neurons in each hidden layer of psi_i.
     """
@@ -176,7 +176,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
 
     spec: ModelSpec
     rate: Annotated[float, Meta(ge=0)] = 0.5
-    kept_layers: Annotated[int, Meta(ge=0)] = 0
+    local_layers: Annotated[int, Meta(ge=0)] = 0
     embedding: Annotated[int, Meta(ge=1, le=10_000)] = 100
     hidden: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
@@ -197,8 +197,8 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
 
         def task(device: DeviceId) -> Task:
             shares = self._mixing_weights(planned, device)
-            kept = self._layers_to_keep(planned, device, shares)
-            sent = tuple(name for name, stays in zip(self.spec.layers, kept, strict=True) if not stays)
+            own_layers = self._layers_to_keep(planned, device, shares)
+            sent = tuple(name for name, stays in zip(self.spec.layers, own_layers, strict=True) if not stays)
             return Task(Patch.of(self._mixture(planned, shares), Layers(sent), self.spec))
 
         return planned, lazily(round_.participants, task)
@@ -256,11 +256,11 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
 
     def _layers_to_keep(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
         """True at layers that stay on the device, shape (layers,)."""
-        kept = np.zeros(len(shares), dtype=bool)
+        own_layers = np.zeros(len(shares), dtype=bool)
         if device in state.devices:
             order = np.argsort(shares[:, state.devices.index(device)], kind="stable")
-            kept[order[max(0, order.size - self.kept_layers) :]] = True
-        return kept
+            own_layers[order[max(0, order.size - self.local_layers) :]] = True
+        return own_layers
 
     def _updated_network(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
         """The device's hypernetwork after its step; `state` is that of the plan, `weights` is the device's

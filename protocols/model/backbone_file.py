@@ -87,12 +87,12 @@ class _Entry:
 def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
     """The file of a backbone with these values; equal values give equal bytes."""
     values = {one.name: np.ascontiguousarray(tensors[one.name], np.float32) for one in backbone.tensors}
-    kept: dict[str, NDArray[np.generic]] = dict(values)
+    stored: dict[str, NDArray[np.generic]] = dict(values)
     for tensor in backbone.tensors:
         if _is_int8(backbone, tensor):
             weight = Int8Weight.of(values[tensor.name])
-            kept |= {tensor.name: weight.numbers, _scale(tensor): weight.scale}
-    return b"".join((_head(backbone), *(kept[one.name].tobytes() for one in _entries(backbone))))
+            stored |= {tensor.name: weight.numbers, _scale(tensor): weight.scale}
+    return b"".join((_head(backbone), *(stored[one.name].tobytes() for one in _entries(backbone))))
 
 
 def backbone_file_bytes(backbone: Backbone) -> int:
@@ -100,9 +100,9 @@ def backbone_file_bytes(backbone: Backbone) -> int:
     return len(_head(backbone)) + _num_bytes(backbone)
 
 
-def held_bytes(spec: ModelSpec, *, as_kept: bool) -> int:
+def held_bytes(spec: ModelSpec, *, as_stored: bool) -> int:
     """Memory of a model's frozen tensors in bytes: as they are stored, or all as float32."""
-    if as_kept and isinstance(spec.backbone, Backbone):
+    if as_stored and isinstance(spec.backbone, Backbone):
         return _num_bytes(spec.backbone)
     return 4 * sum(tensor.size for tensor in spec.frozen)
 

@@ -1,6 +1,6 @@
 """Which layers of a model keep their weights in a new version: those with the same name and shapes.
 
-A layer is kept whole or not at all: all its tensors, running statistics included, must have the same names
+A layer is carried whole or not at all: all its tensors, running statistics included, must have the same names
 and shapes in both versions. Other layers start as if there were no old version. The rule holds for the shared
 model and for a device's own (docs/open-runs.md). It looks at names and shapes only, so rename a layer whose
 meaning changes. Models with a backbone keep layers only if both have the same backbone.
@@ -17,23 +17,23 @@ class Carried:
 
     Attributes:
         weights: flat weights, shape (size of the new model,).
-        kept, new: layers of the new model that were taken over, and that were not.
+        layers, new: layers of the new model that were taken over, and that were not.
         gone: layers that only the old model had.
-        num_kept, num_values: number of values taken over, and of all values.
+        num_carried, num_values: number of values taken over, and of all values.
     """
 
     weights: FlatArray
-    kept: tuple[str, ...]
+    layers: tuple[str, ...]
     new: tuple[str, ...]
     gone: tuple[str, ...]
-    num_kept: int
+    num_carried: int
     num_values: int
 
     @property
     def words(self) -> str:
         """A one-line summary for people."""
-        layers = f"{len(self.kept)} of {len(self.kept) + len(self.new)} layers"
-        line = f"{layers} keep their weights ({self.num_kept:,} of {self.num_values:,} values)"
+        layers = f"{len(self.layers)} of {len(self.layers) + len(self.new)} layers"
+        line = f"{layers} keep their weights ({self.num_carried:,} of {self.num_values:,} values)"
         line += f"; begins anew: {', '.join(self.new)}" if self.new else ""
         return line + (f"; no longer there: {', '.join(self.gone)}" if self.gone else "")
 
@@ -49,15 +49,15 @@ def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: F
     """
     old, new = _layers(before), _layers(after)
     same = before.backbone == after.backbone  # on another backbone the same layer has another meaning
-    kept = tuple(layer for layer, tensors in new.items() if same and old.get(layer) == tensors)
-    found, num_kept = fresh.copy(), 0
+    carried = tuple(layer for layer, tensors in new.items() if same and old.get(layer) == tensors)
+    found, num_carried = fresh.copy(), 0
     for tensor in after.tensors:
-        if tensor.layer in kept:
+        if tensor.layer in carried:
             found[after.slices[tensor.name]] = weights[before.slices[tensor.name]]
-            num_kept += tensor.size
-    anew = tuple(layer for layer in new if layer not in kept)
+            num_carried += tensor.size
+    anew = tuple(layer for layer in new if layer not in carried)
     gone = tuple(layer for layer in old if layer not in new)
-    return Carried(found, kept, anew, gone, num_kept, after.size)
+    return Carried(found, carried, anew, gone, num_carried, after.size)
 
 
 def _layers(spec: ModelSpec) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -95,7 +95,7 @@ class DataSection(Settings, frozen=True):
     arrivals: Arrivals | None = None
 
 
-def _told(default: T) -> T:
+def _always_sent(default: T) -> T:
     """Declare a key that the enrolment always contains. Other keys are left out at their default."""
     return field(default_factory=lambda: default)
 
@@ -130,11 +130,11 @@ class TrainingSection(Settings, frozen=True, omit_defaults=True):
             `package.module:function`, or a list of these that is applied in order (docs/training.md).
     """
 
-    epochs: Count = _told(1)
-    batch_size: Count = _told(32)
-    learning_rate: Positive = _told(0.05)
-    momentum: Fraction = _told(0.0)
-    weight_decay: NonNegative = _told(0.0)
+    epochs: Count = _always_sent(1)
+    batch_size: Count = _always_sent(32)
+    learning_rate: Positive = _always_sent(0.05)
+    momentum: Fraction = _always_sent(0.0)
+    weight_decay: NonNegative = _always_sent(0.0)
     optimiser: Literal["sgd", "adamw", "rmsprop"] = "sgd"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8

@@ -48,10 +48,10 @@ class ValueEncodings(Settings, frozen=True):
                 raise ValueError(f"{direction}: {problem}") from None
 
     @property
-    def ways(self) -> dict[str, Choice]:
+    def by_direction(self) -> dict[str, Choice]:
         """The choice of each direction ("up", "down") that differs from the default."""
         choices = {"up": self.up, "down": self.down}
-        return {way: choice for way, choice in choices.items() if choice != LOSSLESS}
+        return {direction: choice for direction, choice in choices.items() if choice != LOSSLESS}
 
     @property
     def uplink(self) -> Encoding:

@@ -185,7 +185,7 @@ class FleetSection(Settings, frozen=True):
         cards = self.cards or (PROCESSOR,)
         return cards[worker % len(cards)]
 
-    def dealt(self, device: str) -> float | None:
+    def assigned_ratio(self, device: str) -> float | None:
         """The ratio that `ratios` assigns to a device; None if there are no ratios.
 
         It depends on the device's name alone, so neither a restart nor the order of joining changes it. A

@@ -41,12 +41,12 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.update import compact_frame, encodings
 from fleetune.protocols.update.arrays import AS_IT_LIES, Array, Arrays, bytes_of, dtype_name
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.body_writer import BodyWriter, Data, compressed, joined, num_bytes, streamed
-from fleetune.protocols.update.once import ReadBefore
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.patch_values import PatchReader, PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import DecodeCache
 
 VERSION = 1
 _PLAIN_VERSION = 3
@@ -160,10 +160,10 @@ def decode(
     limit: int | None = None,
     elements: int = MAX_ELEMENTS,
     finite: bool = True,
-    kept: Callable[[bytes], Array] | None = None,
-    base: Base | Callable[[M], Base | None] | None = None,
+    stored_array: Callable[[bytes], Array] | None = None,
+    reference: ReferenceModel | Callable[[M], ReferenceModel | None] | None = None,
     verified: bool = False,
-    read_before: ReadBefore | None = None,
+    decode_cache: DecodeCache | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -171,16 +171,16 @@ def decode(
         data: what `encode` made.
         kind: the dataclass to expect.
         spec: the model both sides have; None: not known yet (an enrolment brings it).
-        limit: most bytes of the unpacked body; None: whatever it says (own state on disk).
-        elements: most of them where there is a limit, see `protocols.update.elements`.
+        limit: largest number of bytes of the unpacked body; None: no limit (own state on disk).
+        elements: largest number of elements if there is a limit, see `protocols.update.elements`.
         finite: refuse NaN and infinite numbers in arrays.
-        kept: gives the arrays that `encode` only named; None: there are none.
-        base: the one that patches were written with, or what tells it of the message before the values of
-            its patches are read, and may raise; None: without.
-        verified: the caller has just held all of `data` against a digest (a transfer does), so that the
-            header's checksum has nothing to add.
-        read_before: remembers the values of patches, for who is sent the same over and over; None: nothing
-            does.
+        stored_array: returns the array of a name that `encode` wrote in its place; None: there are none.
+        reference: the reference model that patches were written with, or a function that returns it for the
+            message whose patches are not read yet (it may raise); None: there is none.
+        verified: the caller has just compared the digest of all of `data` (a transfer does), so the header's
+            checksum is not needed.
+        decode_cache: cache of decoded patches, for readers of the same payload in one process; None: no
+            cache.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
@@ -193,7 +193,7 @@ def decode(
     unpacked = partial(
         Body, opened.packed, opened.num_bytes, plain=opened.plain, dictionary=opened.dictionary
     )
-    reader = PatchReader(spec, arrays, unpacked, read_before)
+    reader = PatchReader(spec, arrays, unpacked, decode_cache)
     if limit is None:
         small, most = None, None
     else:
@@ -202,8 +202,8 @@ def decode(
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
-            if kept is not None and isinstance(obj, bytes):
-                return kept(obj)
+            if stored_array is not None and isinstance(obj, bytes):
+                return stored_array(obj)
             return reader.read(obj)
         raise PacketCorrupt(f"cannot read a {expected}")
 
@@ -214,7 +214,7 @@ def decode(
         raise
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
         raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
-    reader.fill(message, base(message) if callable(base) else base)
+    reader.fill(message, reference(message) if callable(reference) else reference)
     return message
 
 

@@ -83,7 +83,7 @@ def without_arrays(
             levels.
         PacketCorrupt: the body ends too early or continues after its value.
     """
-    kept, lifted = _Kept(body, most_bytes), list[T]()
+    remainder, lifted = _Remainder(body, most_bytes), list[T]()
     count, waiting = 0, [1]  # elements still to come on each level
     while waiting:
         if not waiting[-1]:
@@ -95,16 +95,16 @@ def without_arrays(
         if most is not None and (count > most or len(waiting) > MAX_DEPTH):
             raise PacketTooLarge(f"packet of more than {most} elements, or more than {MAX_DEPTH} levels deep")
         if head is not None:
-            _lift(head, lift, kept, lifted)
-        elif held := kept.element():
+            _lift(head, lift, remainder, lifted)
+        elif held := remainder.element():
             waiting.append(held)
     if body.at != body.num_bytes:
         raise PacketCorrupt(f"packet goes on for {body.num_bytes - body.at} bytes behind its end")
-    return bytes(kept.data), lifted
+    return bytes(remainder.data), lifted
 
 
 @dataclass
-class _Kept:
+class _Remainder:
     """Copies the parts of `body` that stay into `data`, at most `most` bytes."""
 
     body: Body
@@ -127,15 +127,15 @@ class _Kept:
             self.data += self.body.read(min(STEP, size - start))
 
 
-def _lift(head: Head, lift: Callable[[Head, Body], T | None], kept: _Kept, lifted: list[T]) -> None:
+def _lift(head: Head, lift: Callable[[Head, Body], T | None], remainder: _Remainder, lifted: list[T]) -> None:
     """Handle an array: store its object and leave a placeholder, or copy it."""
-    before = kept.body.read(head.size)
-    found = lift(head, kept.body)
+    before = remainder.body.read(head.size)
+    found = lift(head, remainder.body)
     if found is None:
-        kept.data += before
-        kept.pass_on(head.length)
+        remainder.data += before
+        remainder.pass_on(head.length)
     else:
-        kept.data += head.text + bytes([0xD6, PLACE]) + len(lifted).to_bytes(4, "big")
+        remainder.data += head.text + bytes([0xD6, PLACE]) + len(lifted).to_bytes(4, "big")
         lifted.append(found)
 
 

@@ -30,15 +30,15 @@ from fleetune.protocols.update.arrays import (
     all_finite,
     parts_of,
 )
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
 from fleetune.protocols.update.masks.coding_time import CodingTime
-from fleetune.protocols.update.once import ReadBefore, Told, Written
 from fleetune.protocols.update.patch import Patch, patches_in, values_of_one
+from fleetune.protocols.update.reference_model import ReferenceModel
+from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCache, PayloadContent
 
 Where = slice | MaskArray  # entries of the flat vector, as a range or a mask
 
@@ -51,25 +51,26 @@ class PatchWriter:
         encoding: the encoding of all patches.
         spec: the model.
         key: key of random draws; each patch uses a child of it.
-        base: the reference model; None: none. A patch with an entry outside it is sent in full, because such
-            a value is no small difference.
+        reference: the reference model; None: none. A patch with an entry outside it is sent in full, because
+            such a value is no small difference.
         residual: residual of earlier payloads (error feedback), shape (spec.size,); None: none.
         written: cache of encoded patches, for writers without a residual; None: no cache.
-        measures: compute `left_over`.
+        measures: compute `compression_error`.
         mask_time: time that the device needs to code a mask; None: time does not matter.
-        left_out: the residual for the next payload; None: none. Where patches overlap, the last one counts.
+        next_residual: the residual for the next payload; None: none. Where patches overlap, the last one
+            counts.
         encoded: True if an encoding other than `raw` wrote a patch.
     """
 
     encoding: Encoding
     spec: ModelSpec
     key: Key
-    base: Base | None = None
+    reference: ReferenceModel | None = None
     residual: FlatArray | None = None
-    written: Written | None = None
+    written: EncodeCache | None = None
     measures: bool = False
     mask_time: CodingTime | None = None
-    left_out: FlatArray | None = field(default=None, init=False)
+    next_residual: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
     _count: int = field(default=0, init=False)
     # masks that were written, by their compressed bytes
@@ -79,7 +80,7 @@ class PatchWriter:
     _left: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.left_out = self.residual
+        self.next_residual = self.residual
 
     @property
     def sends_all(self) -> bool:
@@ -87,7 +88,7 @@ class PatchWriter:
         return self.encoding.lossless and self.residual is None
 
     @property
-    def left_over(self) -> float | None:
+    def compression_error(self) -> float | None:
         """Norm of the new residual over the norm of all changes, earlier residual included; None if not
         measured.
         """
@@ -96,9 +97,9 @@ class PatchWriter:
         return min(1.0, math.sqrt(self._left / self._wanted)) if self._wanted else 0.0
 
     @property
-    def base_digest(self) -> str | UnsetType:
+    def reference_digest(self) -> str | UnsetType:
         """Digest of the reference model; UNSET if there is none."""
-        return UNSET if self.base is None else self.base.digest
+        return UNSET if self.reference is None else self.reference.digest
 
     def write(self, patch: Patch) -> WireArray:
         """Encode the values of the payload's next patch."""
@@ -109,7 +110,7 @@ class PatchWriter:
             del mask  # free a byte for each entry: a range does not need the mask
             framed = self._write(patch, where, key)
         else:
-            around = f"{self.encoding.name} {vars(self.encoding)} {self.base_digest} {key}"
+            around = f"{self.encoding.name} {vars(self.encoding)} {self.reference_digest} {key}"
             framed = written.found(around, mask, patch.values, lambda: self._write(patch, where, key))
         self.encoded |= framed[0] != FLOAT32
         return framed
@@ -118,13 +119,13 @@ class PatchWriter:
         """Compress an array of booleans; None: it is sent as a bitmap."""
         if self.encoding.name == encodings.RAW:
             return None
-        data = write_mask(mask, self.spec, self.base, self.mask_time)
+        data = write_mask(mask, self.spec, self.reference, self.mask_time)
         if data is None:
             return None
         self._masks[data] = mask
         return CODED_MASK, list(mask.shape), data
 
-    def told(self, message: object) -> Told | None:
+    def content(self, message: object) -> PayloadContent | None:
         """The content that was written, for a reader in the same process.
 
         Args:
@@ -135,15 +136,17 @@ class PatchWriter:
             these.
         """
         values = values_of_one(message) if self.sends_all else None
-        return None if values is None and not self._masks else Told(values, self._masks)
+        return None if values is None and not self._masks else PayloadContent(values, self._masks)
 
     def _write(self, patch: Patch, where: Where, key: Key) -> WireArray:
         residual = None if self.residual is None else self.residual[where]
         encoding = self.encoding
-        beyond = not encoding.lossless and self._beyond_base(where)
+        beyond = not encoding.lossless and self._beyond_reference(where)
         if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
-        encoded = encoding.encode(patch.values, _KnownOfPatch(self.spec, self.base, where), residual, key)
+        encoded = encoding.encode(
+            patch.values, _KnownOfPatch(self.spec, self.reference, where), residual, key
+        )
         if self.written is None:
             self._leave(where, encoded.residual)
             if self.measures:
@@ -151,35 +154,35 @@ class PatchWriter:
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
 
-    def _beyond_base(self, where: Where) -> bool:
+    def _beyond_reference(self, where: Where) -> bool:
         """True if the reference model lacks one of these entries."""
-        if self.base is None:
+        if self.reference is None:
             return False
-        held = self.base.held
+        held = self.reference.held
         return not held[where].all() if isinstance(where, slice) else bool((where > held).any())
 
     def _measure(
         self, values: FlatArray, where: Where, waited: FlatArray | None, waits: FlatArray | None
     ) -> None:
-        """Add a patch to the sums of `left_over`. Patches without a residual count, too."""
-        base = None if self.base is None else self.base.values[where]
+        """Add a patch to the sums of `compression_error`. Patches without a residual count, too."""
+        reference = None if self.reference is None else self.reference.values[where]
         for chunk in chunks(values.size):
             wanted = wanted_of(values, waited, chunk)
-            self._wanted += _square(difference(wanted, part_of(base, chunk)))
+            self._wanted += _square(difference(wanted, part_of(reference, chunk)))
             self._left += 0.0 if waits is None else _square(waits[chunk])
 
     def _leave(self, where: Where, residual: FlatArray | None) -> None:
         """Store the new residual of these entries; None: it is zero."""
-        before = self.left_out
+        before = self.next_residual
         if residual is not None and residual.size == self.spec.size:
-            self.left_out = residual
+            self.next_residual = residual
         elif residual is not None or before is not None:
             if before is None:
                 before = np.zeros(self.spec.size, np.float32)
             elif before is self.residual:
                 before = before.copy()
             before[where] = 0 if residual is None else residual
-            self.left_out = before
+            self.next_residual = before
 
 
 @dataclass(frozen=True)
@@ -207,13 +210,13 @@ class PatchReader:
         arrays: reads plain arrays, and counts all arrays against the limits.
         body: opens the payload's body from its start. It is decompressed twice if there are encoded values:
             first to read the message around them, then to decode them as a stream.
-        read_before: cache of decoded patches; None: no cache.
+        decode_cache: cache of decoded patches; None: no cache.
     """
 
     spec: ModelSpec | None
     arrays: Arrays
     body: Callable[[], Body]
-    read_before: ReadBefore | None = None
+    decode_cache: DecodeCache | None = None
     _most_bytes: int | None = field(default=None, init=False)
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
@@ -284,12 +287,12 @@ class PatchReader:
         self._coded[id(blank)] = blank, data
         return blank
 
-    def fill(self, message: object, base: Base | None = None) -> None:
+    def fill(self, message: object, reference: ReferenceModel | None = None) -> None:
         """Decode masks and values of the patches in `message`, and hold every patch against the model.
 
         Args:
             message: as it was read.
-            base: what both sides hold; None: nothing.
+            reference: what both sides hold; None: nothing.
 
         Raises:
             PacketCorrupt, PacketNotFinite, or another PacketError of the encoding.
@@ -297,35 +300,37 @@ class PatchReader:
         self._lifted = []
         if self.spec is not None:
             for blank, data in self._masks:
-                blank.reshape(-1)[:] = self._mask(data, blank.size, self.spec, base)
+                blank.reshape(-1)[:] = self._mask(data, blank.size, self.spec, reference)
             waiting = [patch for patch in patches_in(message) if id(patch.values) in self._held]
             waiting.sort(key=lambda patch: self._held[id(patch.values)][1].start)
             body = self.body()
             for patch in waiting:
                 _, written = self._held.pop(id(patch.values))
-                self._fill(patch, written, body, self.spec, base)
+                self._fill(patch, written, body, self.spec, reference)
             for patch in patches_in(message):
                 patch.check(self.spec)
         if self._held:
             raise PacketCorrupt("encoded values that are not those of a patch of a known model")
 
-    def _mask(self, data: bytes, size: int, spec: ModelSpec, base: Base | None) -> MaskArray:
-        read = partial(read_mask, data, size, spec, base)
-        return read() if self.read_before is None else self.read_before.found_mask(data, size, read)
+    def _mask(self, data: bytes, size: int, spec: ModelSpec, reference: ReferenceModel | None) -> MaskArray:
+        read = partial(read_mask, data, size, spec, reference)
+        return read() if self.decode_cache is None else self.decode_cache.found_mask(data, size, read)
 
-    def _fill(self, patch: Patch, written: _Unread, body: Body, spec: ModelSpec, base: Base | None) -> None:
+    def _fill(
+        self, patch: Patch, written: _Unread, body: Body, spec: ModelSpec, reference: ReferenceModel | None
+    ) -> None:
         count, mask = written.count, patch.selection.mask(spec)
         if count != np.count_nonzero(mask):
             raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
         where = _where(mask)
         del mask
-        encoding, known = encodings.find(written.name), _KnownOfPatch(spec, base, where)
-        if self.read_before is not None and written.data is None:
+        encoding, known = encodings.find(written.name), _KnownOfPatch(spec, reference, where)
+        if self.decode_cache is not None and written.data is None:
             body.skip(written.start - body.at)
             data = body.read(written.length)
-            about = f"{written.name} {None if base is None else base.digest}"
+            about = f"{written.name} {None if reference is None else reference.digest}"
             read = partial(encoding.decode, data, count, known)
-            values = self.read_before.found(about, data, patch.selection.mask(spec), read)
+            values = self.decode_cache.found(about, data, patch.selection.mask(spec), read)
         elif written.data is not None:
             values = encoding.decode(written.data, count, known)
         else:
@@ -343,13 +348,13 @@ class _KnownOfPatch(Known):
     _spec: ModelSpec
     _where: Where
 
-    def __init__(self, spec: ModelSpec, base: Base | None, where: Where) -> None:
+    def __init__(self, spec: ModelSpec, reference: ReferenceModel | None, where: Where) -> None:
         rows = tuple(
             tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
         )
-        values = None if base is None else base.values[where]
+        values = None if reference is None else reference.values[where]
         copied = values is not None and not isinstance(where, slice)
-        self.__dict__.update(base=values, row_sizes=rows, spare=copied, _spec=spec, _where=where)
+        self.__dict__.update(reference=values, row_sizes=rows, spare=copied, _spec=spec, _where=where)
 
     @cached_property
     def tensors(self) -> NDArray[np.int16]:

@@ -131,7 +131,8 @@ class Lacking(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Device: is enrolled in this run.
 
-    `base` is the digest of the model that it holds (`protocols.update.base`), if tasks are differences to it.
+    `base` is the digest of the model that it holds (`protocols.update.reference_model`), if tasks are
+    differences to it.
     """
 
     run: RunId

@@ -164,7 +164,7 @@ class Assignment(Generic[T]):
 
     Attributes:
         release: version of the shared model that the device may deploy, in runs with adoption.canary.
-        base: digest of the model that the values are differences to (`protocols.update.base`).
+        base: digest of the model that the values are differences to (`protocols.update.reference_model`).
         ratio: ratio that the coordinator proposes for the device, in runs with an objective.
         local_work: proposed share of the local training; omitted for the full training.
         uplink: proposed index in `Enrolment.uplinks` for the update's encoding; omitted for the first.
@@ -246,8 +246,8 @@ class Reply(Generic[U]):
 
     Attributes:
         update: the method's update; None in a final evaluation.
-        base: digest of the model that the values were encoded with (`protocols.update.base`), if an encoding
-            was used.
+        base: digest of the reference model that the values were encoded with
+            (`protocols.update.reference_model`), if an encoding was used.
     """
 
     device: FleetName

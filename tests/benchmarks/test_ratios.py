@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from benchmarks.ratios.__main__ import app
-from benchmarks.ratios.matrix import FLEETS, Group, groups_of, ways_of
+from benchmarks.ratios.matrix import FLEETS, Group, candidates_of, groups_of
 from benchmarks.ratios.report import markdown, picture
 from benchmarks.ratios.verdicts import scores, verdicts
 from typer.testing import CliRunner
@@ -70,8 +70,8 @@ def played(label, seed, round_s, accuracy, *, known=2):
     )
 
 
-WAYS = ways_of("0.2,0.4,fedavg,time,bytes")
-GROUP = Group("own", "fedspu", {way.words: way.words for way in WAYS})
+WAYS = candidates_of("0.2,0.4,fedavg,time,bytes")
+GROUP = Group("own", "fedspu", {candidate.words: candidate.words for candidate in WAYS})
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
         played("time", 1, 1.0, [0.3] * 4),
         *(played("bytes", seed, 0.01, slow) for seed in (0, 1)),
     ]
-    found = {one.way.words: one for one in verdicts(GROUP, WAYS, runs, None)}
+    found = {one.candidate.words: one for one in verdicts(GROUP, WAYS, runs, None)}
     assert [one.target for one in found["0.2"].outcomes] == pytest.approx([0.97 * 0.8] * 2)
     assert [one.round for one in found["0.2"].outcomes] == [6, 6]
     assert found["time"].outcomes[0].seconds == 4.0
     assert found["time"].times["seconds"] == [pytest.approx(12 / 4), None]
     assert found["time"].times["megabytes"] == [pytest.approx(6 / 4), None]
     assert found["fedavg"].outcomes[0].seconds is None, "half the fleet is not served"
-    assert (found["fedavg"].outcomes[0].served, found["fedavg"].outcomes[0].late) == (1, 0.5)
+    assert (found["fedavg"].outcomes[0].num_devices, found["fedavg"].outcomes[0].late) == (1, 0.5)
     table = markdown(GROUP, list(found.values()))
     assert "| `time` | 4, 1 of 2 (3x) | 8, 1 of 2 (3x) |" in table
     assert "| `fedavg` | never | never | never | 40.0 % |" in table
@@ -114,8 +114,8 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
 
 def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
     """At the second rate nobody is there in three rounds; in twice as many it is, but not after that time."""
-    ways = ways_of("0.2,0.4,time*2,bytes*2")
-    group = Group("own", "fedspu", {way.words: way.words for way in ways})
+    candidates = candidates_of("0.2,0.4,time*2,bytes*2")
+    group = Group("own", "fedspu", {candidate.words: candidate.words for candidate in candidates})
     rising = [0.1, 0.2, 0.3, 0.8, 0.8, 0.8]
     runs = [
         played("0.2", 0, 4.0, [0.2, 0.4, 0.4]),
@@ -123,7 +123,7 @@ def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
         played("time*2", 0, 1.0, rising),
         played("bytes*2", 0, 1.5, rising),
     ]
-    found = {one.way.words: one.outcomes[0] for one in verdicts(group, ways, runs, 0.75)}
+    found = {one.candidate.words: one.outcomes[0] for one in verdicts(group, candidates, runs, 0.75)}
     assert (found["time*2"].seconds, found["time*2"].lasted_s) == (6.0, 6.0)
     assert found["time*2"].score == pytest.approx(0.8)
     assert (found["bytes*2"].seconds, found["bytes*2"].lasted_s) == (None, 6.0)
@@ -132,7 +132,7 @@ def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
 
 def test_a_way_may_play_more_rounds(run_file):
     settings = read_run(run_file)
-    _, (_, longer) = groups_of(settings, ["own"], ["fedpurin"], ways_of("0.2,time*3+oort"))
+    _, (_, longer) = groups_of(settings, ["own"], ["fedpurin"], candidates_of("0.2,time*3+oort"))
     assert longer.method == with_defaults_of_run({"name": "fedpurin"}, 3), "those of the file's rounds"
     assert longer.changes["run.rounds"] == 9
     assert longer.changes["round.prefer"] == "oort"
@@ -148,8 +148,11 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
     settings = read_run(
         run_file, ["fleet.devices=7", "fleet.boards={raspberry-pi-4b=7}", "fleet.links={lan=7}"]
     )
-    fleets, ways = ["own", "thin-links", "slow-boards", "batteries"], ways_of("0.4,fedavg,energy,0.4+oort")
-    groups, contenders = groups_of(settings, fleets, ["fedspu", "kapc-bls"], ways)
+    fleets, candidates = (
+        ["own", "thin-links", "slow-boards", "batteries"],
+        candidates_of("0.4,fedavg,energy,0.4+oort"),
+    )
+    groups, contenders = groups_of(settings, fleets, ["fedspu", "kapc-bls"], candidates)
     assert len(groups) == 8
     assert len(contenders) == 4 * (2 * 3 + 1), "FedAvg is the same whatever the method"
     for one in contenders:
@@ -160,45 +163,45 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "wanted_text"),
     [
-        (["--ways", "0.2,1.4,time"], "--ways 1.4"),
-        (["--ways", "0.2,0.4"], "what to compare with them"),
-        (["--ways", "time,energy"], "name some ratios"),
-        (["--ways", "0.2,quick"], "--ways quick"),
-        (["--ways", "0.2,time*1"], "2 to 20"),
-        (["--ways", "0.2,time*"], "2 to 20"),
-        (["--ways", "0.2,time*1e9"], "2 to 20"),
+        (["--candidates", "0.2,1.4,time"], "--candidates 1.4"),
+        (["--candidates", "0.2,0.4"], "what to compare with them"),
+        (["--candidates", "time,energy"], "name some ratios"),
+        (["--candidates", "0.2,quick"], "--candidates quick"),
+        (["--candidates", "0.2,time*1"], "2 to 20"),
+        (["--candidates", "0.2,time*"], "2 to 20"),
+        (["--candidates", "0.2,time*1e9"], "2 to 20"),
         (["--fleets", "own,fast"], "--fleets fast: unknown; known: own, thin-links"),
         (["--methods", "fedspy"], "--methods fedspy"),
-        (["--ways", "0.2,0.2+best,time"], "best"),
+        (["--candidates", "0.2,0.2+best,time"], "best"),
         (["--target", "7"], "target"),
         (["--set", "task.kind=regression"], "scores of which more is better"),
         (["--methods", "srp-pfed", "--set", "method.loss_share=0.2"], "add --set method.name=srp-pfed"),
     ],
 )
-def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):
+def test_what_cannot_be_played_is_told_in_one_line(run_file, options, wanted_text):
     found = CliRunner().invoke(app, [str(run_file), "--workers", "0", *options])
     assert found.exit_code == 2
-    assert told in found.stderr
+    assert wanted_text in found.stderr
     assert found.stderr.count("\n") == 1
     assert not list(run_file.parent.glob("runs/**/rounds.jsonl"))
 
 
 def test_a_fleet_is_played_and_again_costs_nothing(run_file):
-    words = [str(run_file), "--workers", "0", "--ways", "0.2,fedavg,time", "--seeds", "1"]
+    words = [str(run_file), "--workers", "0", "--candidates", "0.2,fedavg,time", "--seeds", "1"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
     folder = run_file.parent / "runs" / "small.ratios"
     (group,) = json.loads((folder / "results.json").read_text())
     assert (group["fleet"], group["method"]) == ("own", "fedspu")
-    ways = {one["way"]: one for one in group["ways"]}
-    assert list(ways) == ["0.2", "fedavg", "time"]
-    (outcome,) = ways["0.2"]["runs"]
-    assert outcome["served"] == 4
+    candidates = {one["candidate"]: one for one in group["candidates"]}
+    assert list(candidates) == ["0.2", "fedavg", "time"]
+    (outcome,) = candidates["0.2"]["runs"]
+    assert outcome["num_devices"] == 4
     assert outcome["round"] <= 3
     assert 0 < outcome["seconds"] <= outcome["lasted_s"]
-    assert ways["time"]["runs"][0]["lasted_s"] > 0
+    assert candidates["time"]["runs"][0]["lasted_s"] > 0
     assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
     assert "**own, fedspu**" in (folder / "results.md").read_text()
     again = CliRunner().invoke(app, [*words[:-3], "0.2,fedavg,time,bytes", "--seeds", "1"])
@@ -206,10 +209,10 @@ def test_a_fleet_is_played_and_again_costs_nothing(run_file):
     assert "`bytes`" in (folder / "results.md").read_text()
 
 
-def played_by(run_file, ways, runs):
+def played_by(run_file, candidates, runs):
     """What the command says, the rounds of its one longer way, and its results."""
     words = [str(run_file), "--workers", "0", "--seeds", "1", "--runs", str(runs)]
-    found = CliRunner().invoke(app, [*words, "--ways", ways])
+    found = CliRunner().invoke(app, [*words, "--candidates", candidates])
     assert found.exit_code == 0, found.output
     (longer,) = runs.glob("small.ratios/own,fedspu,time_20*/seed-0/summary.json")
     results = (runs / "small.ratios" / "results.json").read_text()
@@ -230,10 +233,10 @@ def test_a_way_of_more_rounds_ends_when_its_time_is_over_and_is_judged_as_if_it_
 
 
 def test_ratios_that_are_no_ratios_are_refused():
-    with pytest.raises(SettingError, match="--ways nan"):
-        ways_of("0.2,nan,time")
+    with pytest.raises(SettingError, match="--candidates nan"):
+        candidates_of("0.2,nan,time")
 
 
 def test_its_help_names_every_fleet():
-    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
-    assert f"comma-separated: {', '.join(FLEETS)}" in told
+    wanted_text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
+    assert f"comma-separated: {', '.join(FLEETS)}" in wanted_text

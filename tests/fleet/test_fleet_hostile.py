@@ -19,8 +19,8 @@ from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
@@ -307,7 +307,7 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
                 assert liar.send(TransferKey("task", run, 1, 4), unread).refused is None
                 said = liar.hear(answer)
                 if answer is wire.Ready:
-                    assert said.base == Base.whole(enrolment.weights).digest
+                    assert said.base == ReferenceModel.whole(enrolment.weights).digest
             assert (said.round, said.attempt) == (1, 4)
             assert said.reason.startswith("it asked for the whole task, and was sent a difference")
             assert liar.send(TransferKey("task", run, 2, 1), codec.encode(replace(honest, round=2), spec))

@@ -40,7 +40,7 @@ def fuzz(encoding: Encoding, seed: int, count: int) -> Counter[str]:
         for _ in range(count):
             data, known, size = rng.choice(honest)
             size = rng.choice((size, size, size, size + 1, rng.choice(SIZES)))
-            base = None if known.base is None or rng.random() < 0.1 else np.resize(known.base, size)
+            base = None if known.reference is None or rng.random() < 0.1 else np.resize(known.reference, size)
             known = _known(base, size, rng.choice(LAYOUTS))
             verdicts[_verdict(encoding, changed_bytes(rng, data), size, known)] += 1
     grown = resident() - before

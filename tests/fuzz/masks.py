@@ -19,8 +19,8 @@ from tests.wire.mask_vectors import model
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.model.spec import MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.masks.coded_mask import evenly, predicted, read_mask
+from fleetune.protocols.update.reference_model import ReferenceModel
 
 SHAPES = [[(3,)], [(8, 5), (8,)], [(4, 3, 3, 3), (4,), (20, 30)]]
 
@@ -39,10 +39,10 @@ def fuzz(seed: int, count: int) -> Counter[str]:
     return verdicts
 
 
-def _written(spec: ModelSpec) -> list[tuple[bytes, ModelSpec, Base | None]]:
+def _written(spec: ModelSpec) -> list[tuple[bytes, ModelSpec, ReferenceModel | None]]:
     draw = Key.of("fuzz", "masks", spec.size).generator()
     values = draw.normal(0, 1, spec.size).astype(np.float32)
-    base = Base(values, draw.random(spec.size) < 0.7)
+    base = ReferenceModel(values, draw.random(spec.size) < 0.7)
     masks: list[MaskArray] = [draw.random(spec.size) < share for share in (0.02, 0.4)]
     masks.append(np.abs(values) < 0.5)
     return [
@@ -56,7 +56,7 @@ def _written(spec: ModelSpec) -> list[tuple[bytes, ModelSpec, Base | None]]:
     ]
 
 
-def _verdict(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> str:
+def _verdict(data: bytes, size: int, spec: ModelSpec, base: ReferenceModel | None) -> str:
     began = time.thread_time()
     try:
         flags = read_mask(data, size, spec, base)

@@ -23,7 +23,7 @@ SETTINGS = [
     ("kapc-bls", {"search": "literal", "self_threshold": 0.2}),
     ("kapc-bls", {"targets": "all"}),
     ("kapc-bls", {"step": "per-layer", "self_threshold": 0.2, "downlink": "share"}),
-    ("pfedla", {"kept_layers": 1, "rate": 0.1}),
+    ("pfedla", {"local_layers": 1, "rate": 0.1}),
     ("cd2-pfed", {"growth_rounds": 1, "strength": 0.5}),
     ("cd2-pfed", {"strength": 0.0}),
     ("perfedmask", {"fine_tuning_epochs": 2}),

@@ -155,7 +155,7 @@ class PlayedRun:
         turn, task = self.tasks.pop(device)
         reply = self.sessions[device].reply(task, Budget(DEVICES[device]))
         self.sent.append((device, -1, -1, digest(reply)))
-        took = RoundCost(left_out=self.sessions[device].done.left_out)
+        took = RoundCost(compression_error=self.sessions[device].done.compression_error)
         self.take(self.run.controller.receive(device, turn, reply, took, now))
 
     def take(self, outcomes: list[Outcome]) -> None:

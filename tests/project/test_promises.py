@@ -32,37 +32,39 @@ def settings_of(**sections):
 @pytest.mark.parametrize("devices", [1, 3, 10, 11, 101])
 def test_a_simulated_device_is_dealt_the_ratio_of_its_name(devices):
     fleet = settings_of(fleet={"devices": devices, "ratios": [0.2, 0.6, 1.0]})
-    dealt = [device.ratio for device in device_specs(fleet.fleet, fleet.run.seed)]
-    assert dealt == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
-    assert [fleet.fleet.dealt(device.name) for device in device_specs(fleet.fleet, fleet.run.seed)] == dealt
+    assigned_ratio = [device.ratio for device in device_specs(fleet.fleet, fleet.run.seed)]
+    assert assigned_ratio == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
+    assert [
+        fleet.fleet.assigned_ratio(device.name) for device in device_specs(fleet.fleet, fleet.run.seed)
+    ] == assigned_ratio
 
 
 def test_any_name_is_dealt_the_same_ratio_at_every_start():
     fleet = FleetSection(ratios=(0.2, 0.4, 0.6, 0.8, 1.0))
-    assert [fleet.dealt(name) for name in ("pi-1", "pi-2", "gate7")] == [0.4, 0.6, 0.6]
+    assert [fleet.assigned_ratio(name) for name in ("pi-1", "pi-2", "gate7")] == [0.4, 0.6, 0.6]
     names = ["kitchen", "roof", "x", "0" * 64, "9" * 64, "٣"]
-    assert [fleet.dealt(name) for name in names] == [fleet.dealt(name) for name in names]
-    assert {fleet.dealt(f"{chr(97 + n)}-cam") for n in range(26)} == set(fleet.ratios)
-    assert FleetSection().dealt("device-0") is None
+    assert [fleet.assigned_ratio(name) for name in names] == [fleet.assigned_ratio(name) for name in names]
+    assert {fleet.assigned_ratio(f"{chr(97 + n)}-cam") for n in range(26)} == set(fleet.ratios)
+    assert FleetSection().assigned_ratio("device-0") is None
 
 
 @pytest.mark.parametrize(
     ("own", "dealt", "wanted"), [(None, None, None), (0.5, None, 0.5), (None, 0.4, 0.4), (0.5, 0.4, 0.4)]
 )
-def test_the_smaller_of_the_owners_ratio_and_the_dealt_one_holds(own, dealt, wanted):
-    policy = Policy(ratio=own, nice=3).at_most(dealt)
+def test_the_smaller_of_the_owners_ratio_and_the_dealt_one_holds(own, assigned_ratio, wanted):
+    policy = Policy(ratio=own, nice=3).at_most(assigned_ratio)
     assert (policy.ratio, policy.nice) == (wanted, 3)
     assert Policy(ratio=0.2).at_most(0.4).ratio == 0.2
 
 
 def test_a_dealt_ratio_travels_with_every_offer_and_changes_no_byte_of_the_payload():
-    plain, dealt = Outbox("d"), Outbox("d")
+    plain, assigned_ratio = Outbox("d"), Outbox("d")
     (without,) = plain.post(TransferKey("enrolment", "r"), b"weights", 0)
-    (offer,) = dealt.post(TransferKey("enrolment", "r"), b"weights", 0, ratio=0.4)
+    (offer,) = assigned_ratio.post(TransferKey("enrolment", "r"), b"weights", 0, ratio=0.4)
     assert (offer.ratio, offer.transfer, offer.digest) == (0.4, without.transfer, without.digest)
     assert wire.read_to_device(wire.encode(offer)) == offer
     assert b"ratio" not in wire.encode(without)  # an agent of before reads it
-    assert [again.ratio for again in dealt.reconnected(1)] == [0.4]
+    assert [again.ratio for again in assigned_ratio.reconnected(1)] == [0.4]
     for wrong in (b"0", b"-1", b"1.5", b"1e999", b'"x"'):
         with pytest.raises(PacketCorrupt):
             wire.read_to_device(wire.encode(offer).replace(b"0.4", wrong))

@@ -15,7 +15,7 @@ from tests.wire import lowrank_decoder
 CHUNK, BLOCK = 65536, 64
 LARGEST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
-Base = Sequence[float] | None
+ReferenceModel = Sequence[float] | None
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Stream:
         return zstandard.ZstdDecompressor().decompress(stored)
 
 
-def decode(name: str, data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[float]:
+def decode(name: str, data: bytes, count: int, base: ReferenceModel, tensors: Sequence[int]) -> list[float]:
     """The values that `name` wrote."""
     if name == "sketch":
         return sketch(data, count, base, tensors)
@@ -155,7 +155,7 @@ READERS: dict[str, Callable[[Stream, list[float], list[int]], list[float]]] = {
 }
 
 
-def sketch(data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[float]:
+def sketch(data: bytes, count: int, base: ReferenceModel, tensors: Sequence[int]) -> list[float]:
     flags, rest = data[0], data[1:]
     if flags == 0:
         return list(struct.unpack(f"<{count}f", rest))
@@ -173,7 +173,7 @@ def sketch(data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[
     return [float32(one + change) for one, change in zip(base, told, strict=True)]
 
 
-def peaks(data: bytes, count: int, base: Base) -> list[float]:
+def peaks(data: bytes, count: int, base: ReferenceModel) -> list[float]:
     first, log = data[0], data[0] - 2
     if first == 0:
         return list(struct.unpack(f"<{count}f", data[1:]))

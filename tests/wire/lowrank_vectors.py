@@ -30,7 +30,7 @@ def changes(rows: int, columns: int, rank: int = 3) -> Any:
 def written(
     what: str,
     values: Any,
-    base: Any,
+    reference: Any,
     step: float,
     tensors: Any = (),
     rows: Any = (),
@@ -38,7 +38,7 @@ def written(
 ) -> dict[str, Any]:
     """One vector."""
     known = Known(
-        None if base is None else np.asarray(base, "<f4"),
+        None if reference is None else np.asarray(reference, "<f4"),
         np.asarray(tensors, np.int16),
         tuple(rows),
         None if places is None else np.asarray(places, np.int32),
@@ -48,7 +48,7 @@ def written(
     return {
         "what": what,
         "count": values.size,
-        "base": None if known.base is None else known.base.tobytes().hex(),
+        "base": None if known.reference is None else known.reference.tobytes().hex(),
         "tensors": known.tensors.tolist(),
         "row_sizes": list(known.row_sizes),
         "places": None if known.places is None else known.places.tolist(),
@@ -59,10 +59,10 @@ def written(
 
 def vectors() -> list[dict[str, Any]]:
     """All of them."""
-    base = Key.of("wire", "base").generator().normal(0, 1, 966).astype("<f4")
+    reference = Key.of("wire", "base").generator().normal(0, 1, 966).astype("<f4")
     tensors = np.repeat([0, 2, 5], [600, 6, 360])
     values, rows = (
-        base + np.concatenate([changes(20, 30), np.ones(6, "f4"), changes(20, 18)]),
+        reference + np.concatenate([changes(20, 30), np.ones(6, "f4"), changes(20, 18)]),
         (30, 1, 1, 1, 1, 18),
     )
     half = np.flatnonzero(np.arange(600) % 30 < 15)
@@ -77,19 +77,33 @@ def vectors() -> list[dict[str, Any]]:
         written("nothing changed", [1, 2], [1, 2], 1.0),
         written("three values without a base", [0.5, 0, -0.126], None, 0.01),
         written("the ends of float32", [1e-45, -3e38, 0, 1.2e-38], None, 1.0),
-        written("steps that are next to nothing", values[:600], base[:600], 1e-5, (), (30,)),
-        written("three tensors", values, base, 1.0, tensors, rows),
-        written("three tensors, in coarse steps", values, base, 5.0, tensors, rows),
-        written("rows not known", values, base, 1.0, tensors),
-        written("half of the columns", values[half], base[half], 0.7, [], [30], half),
-        written("scattered entries", values[scattered], base[scattered], 0.7, [], [30], scattered),
-        written("seven in ten entries", values[most], base[most], 0.7, [], [30], most),
+        written("steps that are next to nothing", values[:600], reference[:600], 1e-5, (), (30,)),
+        written("three tensors", values, reference, 1.0, tensors, rows),
+        written("three tensors, in coarse steps", values, reference, 5.0, tensors, rows),
+        written("rows not known", values, reference, 1.0, tensors),
+        written("half of the columns", values[half], reference[half], 0.7, [], [30], half),
+        written("scattered entries", values[scattered], reference[scattered], 0.7, [], [30], scattered),
+        written("seven in ten entries", values[most], reference[most], 0.7, [], [30], most),
         written(
-            "scattered entries, in fine steps", values[scattered], base[scattered], 0.02, [], [30], scattered
+            "scattered entries, in fine steps",
+            values[scattered],
+            reference[scattered],
+            0.02,
+            [],
+            [30],
+            scattered,
         ),
-        written("products, and entries of what they leave", mixed[most], base[most], 0.4, [], [30], most),
         written(
-            "a part of three tensors", values[thin], base[thin], 2.0, tensors[thin], rows, of_tensor[thin]
+            "products, and entries of what they leave", mixed[most], reference[most], 0.4, [], [30], most
+        ),
+        written(
+            "a part of three tensors",
+            values[thin],
+            reference[thin],
+            2.0,
+            tensors[thin],
+            rows,
+            of_tensor[thin],
         ),
     ]
 

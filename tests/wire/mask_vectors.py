@@ -8,8 +8,8 @@ import numpy as np
 
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.masks.coded_mask import evenly, predicted, read_mask
+from fleetune.protocols.update.reference_model import ReferenceModel
 
 PATH = Path(__file__).parent / "masks.json"
 ABOUT = (
@@ -33,33 +33,35 @@ def bitmap(flags: Any) -> str:
     return np.packbits(flags).tobytes().hex()
 
 
-def vector(what: str, mask: Any, data: bytes, base: Base | None = None, shapes: Any = ()) -> dict[str, Any]:
+def vector(
+    what: str, mask: Any, data: bytes, reference: ReferenceModel | None = None, shapes: Any = ()
+) -> dict[str, Any]:
     """One vector."""
-    assert (read_mask(data, mask.size, model(shapes), base) == mask).all()
+    assert (read_mask(data, mask.size, model(shapes), reference) == mask).all()
     return {
         "what": what,
         "count": mask.size,
         "shapes": [list(shape) for shape in shapes],
-        "base": None if base is None else base.values.astype("<f4").tobytes().hex(),
-        "held": None if base is None else bitmap(base.held),
+        "base": None if reference is None else reference.values.astype("<f4").tobytes().hex(),
+        "held": None if reference is None else bitmap(reference.held),
         "mask": bitmap(mask),
         "data": data.hex(),
     }
 
 
-def small_ones(count: int, row_size: int) -> tuple[Any, Base]:
+def small_ones(count: int, row_size: int) -> tuple[Any, ReferenceModel]:
     """What is small in magnitude, each third row left out, and a base a little beside the model."""
     draw = Key.of("wire", "masks").generator()
     values = draw.normal(0, 1, count)
-    base = Base((values + draw.normal(0, 0.1, count)).astype("<f4"), draw.random(count) < 0.9)
-    base.values[~base.held] = 0
-    return (np.abs(values) < 0.7) & (np.arange(count) // row_size % 3 > 0), base
+    reference = ReferenceModel((values + draw.normal(0, 0.1, count)).astype("<f4"), draw.random(count) < 0.9)
+    reference.values[~reference.held] = 0
+    return (np.abs(values) < 0.7) & (np.arange(count) // row_size % 3 > 0), reference
 
 
 def vectors() -> list[dict[str, Any]]:
     """All of them."""
     draw = Key.of("wire", "even").generator()
-    mask, base = small_ones(660, 30)
+    mask, reference = small_ones(660, 30)
     of_model = model(SHAPES)
     ten = np.arange(10) % 3 == 0
     return [
@@ -73,7 +75,7 @@ def vectors() -> list[dict[str, Any]]:
         ),
         vector("no model, predicted", mask, predicted(mask, model([(1,)]), None)),
         vector("three tensors, no base", mask, predicted(mask, of_model, None), None, SHAPES),
-        vector("three tensors", mask, predicted(mask, of_model, base), base, SHAPES),
+        vector("three tensors", mask, predicted(mask, of_model, reference), reference, SHAPES),
     ]
 
 

@@ -30,7 +30,7 @@ def changes(count: int, row_size: int) -> Any:
 def written(
     what: str,
     values: Any,
-    base: Any,
+    reference: Any,
     density: float,
     levels: int,
     tensors: Any = (),
@@ -39,7 +39,7 @@ def written(
 ) -> dict[str, Any]:
     """One vector."""
     known = Known(
-        None if base is None else np.asarray(base, "<f4"),
+        None if reference is None else np.asarray(reference, "<f4"),
         np.asarray(tensors, np.int16),
         tuple(rows),
         None if places is None else np.asarray(places, np.int32),
@@ -49,7 +49,7 @@ def written(
     return {
         "what": what,
         "count": values.size,
-        "base": None if known.base is None else known.base.tobytes().hex(),
+        "base": None if known.reference is None else known.reference.tobytes().hex(),
         "tensors": known.tensors.tolist(),
         "row_sizes": list(known.row_sizes),
         "places": None if known.places is None else known.places.tolist(),
@@ -60,8 +60,8 @@ def written(
 
 def vectors() -> list[dict[str, Any]]:
     """All of them."""
-    base = Key.of("wire", "base").generator().normal(0, 1, 600).astype("<f4")
-    values, tensors = base + changes(600, 30), np.repeat([0, 2, 5], [360, 6, 234])
+    reference = Key.of("wire", "base").generator().normal(0, 1, 600).astype("<f4")
+    values, tensors = reference + changes(600, 30), np.repeat([0, 2, 5], [360, 6, 234])
     rows = (30, 1, 1, 1, 1, 18)
     half = np.flatnonzero(np.arange(600) % 30 < 15)
     return [
@@ -70,10 +70,10 @@ def vectors() -> list[dict[str, Any]]:
         written("nothing changed", [1, 2], [1, 2], 1.0, 2),
         written("three values without a base", [0.5, 0, -0.126], None, 1.0, 1),
         written("the ends of float32", [1e-45, -3e38, 0, 1.2e-38], None, 1.0, 16),
-        written("three tensors", values, base, 0.1, 8, tensors, rows),
-        written("three tensors, all entries", values, base, 1.0, 3, tensors, rows),
-        written("rows not known", values, base, 0.1, 1, tensors),
-        written("half of the columns", values[half], base[half], 0.2, 4, [], [30], half),
+        written("three tensors", values, reference, 0.1, 8, tensors, rows),
+        written("three tensors, all entries", values, reference, 1.0, 3, tensors, rows),
+        written("rows not known", values, reference, 0.1, 1, tensors),
+        written("half of the columns", values[half], reference[half], 0.2, 4, [], [30], half),
     ]
 
 

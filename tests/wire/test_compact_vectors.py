@@ -17,9 +17,9 @@ from tests.wire import compact_decoder
 from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, compact_frame, encodings
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.payloads import Measures, Reply
@@ -28,7 +28,7 @@ PATH = Path(__file__).parent / "compact.json"
 VECTORS = json.loads(PATH.read_text()) if PATH.exists() else {"messages": [], "payload": {}, "dictionary": ""}
 SPEC = tiny_spec()
 NESTED = ("Offer", "Ready", "Measured")  # their JSON holds defaults of what is in them
-BASE = Base.whole(np.arange(SPEC.size, dtype=np.float32) / 8)
+BASE = ReferenceModel.whole(np.arange(SPEC.size, dtype=np.float32) / 8)
 
 
 def reply():
@@ -71,7 +71,7 @@ def test_both_read_a_payload():
     name, shape, values = content["update"]["patch"].pop("values")
     assert [name, shape, values.hex()] == VECTORS["payload"]["values"]
     assert (model, content) == (SPEC.hash, told)
-    found = codec.decode(data, Reply[Update], SPEC, limit=codec.payload_limit(SPEC), base=BASE)
+    found = codec.decode(data, Reply[Update], SPEC, limit=codec.payload_limit(SPEC), reference=BASE)
     assert (found.device, found.measures, found.base) == ("pi-kitchen", reply().measures, BASE.digest)
     assert payload() == data
 

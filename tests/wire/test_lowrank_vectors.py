@@ -21,20 +21,20 @@ every_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda one: one["w
 
 @every_vector
 def test_a_decoder_without_the_product_reads_what_was_written(vector):
-    base = (
+    reference = (
         None if vector["base"] is None else list(np.frombuffer(bytes.fromhex(vector["base"]), "<f4").tolist())
     )
     data = bytes.fromhex(vector["data"])
     known = vector["tensors"], vector["row_sizes"], vector["places"]
-    values = lowrank_decoder.decode(data, vector["count"], base, *known)
+    values = lowrank_decoder.decode(data, vector["count"], reference, *known)
     assert struct.pack(f"<{len(values)}f", *values).hex() == vector["decoded"]
 
 
 @every_vector
 def test_the_product_reads_what_an_earlier_release_wrote(vector):
-    base = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
+    reference = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
     places = None if vector["places"] is None else np.array(vector["places"], np.int32)
-    known = Known(base, np.array(vector["tensors"], np.int16), tuple(vector["row_sizes"]), places)
+    known = Known(reference, np.array(vector["tensors"], np.int16), tuple(vector["row_sizes"]), places)
     values = LowRank().decode(bytes.fromhex(vector["data"]), vector["count"], known)
     assert values.astype("<f4").tobytes().hex() == vector["decoded"]
 
@@ -42,10 +42,10 @@ def test_the_product_reads_what_an_earlier_release_wrote(vector):
 def test_both_read_a_large_matrix_alike():
     """Its sum is made in parts."""
     rows, columns = 90, 800
-    values, base = changes(rows, columns, rank=12), np.linspace(-1, 1, rows * columns, dtype=np.float32)
-    known = Known(base, row_sizes=(columns,))
-    data = LowRank(0.5).encode(base + values, known, None, Key(1)).data
-    alone = lowrank_decoder.decode(data, values.size, base.tolist(), [], (columns,), None)
+    values, reference = changes(rows, columns, rank=12), np.linspace(-1, 1, rows * columns, dtype=np.float32)
+    known = Known(reference, row_sizes=(columns,))
+    data = LowRank(0.5).encode(reference + values, known, None, Key(1)).data
+    alone = lowrank_decoder.decode(data, values.size, reference.tolist(), [], (columns,), None)
     assert alone == LowRank().decode(data, values.size, known).tolist()
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.wire import mask_decoder, sparse_decoder
 from tests.wire.mask_vectors import PATH, model, small_ones, vectors
 
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.masks.coded_mask import predicted, read_mask
+from fleetune.protocols.update.reference_model import ReferenceModel
 
 VECTORS = json.loads(PATH.read_text())["vectors"]
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
@@ -25,7 +25,7 @@ def base_of(vector):
     if vector["base"] is None:
         return None
     values = np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
-    return Base(values, flags_of(vector["held"], vector["count"]))
+    return ReferenceModel(values, flags_of(vector["held"], vector["count"]))
 
 
 def row_sizes(shapes):
@@ -34,8 +34,8 @@ def row_sizes(shapes):
 
 @every_vector
 def test_a_decoder_without_the_product_reads_what_was_written(vector):
-    base = base_of(vector)
-    held = (None, None) if base is None else (base.values.tolist(), base.held.tolist())
+    reference = base_of(vector)
+    held = (None, None) if reference is None else (reference.values.tolist(), reference.held.tolist())
     data = bytes.fromhex(vector["data"])
     flags = mask_decoder.decode(data, vector["count"], *held, row_sizes(vector["shapes"]))
     assert flags == flags_of(vector["mask"], vector["count"]).tolist()
@@ -54,10 +54,12 @@ def test_the_product_writes_the_same_bytes_still():
 
 def test_both_read_several_blocks_alike():
     shapes = ((165, 100),)
-    mask, base = small_ones(16_500, 100)
-    data = predicted(mask, model(shapes), base)
-    read = mask_decoder.decode(data, mask.size, base.values.tolist(), base.held.tolist(), row_sizes(shapes))
-    assert read == read_mask(data, mask.size, model(shapes), base).tolist() == mask.tolist()
+    mask, reference = small_ones(16_500, 100)
+    data = predicted(mask, model(shapes), reference)
+    read = mask_decoder.decode(
+        data, mask.size, reference.values.tolist(), reference.held.tolist(), row_sizes(shapes)
+    )
+    assert read == read_mask(data, mask.size, model(shapes), reference).tolist() == mask.tolist()
 
 
 def test_the_page_shows_the_bytes_of_ten_flags():

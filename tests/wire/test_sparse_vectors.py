@@ -20,31 +20,31 @@ every_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda one: one["w
 
 @every_vector
 def test_a_decoder_without_the_product_reads_what_was_written(vector):
-    base = (
+    reference = (
         None if vector["base"] is None else list(np.frombuffer(bytes.fromhex(vector["base"]), "<f4").tolist())
     )
     data = bytes.fromhex(vector["data"])
     known = vector["tensors"], vector["row_sizes"], vector["places"]
-    values = sparse_decoder.decode(data, vector["count"], base, *known)
+    values = sparse_decoder.decode(data, vector["count"], reference, *known)
     assert struct.pack(f"<{len(values)}f", *values).hex() == vector["decoded"]
 
 
 @every_vector
 def test_the_product_reads_what_an_earlier_release_wrote(vector):
-    base = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
+    reference = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
     places = None if vector["places"] is None else np.array(vector["places"], np.int32)
-    known = Known(base, np.array(vector["tensors"], np.int16), tuple(vector["row_sizes"]), places)
+    known = Known(reference, np.array(vector["tensors"], np.int16), tuple(vector["row_sizes"]), places)
     values = Sparse().decode(bytes.fromhex(vector["data"]), vector["count"], known)
     assert values.astype("<f4").tobytes().hex() == vector["decoded"]
 
 
 def test_both_read_several_blocks_alike():
     values, count = changes(40_000, 200), 40_000
-    base = np.linspace(-1, 1, count, dtype=np.float32)
+    reference = np.linspace(-1, 1, count, dtype=np.float32)
     tensors = np.repeat([0, 1], [37_000, 3_000])
-    known = Known(base, tensors.astype(np.int16), (200, 100))
-    data = Sparse(density=0.05).encode(base + values, known, None, Key(1)).data
-    alone = sparse_decoder.decode(data, count, base.tolist(), tensors.tolist(), (200, 100), None)
+    known = Known(reference, tensors.astype(np.int16), (200, 100))
+    data = Sparse(density=0.05).encode(reference + values, known, None, Key(1)).data
+    alone = sparse_decoder.decode(data, count, reference.tolist(), tensors.tolist(), (200, 100), None)
     assert alone == Sparse().decode(data, count, known).tolist()
 
 

@@ -25,16 +25,16 @@ def floats(data):
 
 @every_vector
 def test_a_decoder_without_the_product_reads_what_was_written(vector):
-    base = None if vector["base"] is None else floats(bytes.fromhex(vector["base"]))
+    reference = None if vector["base"] is None else floats(bytes.fromhex(vector["base"]))
     data = bytes.fromhex(vector["data"])
-    values = decoder.decode(vector["encoding"], data, vector["count"], base, vector["tensors"])
+    values = decoder.decode(vector["encoding"], data, vector["count"], reference, vector["tensors"])
     assert struct.pack(f"<{len(values)}f", *values).hex() == vector["decoded"]
 
 
 @every_vector
 def test_the_product_reads_what_an_earlier_release_wrote(vector):
-    base = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
-    known = Known(base, np.array(vector["tensors"], np.int16))
+    reference = None if vector["base"] is None else np.frombuffer(bytes.fromhex(vector["base"]), "<f4")
+    known = Known(reference, np.array(vector["tensors"], np.int16))
     data = bytes.fromhex(vector["data"])
     values = encodings.find(vector["encoding"]).decode(data, vector["count"], known)
     assert values.astype("<f4").tobytes().hex() == vector["decoded"]
@@ -42,11 +42,11 @@ def test_the_product_reads_what_an_earlier_release_wrote(vector):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_read_several_chunks_alike(name):
-    base, values = steps(70_000)
+    reference, values = steps(70_000)
     tensors = np.arange(70_000) // 30_000
-    known, encoding = Known(base, tensors.astype(np.int16)), encodings.find(name)
+    known, encoding = Known(reference, tensors.astype(np.int16)), encodings.find(name)
     data = encoding.encode(values, known, None, Key(1)).data
-    alone = decoder.decode(name, data, values.size, base.tolist(), tensors.tolist())
+    alone = decoder.decode(name, data, values.size, reference.tolist(), tensors.tolist())
     assert alone == encoding.decode(data, values.size, known).tolist()
 
 

@@ -22,10 +22,10 @@ ABOUT = (
 
 
 def written(
-    name: str, what: str, values: Any, base: Any, tensors: Any = (), **settings: float
+    name: str, what: str, values: Any, reference: Any, tensors: Any = (), **settings: float
 ) -> dict[str, Any]:
     """One vector."""
-    known = Known(None if base is None else np.asarray(base, "<f4"), np.asarray(tensors, np.int16))
+    known = Known(None if reference is None else np.asarray(reference, "<f4"), np.asarray(tensors, np.int16))
     values = np.asarray(values, "<f4")
     encoding = encodings.chosen({"name": name, **settings})
     data = encoding.encode(values, known, None, Key(1)).data
@@ -33,7 +33,7 @@ def written(
         "encoding": name,
         "what": what,
         "count": values.size,
-        "base": None if known.base is None else known.base.tobytes().hex(),
+        "base": None if known.reference is None else known.reference.tobytes().hex(),
         "tensors": known.tensors.tolist(),
         "data": data.hex(),
         "decoded": encoding.decode(data, values.size, known).astype("<f4").tobytes().hex(),
@@ -43,16 +43,16 @@ def written(
 def steps(count: int) -> tuple[Any, Any]:
     """A base and trained values: a third of them unchanged, a few far away."""
     draw = Key.of("wire").generator()
-    base = draw.normal(0, 0.05, count)
+    reference = draw.normal(0, 0.05, count)
     moved = draw.normal(0, 1e-3, count) * (draw.random(count) < 0.67)
     moved[:: max(1, count // 7)] *= 1000
-    return base.astype(np.float32), (base.astype(np.float32) + moved).astype(np.float32)
+    return reference.astype(np.float32), (reference.astype(np.float32) + moved).astype(np.float32)
 
 
 def vectors() -> list[dict[str, Any]]:
     """All of them."""
     found = []
-    base, values = steps(300)
+    reference, values = steps(300)
     tensors = np.repeat([0, 1, 5], [9, 140, 151])
     extremes = [0.0, -0.0, 1e-45, -1e-38, 3.4028235e38, -3.4028235e38, 1.0]
     for name in NAMES:
@@ -61,9 +61,9 @@ def vectors() -> list[dict[str, Any]]:
             written(name, "no values", [], []),
             written(name, "three values without a base", [0.5, -0.25, 0.126], None),
             written(name, "the ends of float32", extremes, extremes[::-1]),
-            written(name, "training, three tensors", values, base, tensors),
+            written(name, "training, three tensors", values, reference, tensors),
         ]
-    of_both = "products and sums", values, base, tensors
+    of_both = "products and sums", values, reference, tensors
     return [*found, written("sketch", *of_both, step=2.0, bits=0.3)]
 
 

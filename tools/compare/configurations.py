@@ -143,9 +143,9 @@ def planned_runs(
             )
             if one.label not in sources:
                 sources[one.label] = user_sources(own)
-            kept_in = folder / folder_name(one.label) / f"seed-{seed}"
+            run_folder = folder / folder_name(one.label) / f"seed-{seed}"
             of_seed[one.label] = PlannedRun(
-                one.label, own, kept_in, folder.parent, samples, sources=sources[one.label]
+                one.label, own, run_folder, folder.parent, samples, sources=sources[one.label]
             )
         for one in configurations:
             within = tuple(of_seed[label] for label in one.within)

@@ -113,11 +113,11 @@ def day_rows(summary: Summary) -> list[Row]:
     The score is that of the deployed models on the samples of that day. Rounds, joules and bytes are sums
     until its end.
     """
-    served = DEPLOYED.column(summary.judged_by)
+    deployed = DEPLOYED.column(summary.judged_by)
     return [
         {
             "day": day.day,
-            served: day.score,
+            deployed: day.score,
             "rounds": day.rounds,
             "joules": day.joules,
             BYTES_UP.name: day.up,

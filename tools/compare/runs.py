@@ -110,8 +110,8 @@ def edited_sources(run: PlannedRun) -> str:
 
 
 def _summary(run: PlannedRun) -> Summary | None:
-    kept = msgspec.json.decode((run.folder / SETTINGS).read_bytes(), type=RunSettings)
-    return read_summary(run.folder) if kept == run.settings else None
+    stored = msgspec.json.decode((run.folder / SETTINGS).read_bytes(), type=RunSettings)
+    return read_summary(run.folder) if stored == run.settings else None
 
 
 def _edited(run: PlannedRun, summary: Summary) -> str:

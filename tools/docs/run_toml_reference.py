@@ -93,8 +93,8 @@ def described(kind: type, *names: str) -> str:
 def _who(path: str, key: str) -> str:
     if _only_simulated(path, key):
         return "simulation"
-    told = {field.name for field in dataclasses.fields(Enrolment)} - {"run", "weights"}
-    return "devices" if key in told or path in told or path == "model" else "coordinator"
+    sent = {field.name for field in dataclasses.fields(Enrolment)} - {"run", "weights"}
+    return "devices" if key in sent or path in sent or path == "model" else "coordinator"
 
 
 def _only_simulated(path: str, key: str) -> bool:

@@ -68,14 +68,14 @@ class _Proxy:
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: Direction
     ) -> None:
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        delivery = asyncio.create_task(self._deliver(under_way, sink))
+        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        delivery = asyncio.create_task(self._deliver(in_flight, sink))
         data = b"-"
         try:
             while data and not delivery.done():
                 data = await source.read(_BLOCK_BYTES)
                 leaves_s = self._book(len(data), direction)
-                under_way.put_nowait((leaves_s + self._link.delay_s, data))  # no data: the connection ended
+                in_flight.put_nowait((leaves_s + self._link.delay_s, data))  # no data: the connection ended
                 await self._sleep_until(leaves_s - _QUEUE_S)
             await delivery
         finally:
@@ -89,10 +89,10 @@ class _Proxy:
         return leaves_s
 
     async def _deliver(
-        self, under_way: "asyncio.Queue[tuple[float, bytes]]", sink: asyncio.StreamWriter
+        self, in_flight: "asyncio.Queue[tuple[float, bytes]]", sink: asyncio.StreamWriter
     ) -> None:
         while True:
-            arrives_s, data = await under_way.get()
+            arrives_s, data = await in_flight.get()
             await self._sleep_until(arrives_s)
             if not data:
                 sink.write_eof()

@@ -32,7 +32,7 @@ def words(link: Constant | Trace) -> str:
     if isinstance(link, Constant):
         up, down, kind = link.uplink_bps, link.downlink_bps, ""
     else:
-        up, down = (link.bits(0, link.period_s, way) / link.period_s for way in DIRECTIONS)
+        up, down = (link.bits(0, link.period_s, direction) / link.period_s for direction in DIRECTIONS)
         kind = f" on average over {link.period_s / 60:.4g} min"
     rates = f"{up / 1e6:.4g} up, {down / 1e6:.4g} down Mbit/s{kind}"
     return f"{rates}, {link.delay_s * 1e3:.4g} ms, {link.loss * 100:.4g} % lost"

@@ -38,7 +38,7 @@ def open_tun(name: str) -> int:
 
 def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> None:
     """Relay packets until `file` or one of the devices is gone."""
-    under_way: tuple[Queue, Queue] = (deque(), deque())
+    in_flight: tuple[Queue, Queue] = (deque(), deque())
     draw = random.Random().random  # noqa: S311 - real loss repeats no pattern either
     look_at = 0.0
     while True:
@@ -47,12 +47,12 @@ def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> Non
             if not helper_process.is_wanted(file):
                 return
             look_at = now + helper_process.WATCH_S
-        due = min((queue[0][0] for queue in under_way if queue), default=look_at)
+        due = min((queue[0][0] for queue in in_flight if queue), default=look_at)
         ready = select.select(ends, (), (), max(min(due, look_at) - now, 0))[0]
-        for source, queue in zip(ends, under_way, strict=True):
+        for source, queue in zip(ends, in_flight, strict=True):
             if source in ready and not _take_in(source, queue, delay_s, loss, draw):
                 return
-        _let_out(ends, under_way)
+        _let_out(ends, in_flight)
 
 
 def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Callable[[], float]) -> bool:
@@ -70,9 +70,9 @@ def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Calla
     return True
 
 
-def _let_out(ends: tuple[int, int], under_way: tuple[Queue, Queue]) -> None:
+def _let_out(ends: tuple[int, int], in_flight: tuple[Queue, Queue]) -> None:
     now = time.monotonic()
-    for sink, queue in zip(reversed(ends), under_way, strict=True):
+    for sink, queue in zip(reversed(ends), in_flight, strict=True):
         while queue and queue[0][0] <= now:
             with contextlib.suppress(OSError):  # a device that is not up refuses the packet: it is lost
                 os.write(sink, queue.popleft()[1])

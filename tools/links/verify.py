@@ -83,7 +83,7 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
     if done.returncode:
         return None
     found = json.loads(done.stdout)
-    return Measured(**found | {way: Flow(**found[way]) for way in ("up", "down")})
+    return Measured(**found | {direction: Flow(**found[direction]) for direction in ("up", "down")})
 
 
 def _dead(network: Network, plan: Plan, index: int) -> Iterator[str]:
@@ -103,10 +103,10 @@ def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:
     return Verdict(index, link, expected, measured, problems)
 
 
-def _expected(plan: Plan, link: Link, measured: Measured, way: Direction) -> float:
-    flow: Flow = getattr(measured, way)
+def _expected(plan: Plan, link: Link, measured: Measured, direction: Direction) -> float:
+    flow: Flow = getattr(measured, direction)
     start_s, end_s = flow.started_s - plan.started_s, flow.ended_s - plan.started_s
-    return link.bits(start_s, end_s, way) / max(end_s - start_s, 1e-9)
+    return link.bits(start_s, end_s, direction) / max(end_s - start_s, 1e-9)
 
 
 def _rate_problems(

@@ -82,7 +82,7 @@ def count_traffic(settings: RunSettings) -> Traffic:
     method: Any = from_section(settings.method, model.spec)
     trainer, seed = StillTrainer(model.spec), settings.run.seed
     ratios = {
-        one.name: settings.fleet.dealt(one.name) or 1.0
+        one.name: settings.fleet.assigned_ratio(one.name) or 1.0
         for one in device_specs(settings.fleet, settings.run.seed)
     }
     state = method.init_coordinator(model.weights)

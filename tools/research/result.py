@@ -108,11 +108,13 @@ def read_result(folder: Path | str) -> Result:
     folder = Path(folder)
     if not (folder / STATE).exists():
         return _of_comparison(folder)
-    with stored_run(folder) as kept:
-        state = read_engine(kept.store) or EngineState()
+    with stored_run(folder) as stored:
+        state = read_engine(stored.store) or EngineState()
         if state.stage == "finished" and (folder / SUMMARY).exists():
-            finished = kept.store.get(FINISHED) is not None
-            return Result(folder, kept.settings, read_summary(folder), tuple(kept.store.records()), finished)
+            finished = stored.store.get(FINISHED) is not None
+            return Result(
+                folder, stored.settings, read_summary(folder), tuple(stored.store.records()), finished
+            )
     with look_at(folder) as run:
         summary = summary_of(run, simulated=(folder / DEVICES).exists())
         return Result(folder, run.settings, summary, tuple(run.controller.records()), finished=False)

@@ -169,7 +169,7 @@ class DeviceSide:
             self._coordinator.handle(device.ready())
         round_attempt = work.key.round_attempt
         device.working = None if device.working == round_attempt else device.working
-        trained = work.trained(done.train_s, len(reply), left_out=result.left_out)
+        trained = work.trained(done.train_s, len(reply), compression_error=result.compression_error)
         made = FinishedReply(reply, device.planner.going_on(trained))
         self._fleet.keep_reply(device, round_attempt, made)
         self._transfers.send_reply(device, made)

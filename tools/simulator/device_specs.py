@@ -144,5 +144,5 @@ def _device(
             charge = float(draws.uniform(*fleet.batteries))
     up, down = fleet.uplink_mbps, fleet.downlink_mbps
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
-    ratio, jitter = fleet.dealt(name), fleet.jitter
+    ratio, jitter = fleet.assigned_ratio(name), fleet.jitter
     return DeviceSpec(name, index, board, link or own, ratio, speed, charge, jitter, key)

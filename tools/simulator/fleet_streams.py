@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.policies.schedule import TOLD
+from fleetune.coordinator.rounds.policies.schedule import DRIFT_THRESHOLD
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.edge_agent.run.round_planner import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
@@ -96,7 +96,7 @@ class FleetStreams:
     def end(self, delivery: int, traffic: Iterable[Traffic]) -> None:
         """Close the day if this was its last delivery, see `DailyScores.end`."""
         if (delivery + 1) % self._schedule.arrivals.times_a_day == 0:
-            drifting = sum((device.drift or 0.0) >= TOLD for device in self._fleet)
+            drifting = sum((device.drift or 0.0) >= DRIFT_THRESHOLD for device in self._fleet)
             self._scores.end(traffic, drifting)
 
     def note_work(self, work: RoundWork) -> None:

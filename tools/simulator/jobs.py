@@ -6,7 +6,7 @@ from typing import Self
 from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.update.masks.coding_time import CodingTime
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.messages import TransferKey
 
 
@@ -24,7 +24,7 @@ class TrainingJob:
         num_closed: number of ended rounds; the device's files are stored so that a resumed run can restore
             that state. None if they are not stored.
         near: True if the worker is on this machine, so that both sides pass decoded values on.
-        told: decoded values of the payload; None if the device decodes it.
+        content: decoded values of the payload; None if the device decodes it.
         mask_time: see `Session.reply`.
     """
 
@@ -36,13 +36,13 @@ class TrainingJob:
     wall_s: float
     num_closed: int | None = None
     near: bool = False
-    told: Told | None = None
+    content: PayloadContent | None = None
     mask_time: CodingTime | None = None
 
     @property
     def for_elsewhere(self) -> Self:
         """The job for another machine: sending the values takes longer than decoding the payload."""
-        return replace(self, near=False, told=None)
+        return replace(self, near=False, content=None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TrainingResult:
         held: its training samples in that round, if its data grow.
         declined: the reason for declining, in one line.
         base: digest of its model, if tasks are differences to that model.
-        left_out: see `RoundCost`.
+        compression_error: see `RoundCost`.
         sent: decoded values of the reply; None if the coordinator decodes it.
     """
 
@@ -81,5 +81,5 @@ class TrainingResult:
     held: int = 0
     declined: str = ""
     base: str | None = None
-    left_out: float | None = None
-    sent: Told | None = None
+    compression_error: float | None = None
+    sent: PayloadContent | None = None

@@ -138,8 +138,8 @@ def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
     if beginning.backbone is None:
         return len(run.payload)
     if before is not None:
-        with stored_run(runs / before) as kept:
-            known = kept.enrolment.spec.backbone
+        with stored_run(runs / before) as stored:
+            known = stored.enrolment.spec.backbone
         if known is not UNSET and known.digest == digest_of(beginning.backbone):
             return len(run.payload)
     return len(run.payload) + len(beginning.backbone)

@@ -8,16 +8,16 @@ from functools import partial
 
 from fleetune.coordinator.run.replies import ReadAhead
 from fleetune.protocols.errors import PacketError
-from fleetune.protocols.update.once import Told
+from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.tools.simulator.jobs import TrainingJob, TrainingResult
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.workers import worker
 
 _MOST_BYTES_AHEAD = 2**27  # memory limit of replies that are decoded early
-# bytes for each entry of the model in such a reply: its values, its base, and the base's entries
+# bytes for each entry of the model in such a reply: its values, its reference, and the reference's entries
 _BYTES_AN_ENTRY = 14
 
-Read = Callable[[bytes, Told | None], ReadAhead]
+Read = Callable[[bytes, PayloadContent | None], ReadAhead]
 
 
 class PendingWork:

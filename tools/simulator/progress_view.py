@@ -49,7 +49,7 @@ class RoundBar:
     """Observes a run as a task of a progress bar, and prints lines for people above it.
 
     Attributes:
-        under_way: description of the round in progress; None if the run has not begun.
+        current: description of the round in progress; None if the run has not begun.
         closed: True if a round has ended.
     """
 
@@ -58,7 +58,7 @@ class RoundBar:
     method: str
     diagnostics: Sequence[Diagnostic] = ()
     score: Score = ACCURACY
-    under_way: str | None = None
+    current: str | None = None
     closed: bool = False
 
     def observe(self, event: RunEvent) -> None:
@@ -67,7 +67,7 @@ class RoundBar:
             case Notice(line):
                 self.bar.console.print(line, **PLAINLY)
             case RunBegan():
-                self.under_way = "round 1"
+                self.current = "round 1"
                 for record in event.closed:
                     self.observe(RoundClosed(record))
             case RoundClosed(record) if record.final_evaluation:
@@ -75,12 +75,12 @@ class RoundBar:
             case RoundClosed(record):
                 self.closed = True
                 after = AFTER.for_score(self.score)
-                told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
+                score_text = f"{self.score.title} {after.unit.text(after.of_round(record))}"
                 self.bar.inside = diagnostics_line(record, self.diagnostics)
-                self.bar.update(self.task, completed=record.number, score=told)
-                self.under_way = f"round {record.number + 1}"
+                self.bar.update(self.task, completed=record.number, score=score_text)
+                self.current = f"round {record.number + 1}"
                 if record.number == self.bar.tasks[self.task].total:
-                    self.under_way = "the final evaluation"
+                    self.current = "the final evaluation"
 
 
 @dataclass(eq=False)
@@ -109,7 +109,7 @@ class RoundLines:
 
     def _of_round(self, record: RoundRecord) -> str:
         after = AFTER.for_score(self.score)
-        told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
+        score_text = f"{self.score.title} {after.unit.text(after.of_round(record))}"
         up = readable.size(sum(device.bytes_up for device in record.devices.values()))
         took = readable.duration(record.closed_s - record.opened_s)
         number, left = f"round {record.number}", ""
@@ -117,7 +117,7 @@ class RoundLines:
             a_round = (time.monotonic() - self._began) / self._closed
             left = f", {readable.duration(a_round * (self.last_round - record.number))} left here"
             number += f" of {self.last_round}"
-        return f"{number}: {told} of {len(record.devices)} devices, {up} up in {took}{left}"
+        return f"{number}: {score_text} of {len(record.devices)} devices, {up} up in {took}{left}"
 
     def _of_evaluation(self, record: RoundRecord) -> str:
         return f"final evaluation: {len(record.devices)} devices"

@@ -11,8 +11,8 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.tasks import task_of
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator.device_specs import device_specs
 from fleetune.tools.simulator.first_choices import FirstChoices
@@ -51,7 +51,7 @@ def simulated_devices(
         counts = data.counts(enrolment.spec)
     else:
         counts = [SampleCounts.of(streams.first_data(index)) for index in range(settings.fleet.devices)]
-    base = None if enrolment.downlink.name == RAW else Base.whole(enrolment.weights).digest
+    base = None if enrolment.downlink.name == RAW else ReferenceModel.whole(enrolment.weights).digest
     first_choices = FirstChoices(enrolment, method, policy)
     flops, compact = enrolment.flops_per_sample, enrolment.compact is True
     return [

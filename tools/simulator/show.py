@@ -88,11 +88,11 @@ def _simulate(
             )
             bar.inside = ""
     except KeyboardInterrupt:
-        if watching.under_way is None:
+        if watching.current is None:
             raise
         again = "goes on there" if watching.closed else "begins anew"
         so_far = f"; edge-coordinator report {folder} shows what came before" if watching.closed else ""
-        console.print(f"stopped in {watching.under_way}: the same command {again}{so_far}", **PLAINLY)
+        console.print(f"stopped in {watching.current}: the same command {again}{so_far}", **PLAINLY)
         raise ReportedInterrupt from None
     records = run.controller.records()
     try:
@@ -110,8 +110,8 @@ def _simulate(
 def _show_finished(there: ExistingRun, folder: Path, makers: Mapping[str, Make]) -> Summary:
     """Show a finished run, and send its missing rounds to the trackers."""
     summary = read_summary(folder)
-    with stored_run(folder) as kept:
-        records = kept.store.records()
+    with stored_run(folder) as stored:
+        records = stored.store.records()
     files = [folder / name for name in (SUMMARY, ROUNDS, "report.html", SHARED) if (folder / name).exists()]
     with Following(makers, folder, folder.name) as following:
         following.observe(RunBegan(there.enrolment.run, there.settings, records, simulated=True))

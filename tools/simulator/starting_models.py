@@ -35,7 +35,7 @@ def state_file(devices: Path, name: DeviceId) -> FileMemory:
 
 def deployed_file(devices: Path, name: DeviceId) -> FileMemory:
     """The file of a simulated device's deployed model."""
-    return _memory(devices, name, "served")
+    return _memory(devices, name, "deployed")
 
 
 def deployed_files(devices: Path, name: DeviceId) -> DeployedFiles:
@@ -101,28 +101,28 @@ def _carry_over_one(
     """Carry over one device's model; True if the device starts with its own. `theirs`: enrolment of the
     earlier run.
     """
-    kept, before = deployed_file(there, name), theirs.spec
-    found = _read(kept)
+    file, before = deployed_file(there, name), theirs.spec
+    found = _read(file)
     if found is None:
         found = _in_session(state_file(there, name), theirs, method)
         if found is None:
             return False
-        kept = deployed_file(devices, name)
-        kept.write(codec.encode(found, before, own=True))
-    _link(kept, deployed_file(devices, name))
+        file = deployed_file(devices, name)
+        file.write(codec.encode(found, before, own=True))
+    _link(file, deployed_file(devices, name))
     took_part = found.record.run == enrolment.continues or state_file(there, name).path.exists()
     if not took_part:
         return False
     if found.record.model == enrolment.spec.hash:
-        _link(kept, _memory(devices, name, "begins"))
+        _link(file, _memory(devices, name, "begins"))
         return True
     if found.record.model != before.hash:
         return False
     carried = carry_layers(before, found.weights, enrolment.spec, enrolment.weights)
-    if carried.kept:
+    if carried.layers:
         own = DeployedModel(replace(found.record, model=enrolment.spec.hash), carried.weights)
         _memory(devices, name, "begins").write(codec.encode(own, enrolment.spec))
-    return bool(carried.kept)
+    return bool(carried.layers)
 
 
 def _in_session(
@@ -156,17 +156,17 @@ def _damaged(memory: FileMemory, problem: PacketError) -> StoreError:
     )
 
 
-def _link(kept: FileMemory, to: FileMemory) -> None:
+def _link(file: FileMemory, to: FileMemory) -> None:
     """Give a file a second name, which takes no disk space. This is safe because files are only replaced as
     a whole.
     """
-    if kept.path == to.path:
+    if file.path == to.path:
         return
     try:
         to.path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        to.path.hardlink_to(kept.path)
+        to.path.hardlink_to(file.path)
     except OSError:  # the file system has no hard links; on a full disk the write below raises
-        to.write(kept.read() or b"")
+        to.write(file.read() or b"")
 
 
 def _memory(devices: Path, name: DeviceId, kind: str) -> FileMemory:

@@ -85,7 +85,7 @@ class Transfers:
         device, key = self._fleet.changing(task.device), task.transfer_key
         round_attempt = RoundAttempt.of(key)
         self._guard.note_sent(device.name, round_attempt)
-        payload, told = task.make(), self._controller.told
+        payload, content = task.make(), self._controller.content
         # without the payload, because the queue may hold a thousand of these
         now, num_bytes = self._queue.now, len(payload)
         transfer = downloaded(device.spec.link, now, num_bytes)
@@ -108,7 +108,7 @@ class Transfers:
             payload,
             self._queue.wall_s,
             self._checkpoints.num_closed,
-            told=told,
+            content=content,
             mask_time=self._enrolment.mask_time(device.planner.report, "up"),
         )
         training = self._work.start(device, job, lambda: self._controller.reading(device.name, round_attempt))

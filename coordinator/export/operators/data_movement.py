@@ -281,10 +281,10 @@ def _triangle(build: Builder, out: Operation, x: Value, diagonal: int = 0, *, up
     if isinstance(rows, Open) or isinstance(columns, Open):
         raise NoForm("it cuts a triangle along the samples")
     full = np.ones((rows, columns), np.bool_)
-    kept = build.constant(np.triu(full, diagonal) if upper else np.tril(full, diagonal))
+    triangle = build.constant(np.triu(full, diagonal) if upper else np.tril(full, diagonal))
     if x.type == "?":
-        return kept if x.number else apply(build, "And", [x, kept], out.shape, "?")
-    return apply(build, "Where", [kept, x, build.number(0, x.type)], out.shape, x.type)
+        return triangle if x.number else apply(build, "And", [x, triangle], out.shape, "?")
+    return apply(build, "Where", [triangle, x, build.number(0, x.type)], out.shape, x.type)
 
 
 RULES: dict[str, Callable[..., Any]] = {

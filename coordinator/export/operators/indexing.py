@@ -35,8 +35,8 @@ def _embedding_backward(
         raise NoForm("it scales gradients by frequency")
     if padding_idx >= 0:
         real = apply(build, "Equal", [numbers, build.number(padding_idx, "i8")], numbers.shape, "?")
-        kept = build.cast(apply(build, "Not", [real], numbers.shape, "?"), "f4")
-        column = build.reshape(kept, (*numbers.shape, 1))
+        not_padding = build.cast(apply(build, "Not", [real], numbers.shape, "?"), "f4")
+        column = build.reshape(not_padding, (*numbers.shape, 1))
         gradient = arithmetic(build, "Mul", gradient, column, gradient.shape)
     return add_rows(build, out.shape, numbers, gradient)
 

@@ -15,8 +15,8 @@ from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bool = False) -> Value:
     """Sum or mean over the axes."""
     axes = sorted({axis % len(x.shape) for axis in axes})
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
-    shape = kept if keep else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    with_axes = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+    shape = with_axes if keep else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
     if not axes:
         return x
     if x.number is not None:
@@ -30,15 +30,15 @@ def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bo
     held = tuple(1 if axis in real else size for axis, size in enumerate(x.held))
     found = x
     if real and mean:
-        found = build.emit("ReduceMean", (x,), kept, held=held, axes=tuple(real), keepdims=1)
+        found = build.emit("ReduceMean", (x,), with_axes, held=held, axes=tuple(real), keepdims=1)
     elif real:
         where = build.constant(np.array(real, dtype=np.int64))
-        found = build.emit("ReduceSum", (x, where), kept, type_=x.type, held=held, keepdims=1)
+        found = build.emit("ReduceSum", (x, where), with_axes, type_=x.type, held=held, keepdims=1)
     if not mean:
         factor = build.cast(build.scalar(product(repeated)), x.type)
-        found = arithmetic(build, "Mul", found, factor, kept)
+        found = arithmetic(build, "Mul", found, factor, with_axes)
     if keep:
-        return Value(found.name, found.type, kept, held, found.number)
+        return Value(found.name, found.type, with_axes, held, found.number)
     left = tuple(size for axis, size in enumerate(held) if axis not in axes)
     flat = build.reshape(Value(found.name, found.type, held, held, found.number), left)
     return Value(flat.name, flat.type, shape, left, flat.number)

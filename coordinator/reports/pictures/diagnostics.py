@@ -19,12 +19,12 @@ _FEW = 15  # largest number of points for which markers are drawn
 
 def diagnostic_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
     """One picture for each diagnostic that the method reports, by file name without suffix."""
-    told = [number for history in summary.diagnostics_by_name.values() for number in history.rounds]
+    round_numbers = [number for history in summary.diagnostics_by_name.values() for number in history.rounds]
     with rc_context(theme.settings):
         return {
             f"{PICTURE}{name}": _heat_map(history, theme)
             if history.parts
-            else _line(history, (min(told), max(told)), theme)
+            else _line(history, (min(round_numbers), max(round_numbers)), theme)
             for name, history in summary.diagnostics_by_name.items()
         }
 

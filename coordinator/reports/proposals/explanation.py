@@ -99,8 +99,8 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         yield f"replies in them: {most}"
         parts = [reply.local_work for reply in latest[-1].devices.values() if reply.local_work != 1]
         if parts:
-            told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
-            yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"
+            done = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
+            yield f"{len(parts)} of {len(latest[-1].devices)} did {done} of the local training in the latest"
     if len(settings.uplinks) > 1:
         yield from _of_encodings(settings, state, records)
     yield from _of_devices(settings, state)
@@ -129,8 +129,8 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     planner = Planner(objective, costs, utility_of(settings.method))
     candidates = planner.candidates(state, ready)
     plans = reporting(candidates)
-    kept = planner.worthwhile(state, plans)
-    longest_s = {name: max(one.seconds for one in some) for name, some in kept.items()}
+    allowed = planner.worthwhile(state, plans)
+    longest_s = {name: max(one.seconds for one in some) for name, some in allowed.items()}
     waits = objective.minimise == "time" or idle_cost(state, plans, objective) is not None
     if waits and any(longest_s.values()):
         slowest = max(longest_s, key=lambda name: longest_s[name])
@@ -142,7 +142,7 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
         silent = sum(not _reports_idle_w(state.members[name].report) for name in plans)
         if silent:
             yield f"{silent} of {len(plans)} devices do not report their idle power: it counts as 0"
-    limited = sum(_most_utility(kept[name]) < _most_utility(some) for name, some in plans.items())
+    limited = sum(_most_utility(allowed[name]) < _most_utility(some) for name, some in plans.items())
     if plans:
         yield f"{limited} of {len(plans)} devices could do more than the plan asks for"
     if len(plans) < len(candidates):

@@ -20,7 +20,7 @@ from fleetune.coordinator.rounds.policies.civil_time import Zone, day_of, instan
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
 
-TOLD = 1.0  # a device that reports at least this drift reports that training would pay
+DRIFT_THRESHOLD = 1.0  # a device that reports at least this drift reports that training would pay
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Schedule:
         """True if the device reports that training would pay."""
         wanted, new, drift = self.settings.new_samples, report.new_samples, report.drift
         enough = wanted is not None and isinstance(new, int) and new >= wanted
-        return enough or (self.settings.drift and isinstance(drift, float) and drift >= TOLD)
+        return enough or (self.settings.drift and isinstance(drift, float) and drift >= DRIFT_THRESHOLD)
 
     def look(self, plan: ScheduleState, now: float, ahead_s: float, telling: int, rounds_done: int) -> Look:
         """Check whether a round, or another attempt at one, may open.

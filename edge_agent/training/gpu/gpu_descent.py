@@ -216,18 +216,18 @@ def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
         return [0.0] * number
     squares = torch.zeros(number, device=together[0][0].gradient.device)
     for stretches in together:
-        gradients = _kept(_of_all(one.gradient for one in stretches), stretches)
+        gradients = _masked(_of_all(one.gradient for one in stretches), stretches)
         norms = torch.stack(torch._foreach_norm(gradients.tensors))  # noqa: SLF001 - as torch.nn.utils does
         squares += (norms * stretches[0].times) ** 2
     return [float(norm) for norm in for_numpy(squares.sqrt()).tolist()]
 
 
-def _kept(values: TensorGroup, stretches: Sequence[_Stretch]) -> TensorGroup:
+def _masked(values: TensorGroup, stretches: Sequence[_Stretch]) -> TensorGroup:
     """Values with 0 at frozen entries."""
     if stretches[0].keep is None:
         return values
-    kept: TensorGroup = values * _of_all(one.keep for one in stretches)
-    return kept
+    masked: TensorGroup = values * _of_all(one.keep for one in stretches)
+    return masked
 
 
 def _move(optimiser: Optimiser, stretches: Sequence[_Stretch], scales: Sequence[float]) -> None:
@@ -243,4 +243,4 @@ def _move(optimiser: Optimiser, stretches: Sequence[_Stretch], scales: Sequence[
     counts = StepCountsGroup([one.levels + one.num_steps for one in stretches], indices or None)
     vectors = tuple(TensorGroup(own) for own in zip(*(one.vectors for one in stretches), strict=True))
     step = optimiser.step(gradients, weights, vectors, counts, TensorGroup([]))  # type: ignore[arg-type]
-    weights -= _kept(step, stretches)  # type: ignore[arg-type]
+    weights -= _masked(step, stretches)  # type: ignore[arg-type]

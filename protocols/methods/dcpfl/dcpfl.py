@@ -98,7 +98,7 @@ class Task:
     adopt: bool = False
 
 
-def _told(loss: float, what: str) -> float:
+def _checked_loss(loss: float, what: str) -> float:
     check_loss(loss, f"dc-pfl: the training loss {what}")
     return loss
 
@@ -154,14 +154,14 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         if state.round < task.since:
             lost = Update(NOTHING, trainer.num_samples, lost=True)
             return ClientState(fit.weights, task.round), lost
-        loss = _told(trainer.loss(start), "before training")
+        loss = _checked_loss(trainer.loss(start), "before training")
         if task.trial is None:
             sent = Patch.of(fit.weights, task.upload, self.spec)
             return ClientState(fit.weights, task.round), Update(sent, trainer.num_samples, loss)
         rival = trainer.fit(task.trial.apply(own, self.spec), FitPlan(), key)
         losses = (
-            _told(trainer.loss(fit.weights), "of the old group's model"),
-            _told(trainer.loss(rival.weights), "of the new group's model"),
+            _checked_loss(trainer.loss(fit.weights), "of the old group's model"),
+            _checked_loss(trainer.loss(rival.weights), "of the new group's model"),
         )
         update = Update(NOTHING, trainer.num_samples, loss, losses)
         return ClientState(fit.weights, task.round, rival.weights), update

@@ -206,8 +206,8 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         the rules at the top of this module apply.
         """
         if 0 < task.holds == state.number:
-            told = self._sent_of_bar(task.ratio, task.number)
-            return task.patch.apply(np.where(told, self._sparse(state), state.weights), self.spec)
+            bar = self._sent_of_bar(task.ratio, task.number)
+            return task.patch.apply(np.where(bar, self._sparse(state), state.weights), self.spec)
         return combined(state.critical, state.weights, task.patch.apply(state.weights, self.spec))
 
     def _patch(self, weights: FlatArray, entries: MaskArray) -> Patch:

@@ -201,8 +201,8 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         check_loss(loss, "srp-pfed: the training loss before training")
         fit = trainer.fit(start, FitPlan(), key)
         sent = Patch.of(fit.weights, Entries(mask[: self.spec.num_parameters]), self.spec)
-        told = sent, trainer.num_samples, loss
-        update = RatedUpdate(*told, rate) if self.credit == "used" else Update(*told)
+        content = sent, trainer.num_samples, loss
+        update = RatedUpdate(*content, rate) if self.credit == "used" else Update(*content)
         return ClientState(fit.weights, trained=True), update
 
     @property

@@ -1,4 +1,4 @@
-"""Differences to the base as small integers, with one scale for each block.
+"""Differences to the reference as small integers, with one scale for each block.
 
 A block holds at most 64 neighbouring entries of one tensor and one chunk. Its scale is its largest difference
 divided by the largest integer. The scale is at least `floor` times the root mean square of all differences,
@@ -31,7 +31,7 @@ from fleetune.protocols.update.encodings.chunks import (
     stream_of,
     tag_of,
     wanted_of,
-    with_base,
+    with_reference,
     written_so_far,
 )
 from fleetune.protocols.update.encodings.encoding import Encoded, Known
@@ -70,22 +70,24 @@ class Blockwise(Chunked):
         least = self.floor * _root_mean_square(values, known, residual)
         left = np.empty(values.size, np.float32)
         for chunk in chunks(values.size):
-            wanted, base = wanted_of(values, residual, chunk), part_of(known.base, chunk)
-            differences, starts = difference(wanted, base), _starts(known, chunk)
+            wanted, reference = wanted_of(values, residual, chunk), part_of(known.reference, chunk)
+            differences, starts = difference(wanted, reference), _starts(known, chunk)
             scales = _scales(np.maximum.reduceat(np.abs(differences), starts), self.largest, least)
             spread = _spread(scales, starts, differences.size)
             integers = _nearest(differences, spread)
             out.writelines(stream_of((scales.view(np.uint32) >> 16).astype("<u2"), compressor))
             out.writelines(stream_of(self.packed(integers), compressor))
-            left[chunk] = difference(wanted, _values(spread, integers, base))
+            left[chunk] = difference(wanted, _values(spread, integers, reference))
         return Encoded(out.getvalue(), left)
 
-    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+    def read_chunk(
+        self, reader: Reader, known: Known, chunk: slice, reference: FlatArray | None
+    ) -> FlatArray:
         length, starts = chunk.stop - chunk.start, _starts(known, chunk)
         halves = reader.stream(2 * starts.size).view("<u2")
         scales = (halves.astype(np.uint32) << 16).view(np.float32)
         integers = self.unpacked(reader.stream(self.num_bytes(length)), length)
-        return _values(_spread(scales, starts, length), integers, base)
+        return _values(_spread(scales, starts, length), integers, reference)
 
 
 def _starts(known: Known, chunk: slice) -> Starts:
@@ -95,10 +97,10 @@ def _starts(known: Known, chunk: slice) -> Starts:
 
 
 def _root_mean_square(values: FlatArray, known: Known, residual: FlatArray | None) -> float:
-    """Root mean square of all differences to the base."""
+    """Root mean square of all differences to the reference."""
     total = 0.0
     for chunk in chunks(values.size):
-        apart = difference(wanted_of(values, residual, chunk), part_of(known.base, chunk))
+        apart = difference(wanted_of(values, residual, chunk), part_of(known.reference, chunk))
         total += float(np.square(apart, dtype=np.float64).sum())
     return float(np.sqrt(total / max(1, values.size)))
 
@@ -123,8 +125,8 @@ def _nearest(differences: FlatArray, scales: FlatArray) -> Integers:
     return np.rint(steps, out=steps).astype(np.int8)
 
 
-def _values(scales: FlatArray, integers: Integers, base: FlatArray | None) -> FlatArray:
-    """Values from integers, scales and base. Overwrites `scales`."""
+def _values(scales: FlatArray, integers: Integers, reference: FlatArray | None) -> FlatArray:
+    """Values from integers, scales and reference. Overwrites `scales`."""
     with np.errstate(over="ignore", invalid="ignore"):
         scales *= integers
-    return with_base(scales, base)
+    return with_reference(scales, reference)

@@ -1,8 +1,8 @@
 """Shared format of encodings of differences: a tag, chunks of values, and streams of bytes in each chunk.
 
-The first byte is 1 if values were written as differences to a base, and 0 if there was no base. Chunks of
-`CHUNK` values follow, the last one shorter. Each chunk is read by itself, so both sides need the scratch
-space of one chunk only.
+The first byte is 1 if values were written as differences to a reference, and 0 if there was no reference.
+Chunks of `CHUNK` values follow, the last one shorter. Each chunk is read by itself, so both sides need the
+scratch space of one chunk only.
 
 A stream is its stored length (4 bytes, little endian) and the stored bytes. These are a zstd frame with its
 content size if that is shorter, else the bytes themselves. The reader knows the unpacked length of each
@@ -25,7 +25,7 @@ from fleetune.protocols.update.body import Source
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, Known
 
 CHUNK = 2**16  # values; scratch arrays of this size stay in the processor's cache
-WITHOUT_BASE, WITH_BASE = b"\0", b"\1"
+WITHOUT_REFERENCE, WITH_REFERENCE = b"\0", b"\1"
 AS_THEY_ARE = 0  # first byte of encodings without chunks if the values themselves follow
 LARGEST = np.finfo(np.float32).max
 _ZSTD_LEVEL = 1  # higher levels gain nothing on such bytes: their matches are accidental
@@ -39,8 +39,8 @@ def chunks(count: int) -> Iterator[slice]:
 
 
 def tag_of(known: Known) -> bytes:
-    """First byte of values written with these common values: 1 with a base, 0 without."""
-    return WITHOUT_BASE if known.base is None else WITH_BASE
+    """First byte of values written with these common values: 1 with a reference, 0 without."""
+    return WITHOUT_REFERENCE if known.reference is None else WITH_REFERENCE
 
 
 def written_so_far(tag: bytes) -> BytesIO:
@@ -59,30 +59,30 @@ def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> Fl
         return wanted
 
 
-def part_of(base: FlatArray | None, chunk: slice) -> FlatArray | None:
-    """Base of a chunk; None if there is no base."""
-    return None if base is None else base[chunk]
+def part_of(reference: FlatArray | None, chunk: slice) -> FlatArray | None:
+    """Reference of a chunk; None if there is no reference."""
+    return None if reference is None else reference[chunk]
 
 
-def difference(wanted: FlatArray, base: FlatArray | None) -> FlatArray:
-    """Difference to the base if there is one, else the values; finite, same shape."""
-    if base is None:
+def difference(wanted: FlatArray, reference: FlatArray | None) -> FlatArray:
+    """Difference to the reference if there is one, else the values; finite, same shape."""
+    if reference is None:
         return wanted
     with np.errstate(over="ignore"):
-        apart: FlatArray = wanted - base
+        apart: FlatArray = wanted - reference
         return np.clip(apart, -LARGEST, LARGEST, out=apart)
 
 
-def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:
-    """Add the base, if there is one, in place. Overflow becomes the largest float32."""
+def with_reference(differences: FlatArray, reference: FlatArray | None) -> FlatArray:
+    """Add the reference, if there is one, in place. Overflow becomes the largest float32."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if base is not None:
-            differences += base
+        if reference is not None:
+            differences += reference
         return np.clip(differences, -LARGEST, LARGEST, out=differences)
 
 
 def whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
-    """The values themselves after their form byte, for use without a base or if noise could exceed
+    """The values themselves after their form byte, for use without a reference or if noise could exceed
     float32.
     """
     plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
@@ -122,22 +122,24 @@ class Chunked(Encoding):
 
     def decode_from(self, source: Source, length: int, count: int, known: Known) -> FlatArray:
         reader = Reader(source, length)
-        base = reader.base(known)
-        values = base if base is not None and known.spare else np.empty(count, np.float32)
+        reference = reader.reference(known)
+        values = reference if reference is not None and known.spare else np.empty(count, np.float32)
         for chunk in chunks(count):
-            values[chunk] = self.read_chunk(reader, known, chunk, part_of(base, chunk))
+            values[chunk] = self.read_chunk(reader, known, chunk, part_of(reference, chunk))
         reader.end()
         return values
 
     @abstractmethod
-    def read_chunk(self, reader: "Reader", known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+    def read_chunk(
+        self, reader: "Reader", known: Known, chunk: slice, reference: FlatArray | None
+    ) -> FlatArray:
         """Read the values of the next chunk.
 
         Args:
             reader: reader, positioned before the chunk.
             known: values that both sides hold of all entries.
             chunk: range of the chunk's entries.
-            base: base of these entries; None if they were written without one.
+            reference: reference of these entries; None if they were written without one.
         """
 
 
@@ -156,16 +158,20 @@ class Reader:
     def __post_init__(self) -> None:
         self._unpacker = zstandard.ZstdDecompressor()
 
-    def base(self, known: Known) -> FlatArray | None:
-        """Read the tag and return the base of the values; None without a base. Raises PacketCorrupt."""
+    def reference(self, known: Known) -> FlatArray | None:
+        """Read the tag and return the reference of the values; None without a reference. Raises
+        PacketCorrupt.
+        """
         tag = self.take(1)
-        if tag not in (WITHOUT_BASE, WITH_BASE):
+        if tag not in (WITHOUT_REFERENCE, WITH_REFERENCE):
             raise PacketCorrupt(f"encoded values begin with {tag!r}; this side knows 0 and 1")
-        if tag == WITHOUT_BASE:
+        if tag == WITHOUT_REFERENCE:
             return None
-        if known.base is None:
-            raise PacketCorrupt("values are written as differences to a base that this side does not hold")
-        return known.base
+        if known.reference is None:
+            raise PacketCorrupt(
+                "values are written as differences to a reference that this side does not hold"
+            )
+        return known.reference
 
     def take(self, length: int) -> bytes:
         """Read the next bytes. Raises PacketCorrupt if there are too few."""

@@ -1,8 +1,8 @@
 """Interface of encodings: float32 numbers to bytes and back, with the values that both sides hold.
 
 An encoding is pure: it has no I/O and no clock, and its only randomness comes from its key. It knows neither
-the model nor the sender. `protocols.update.patch_values` cuts base and residual to the entries of the patch,
-and frames the bytes.
+the model nor the sender. `protocols.update.patch_values` cuts reference and residual to the entries of the
+patch, and frames the bytes.
 """
 
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ class Known:
     """Facts that both sides know about the n entries of a patch.
 
     Attributes:
-        base: values that both sides hold, finite, shape (n,); None if they hold none.
+        reference: values that both sides hold, finite, shape (n,); None if they hold none.
         tensors: number of each entry's tensor in the model, ascending, shape (n,); empty if all entries
             belong to one tensor.
         row_sizes: row size of each tensor of the model, by its number; empty if unknown. A row is all entries
             with one index on the first axis.
         places: place of each entry in its tensor, shape (n,); None if the tensors are whole.
-        spare: True if `decode` may overwrite `base`, because the caller does not need this copy.
+        spare: True if `decode` may overwrite `reference`, because the caller does not need this copy.
     """
 
-    base: FlatArray | None = None
+    reference: FlatArray | None = None
     tensors: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, np.int16))
     row_sizes: tuple[int, ...] = ()
     places: NDArray[np.int32] | None = None
@@ -77,7 +77,7 @@ class EncodingCost:
             compression.
         held_bytes: memory on a device for each entry of the model, in addition to that of `raw`: the old and
             the new residual.
-        relative_error: distance from decoded values to true values, over the distance from base to true
+        relative_error: distance from decoded values to true values, over the distance from reference to true
             values. The error is sent with a later update, or is noise that averages out.
         compression_error: usual norm of the new residual over that of change plus old residual. Mean over the
             rounds of FedSPU on Fashion-MNIST (docs/ratios.md).
@@ -155,7 +155,7 @@ class Encoding(Protocol):
             Shape (count,), not necessarily finite.
 
         Raises:
-            PacketError: `encode` never writes such bytes for `count` values, or never without a base.
+            PacketError: `encode` never writes such bytes for `count` values, or never without a reference.
         """
         ...
 

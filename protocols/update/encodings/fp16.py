@@ -1,4 +1,4 @@
-"""Differences to the base as float16, scaled by a power of two so that a chunk's largest exceeds 2^14."""
+"""Differences to the reference as float16, scaled so that a chunk's largest exceeds 2^14."""
 
 import numpy as np
 import zstandard
@@ -17,7 +17,7 @@ from fleetune.protocols.update.encodings.chunks import (
     stream_of,
     tag_of,
     wanted_of,
-    with_base,
+    with_reference,
     written_so_far,
 )
 from fleetune.protocols.update.encodings.encoding import Encoded, EncodingCost, Known
@@ -40,15 +40,17 @@ class Float16(Chunked):
         compressor, out = new_compressor(), written_so_far(tag_of(known))
         left = np.empty(values.size, np.float32)
         for chunk in chunks(values.size):
-            wanted, base = wanted_of(values, residual, chunk), part_of(known.base, chunk)
-            halves, shift = _halves(difference(wanted, base))
+            wanted, reference = wanted_of(values, residual, chunk), part_of(known.reference, chunk)
+            halves, shift = _halves(difference(wanted, reference))
             out.writelines(_written(halves, shift, compressor))
-            left[chunk] = difference(wanted, with_base(_scaled(halves, shift), base))
+            left[chunk] = difference(wanted, with_reference(_scaled(halves, shift), reference))
         return Encoded(out.getvalue(), left)
 
-    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+    def read_chunk(
+        self, reader: Reader, known: Known, chunk: slice, reference: FlatArray | None
+    ) -> FlatArray:
         halves, shift = _read(reader, chunk.stop - chunk.start)
-        return with_base(_scaled(halves, shift), base)
+        return with_reference(_scaled(halves, shift), reference)
 
 
 def _halves(differences: FlatArray) -> tuple[NDArray[np.uint16], int]:

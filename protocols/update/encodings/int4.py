@@ -1,4 +1,4 @@
-"""Differences to the base as integers from -7 to 7, two in a byte, with one scale a block (`blockwise`)."""
+"""Differences to the reference as integers from -7 to 7, two in a byte; one scale a block (`blockwise`)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Differences to the base as integers from -127 to 127, with one scale a block (`blockwise`)."""
+"""Differences to the reference as integers from -127 to 127, with one scale a block (`blockwise`)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Every bit of every value, as the difference between its bit pattern and that of the base.
+"""Every bit of every value, as the difference between its bit pattern and that of the reference.
 
 Bit patterns of float32 numbers of one sign are in the order of the numbers. So a small step of training is a
 small difference of integers. In each chunk, entries are sorted by the number of bytes that their difference
@@ -7,8 +7,8 @@ stored as they are.
 
 This takes 3 to 10 % less than zstd on byte planes of the differences, where both kinds of bytes share zstd's
 tables (`benchmarks/encodings.py`). An ideal coder that also knows an entry's tensor and the exponent of its
-base would gain another 1 % (LeNet-5 and cnn-kapc, conditional entropies). Bytes: docs/wire.md, *Chunks and
-streams*.
+reference would gain another 1 % (LeNet-5 and cnn-kapc, conditional entropies). Bytes: docs/wire.md, *Chunks
+and streams*.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ _BELOW_SIGN = 0x7FFFFFFF
 class Lossless(Chunked):
     """Values unchanged. Adds an earlier residual to the values and leaves none.
 
-    Without a base, the difference is taken to 0: the exponents compress, sign and mantissa do not.
+    Without a reference, the difference is taken to 0: the exponents compress, sign and mantissa do not.
     """
 
     name = "lossless"
@@ -48,12 +48,14 @@ class Lossless(Chunked):
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         compressor, out = new_compressor(), written_so_far(tag_of(known))
         for chunk in chunks(values.size):
-            zigzag = _zigzag(wanted_of(values, residual, chunk), part_of(known.base, chunk))
+            zigzag = _zigzag(wanted_of(values, residual, chunk), part_of(known.reference, chunk))
             out.writelines(_written(zigzag, compressor))
         return Encoded(out.getvalue())
 
-    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
-        return _values(_read(reader, chunk.stop - chunk.start), base)
+    def read_chunk(
+        self, reader: Reader, known: Known, chunk: slice, reference: FlatArray | None
+    ) -> FlatArray:
+        return _values(_read(reader, chunk.stop - chunk.start), reference)
 
 
 def _ordered(values: FlatArray) -> NDArray[np.int32]:
@@ -62,26 +64,26 @@ def _ordered(values: FlatArray) -> NDArray[np.int32]:
     return bits ^ ((bits >> 31) & _BELOW_SIGN)
 
 
-def _zigzag(values: FlatArray, base: FlatArray | None) -> NDArray[np.uint32]:
-    """Steps from base to values, modulo 2^32, zigzag-coded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
+def _zigzag(values: FlatArray, reference: FlatArray | None) -> NDArray[np.uint32]:
+    """Steps from reference to values, modulo 2^32, zigzag-coded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
     steps = _ordered(values)
-    if base is not None:
-        steps -= _ordered(base)
+    if reference is not None:
+        steps -= _ordered(reference)
     sign = steps >> 31
     steps <<= 1
     steps ^= sign
     return steps.view(np.uint32)
 
 
-def _values(zigzag: NDArray[np.uint32], base: FlatArray | None) -> FlatArray:
+def _values(zigzag: NDArray[np.uint32], reference: FlatArray | None) -> FlatArray:
     """Values from zigzag-coded steps. Overwrites `zigzag`."""
     sign = (zigzag & 1).view(np.int32)
     np.negative(sign, out=sign)
     zigzag >>= 1
     steps = zigzag.view(np.int32)
     steps ^= sign
-    if base is not None:
-        steps += _ordered(base)
+    if reference is not None:
+        steps += _ordered(reference)
     return _ordered(steps.view(np.float32)).view(np.float32)
 
 

@@ -74,16 +74,18 @@ class LowRank(Encoding):
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        data, arrived = _written(values, residual, known, self._width(values, residual, known.base))
+        data, arrived = _written(values, residual, known, self._width(values, residual, known.reference))
         # a step would lead beyond float32: leave the whole change in the residual
         if not np.isfinite(arrived).all():
             data, arrived = _written(values, residual, known, None)
-        left_out = arrived
+        new_residual = arrived
         for chunk in chunks(values.size):
-            left_out[chunk] = difference(wanted_of(values, residual, chunk), arrived[chunk])
-        return Encoded(data, left_out)
+            new_residual[chunk] = difference(wanted_of(values, residual, chunk), arrived[chunk])
+        return Encoded(data, new_residual)
 
-    def _width(self, values: FlatArray, residual: FlatArray | None, base: FlatArray | None) -> int | None:
+    def _width(
+        self, values: FlatArray, residual: FlatArray | None, reference: FlatArray | None
+    ) -> int | None:
         """Step width in eighths of an octave; None if nothing changed.
 
         The width follows the wanted change, including the residual, so that a round with small changes gets
@@ -92,7 +94,7 @@ class LowRank(Encoding):
         """
         own = wanted = 0.0
         for chunk in chunks(values.size):
-            before = part_of(base, chunk)
+            before = part_of(reference, chunk)
             own += _square(difference(values[chunk], before))
             if residual is not None:
                 wanted += _square(difference(wanted_of(values, residual, chunk), before))
@@ -102,13 +104,13 @@ class LowRank(Encoding):
         return nearest(width) if width > 0 else None
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        spare = known.base if known.spare else None
+        spare = known.reference if known.spare else None
         values = _copied(known, count) if spare is None else spare
         source = RangeDecoder(data)
         form = source.read_even(_FORMS)
         if form != _form(known):
             raise PacketCorrupt(
-                "written with a base where this side has none, or without, or in a later form"
+                "written with a reference where this side has none, or without, or in a later form"
             )
         width = source.read_even(MAGNITUDES)
         reader = TensorReader(source)
@@ -126,7 +128,7 @@ def _square(numbers: FlatArray) -> float:
 
 
 def _form(known: Known) -> int:
-    return _AS_THEY_ARE if known.base is None else _DIFFERENCES
+    return _AS_THEY_ARE if known.reference is None else _DIFFERENCES
 
 
 def _written(
@@ -141,7 +143,7 @@ def _written(
         steps = np.zeros(tensor.size, np.float32)
         for chunk in chunks(0 if width is None else tensor.size):
             here = slice(tensor.start + chunk.start, tensor.start + chunk.stop)
-            change = difference(wanted_of(values, residual, here), part_of(known.base, here))
+            change = difference(wanted_of(values, residual, here), part_of(known.reference, here))
             steps[chunk] = _in_steps(change, width or 0)
         with np.errstate(over="ignore", invalid="ignore"):
             _add(arrived, writer.write(tensor, steps), width or 0)
@@ -150,7 +152,7 @@ def _written(
 
 
 def _copied(known: Known, count: int) -> FlatArray:
-    return np.zeros(count, np.float32) if known.base is None else known.base.copy()
+    return np.zeros(count, np.float32) if known.reference is None else known.reference.copy()
 
 
 def _in_steps(change: FlatArray, width: int) -> FlatArray:

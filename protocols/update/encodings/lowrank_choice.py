@@ -24,7 +24,7 @@ _TELLING = 1.0  # least gain of a product sent together with entries, in squared
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Candidate:
     """A candidate for writing a tensor. `cost`: its squared error in steps, plus `_BIT` for each of its
     bits.
     """
@@ -44,47 +44,47 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
     Returns:
         The products, and the whole steps of all entries that follow them; None if no entries are sent.
     """
-    best = _ways(tensor, steps, [], 0.0)[-1]
+    best = _candidates(tensor, steps, [], 0.0)[-1]
     if not tensor.most_products or not steps.any():
         return [], best.entries
     products = products_of(*_matrix(tensor, steps), tensor.most_products)
     bits = _bits_of(products)
     for number in sorted({len(products), _number_telling(tensor, products)} - {0}):
-        ways = _ways(tensor, steps, products[:number], float(bits[:number].sum()))
-        best = min(best, *ways, key=lambda way: way.cost)
+        candidates = _candidates(tensor, steps, products[:number], float(bits[:number].sum()))
+        best = min(best, *candidates, key=lambda candidate: candidate.cost)
     return best.products, best.entries
 
 
-def _ways(tensor: Tensor, steps: FlatArray, products: list[Product], bits: float) -> list[_Told]:
+def _candidates(tensor: Tensor, steps: FlatArray, products: list[Product], bits: float) -> list[_Candidate]:
     """Candidates with these products, which take `bits`: without entries, and with entries if any are not
     0.
     """
     lost = lost_beside = 0.0
     rest, found = None, list[Ints]()
-    for part, left_over in _left_over(tensor, steps, products):
-        square = _square(left_over)
+    for part, remainder in _remainders(tensor, steps, products):
+        square = _square(remainder)
         lost, lost_beside = lost + square, lost_beside + square
-        large = np.flatnonzero(np.abs(left_over) >= _NEARLY)
-        entries = rounded_down(some := left_over[large])
+        large = np.flatnonzero(np.abs(remainder) >= _NEARLY)
+        entries = rounded_down(some := remainder[large])
         if entries.any():
             lost_beside += _square(some - entries) - _square(some)
             rest = np.zeros(tensor.size, np.int16) if rest is None else rest
             rest[part][large] = entries
             found.append(entries)
-    ways = [_Told(products, None, lost + _BIT * bits)]
+    candidates = [_Candidate(products, None, lost + _BIT * bits)]
     if rest is not None:
-        ways.append(_Told(products, rest, lost_beside + _BIT * (bits + _bits(found, tensor.size))))
-    return ways
+        candidates.append(_Candidate(products, rest, lost_beside + _BIT * (bits + _bits(found, tensor.size))))
+    return candidates
 
 
-def _left_over(
+def _remainders(
     tensor: Tensor, steps: FlatArray, products: list[Product]
 ) -> Iterator[tuple[slice, FlatArray]]:
     if not products:
         yield from ((chunk, steps[chunk]) for chunk in chunks(tensor.size))
         return
-    for part, told in changes_of(tensor, products):
-        yield part, steps[part] - told.astype(np.float32)
+    for part, change in changes_of(tensor, products):
+        yield part, steps[part] - change.astype(np.float32)
 
 
 def _square(steps: FlatArray) -> float:

@@ -52,7 +52,7 @@ _LARGE = 1 << 18  # entries
 
 @dataclass(frozen=True)
 class Peaks(Encoding):
-    """Places and signs of the largest random sums of differences to the base.
+    """Places and signs of the largest random sums of differences to the reference.
 
     Attributes:
         bits: bits for each entry, above 0 and at most 1.
@@ -82,24 +82,24 @@ class Peaks(Encoding):
         return max(_FEWEST_BITS // 8, int(self.bits / 8 * num_values)) + _FRAME_BYTES if num_values else 0
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        base = known.base
-        if base is None or not values.size:
+        reference = known.reference
+        if reference is None or not values.size:
             return whole(values, residual)
 
         def changed(chunk: slice) -> FlatArray:
-            return difference(wanted_of(values, residual, chunk), part_of(base, chunk))
+            return difference(wanted_of(values, residual, chunk), part_of(reference, chunk))
 
         seed, groups = new_seed(key), _fitting(values.size, self.bits)
         sums = added_up(changed, values.size, groups.num_sums, seed)
         square = float(np.square(sums).sum())
         rotate(sums)
-        told = sums[: groups.count << groups.log].reshape(groups.count, -1)
-        places = np.abs(told).argmax(1)
-        peaks = told[np.arange(groups.count), places]
+        grouped = sums[: groups.count << groups.log].reshape(groups.count, -1)
+        places = np.abs(grouped).argmax(1)
+        peaks = grouped[np.arange(groups.count), places]
         scale = _upper_half(square / (float(np.abs(peaks).sum()) or 1.0))
         if scale == 0:
             return Encoded(bytes([_NOTHING]))
-        largest = float(np.abs(base).max()) + float(np.abs(values).max())
+        largest = float(np.abs(reference).max()) + float(np.abs(values).max())
         if largest + float(scale) * groups.count >= float(LARGEST):
             return whole(values, residual)
         return Encoded(_written(groups.log, seed, scale, places, peaks > 0))
@@ -110,16 +110,16 @@ class Peaks(Encoding):
             return read_whole(data, count)
         if not _NOTHING <= first <= _GROUPS_OF + _LARGEST_GROUP_LOG:
             raise PacketCorrupt(f"peaks of {len(data)} bytes begin with {data[:1]!r}")
-        if known.base is None:
-            raise PacketCorrupt("peaks of differences to a base that this side does not hold")
-        values = known.base if known.spare else known.base.copy()
+        if known.reference is None:
+            raise PacketCorrupt("peaks of differences to a reference that this side does not hold")
+        values = known.reference if known.spare else known.reference.copy()
         if first == _NOTHING:
             check_length(data, 1)
             return values
         seed, sums = _read(data, first - _GROUPS_OF, count)
         with np.errstate(over="ignore", invalid="ignore"):
-            for chunk, told in entries_of(sums, count, seed):
-                values[chunk] += told
+            for chunk, grouped in entries_of(sums, count, seed):
+                values[chunk] += grouped
         return values
 
 

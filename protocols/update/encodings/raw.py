@@ -12,7 +12,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 class Raw(Encoding):
-    """Values unchanged, without a base. Adds an earlier residual to the values and leaves none.
+    """Values unchanged, without a reference. Adds an earlier residual to the values and leaves none.
 
     Shuffle and zstd shrink trained float32 weights to 0.92 of their size (0.91 to 0.93, measured on the
     models of docs/methods.md).

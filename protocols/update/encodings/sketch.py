@@ -53,7 +53,7 @@ _UNTOLD = 0.11  # share of the norm that products in steps of one root mean squa
 
 @dataclass(frozen=True)
 class Sketch(Encoding):
-    """Outer products and random sums of differences to the base.
+    """Outer products and random sums of differences to the reference.
 
     Attributes:
         bits: number of sums for each entry, above 0 and at most 1.
@@ -77,63 +77,63 @@ class Sketch(Encoding):
     @property
     def cost(self) -> EncodingCost:
         products = LowRank(self.step).cost if self.step else EncodingCost(0, 0, 0)
-        untold = math.tanh(_UNTOLD * self.step) if self.step else 1.0
+        remainder = math.tanh(_UNTOLD * self.step) if self.step else 1.0
         return EncodingCost(
             bytes_per_value=self.bits / 8 + products.bytes_per_value,
             encode_ns=12 + products.encode_ns,
             decode_ns=8 + products.decode_ns,
-            relative_error=untold * math.sqrt(NOISE / self.bits),
+            relative_error=remainder * math.sqrt(NOISE / self.bits),
         )
 
     def size(self, num_values: int) -> int:
         return int(self.cost.bytes_per_value * num_values) + _FRAME_BYTES if num_values else 0
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        base = known.base
-        if base is None:
+        reference = known.reference
+        if reference is None:
             return whole(values, residual)
-        told = LowRank(self.step).encode(values, known, residual, key) if self.step else Encoded(b"")
-        untold = told.residual
+        low_rank = LowRank(self.step).encode(values, known, residual, key) if self.step else Encoded(b"")
+        remainder = low_rank.residual
 
-        def left_over(chunk: slice) -> FlatArray:
-            if untold is not None:
-                return untold[chunk]
-            return difference(wanted_of(values, residual, chunk), part_of(base, chunk))
+        def remaining(chunk: slice) -> FlatArray:
+            if remainder is not None:
+                return remainder[chunk]
+            return difference(wanted_of(values, residual, chunk), part_of(reference, chunk))
 
         log = fitting_log(values.size, self.bits)
-        sums = random_sums(left_over, values.size, 1 << log, key)
+        sums = random_sums(remaining, values.size, 1 << log, key)
         if sums is None:
-            return Encoded(_framed(told.data, b""))
-        known_sizes = sum(_largest(one) for one in (base, values, untold) if one is not None)
+            return Encoded(_framed(low_rank.data, b""))
+        known_sizes = sum(_largest(one) for one in (reference, values, remainder) if one is not None)
         if known_sizes + sums.most >= float(LARGEST):
             return whole(values, residual)
         bits = np.packbits(sums.above).tobytes()
-        return Encoded(_framed(told.data, _HEAD.pack(log, sums.seed, sums.scale) + bits))
+        return Encoded(_framed(low_rank.data, _HEAD.pack(log, sums.seed, sums.scale) + bits))
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        flags = data[0] if data else -1
-        if flags == AS_THEY_ARE:
+        form = data[0] if data else -1
+        if form == AS_THEY_ARE:
             return read_whole(data, count)
-        if flags & ~(_SUMS | _PRODUCTS) != _DIFFERENCES:
+        if form & ~(_SUMS | _PRODUCTS) != _DIFFERENCES:
             raise PacketCorrupt(f"a sketch of {len(data)} bytes begins with {data[:1]!r}")
-        if known.base is None:
-            raise PacketCorrupt("a sketch of differences to a base that this side does not hold")
-        sums, end = _read_sums(data, count) if flags & _SUMS else (None, 1)
-        if flags & _PRODUCTS:
+        if known.reference is None:
+            raise PacketCorrupt("a sketch of differences to a reference that this side does not hold")
+        sums, end = _read_sums(data, count) if form & _SUMS else (None, 1)
+        if form & _PRODUCTS:
             values = LowRank().decode(data[end:], count, known)
         else:
             check_length(data, end)
-            values = known.base if known.spare else known.base.copy()
+            values = known.reference if known.spare else known.reference.copy()
         if sums is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                for chunk, told in sums.entries(count):
-                    values[chunk] += told
+                for chunk, low_rank in sums.entries(count):
+                    values[chunk] += low_rank
         return values
 
 
 def _framed(products: bytes, sums: bytes) -> bytes:
-    flags = _DIFFERENCES | (_SUMS if sums else 0) | (_PRODUCTS if products else 0)
-    return bytes([flags]) + sums + products
+    form = _DIFFERENCES | (_SUMS if sums else 0) | (_PRODUCTS if products else 0)
+    return bytes([form]) + sums + products
 
 
 def _largest(values: FlatArray) -> float:

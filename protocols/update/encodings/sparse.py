@@ -1,7 +1,7 @@
 """Send the largest changes coarsely, entropy-coded; the rest waits in the residual for a later round.
 
-The largest differences to the base are sent, with signs and a few levels of magnitude. With one level this is
-sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
+The largest differences to the reference are sent, with signs and a few levels of magnitude. With one level
+this is sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
 
 Differs from the paper: places are coded by rows and columns (sparse_places.py) instead of Golomb codes. Signs
 are predicted from the signs of their row. Several levels keep more of the largest changes than one mean: for
@@ -95,37 +95,37 @@ class Sparse(Encoding):
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        base = np.zeros_like(values) if known.base is None else known.base
+        reference = np.zeros_like(values) if known.reference is None else known.reference
         with np.errstate(over="ignore"):
             wanted = values if residual is None else np.clip(values + residual, -_LARGEST, _LARGEST)
-            change = np.clip(wanted - base, -_LARGEST, _LARGEST)
+            change = np.clip(wanted - reference, -_LARGEST, _LARGEST)
             chosen = _largest(change, self.density)
             levels, magnitudes = _quantised(change, chosen, self.levels, self.span)
             sizes = np.array([magnitude(one) for one in magnitudes])
-            arrived = base.copy()
+            arrived = reference.copy()
             arrived[chosen] += np.copysign(sizes[levels[chosen]], change[chosen])
             # the level's mean can lead beyond float32 where the entry's own change does not
             lost = ~np.isfinite(arrived)
-            arrived[lost], chosen[lost] = base[lost], False
-            left_out = np.clip(wanted - arrived, -_LARGEST, _LARGEST)
+            arrived[lost], chosen[lost] = reference[lost], False
+            new_residual = np.clip(wanted - arrived, -_LARGEST, _LARGEST)
         out = RangeEncoder()
-        out.write(_AS_THEY_ARE if known.base is None else _DIFFERENCES, 1, _FORMS)
+        out.write(_AS_THEY_ARE if known.reference is None else _DIFFERENCES, 1, _FORMS)
         _write_magnitudes(out, magnitudes)
         writer = Writer(out, len(magnitudes))
         for tensor in tensors_of(known, values.size):
             writer.write(tensor, chosen, change < 0, levels)
-        return Encoded(out.finish(), left_out)
+        return Encoded(out.finish(), new_residual)
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        if known.base is None:
+        if known.reference is None:
             values = np.zeros(count, np.float32)
         else:
-            values = known.base if known.spare else known.base.copy()
+            values = known.reference if known.spare else known.reference.copy()
         source = RangeDecoder(data)
         form = source.read_even(_FORMS)
-        if form != (_AS_THEY_ARE if known.base is None else _DIFFERENCES):
+        if form != (_AS_THEY_ARE if known.reference is None else _DIFFERENCES):
             raise PacketCorrupt(
-                "written with a base where this side has none, or without, or in a later form"
+                "written with a reference where this side has none, or without, or in a later form"
             )
         sizes = np.array([magnitude(one) for one in _read_magnitudes(source)])
         reader = Reader(source, sizes.size)

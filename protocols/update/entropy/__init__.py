@@ -1,3 +1,3 @@
-"""Entropy coding for encodings and masks: whole numbers and flags in as few bits as their probabilities
+"""Entropy coding for encodings and masks: whole numbers and booleans in as few bits as their probabilities
 allow.
 """

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.update.entropy.flag_levels import MOST
-from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
-from fleetune.protocols.update.entropy.flags import read_flags
+from fleetune.protocols.update.entropy.boolean_levels import MOST
+from fleetune.protocols.update.entropy.boolean_symbols import LEVELS, symbols_of
+from fleetune.protocols.update.entropy.booleans import read_booleans
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
@@ -127,17 +127,17 @@ class IntegerWriter:
         ).reshape(_CHAIN + 1, len(sizes), _NUM_EXPECTED)
         levels = self._chances.of_batches(asked).reshape(_CHAIN, -1)
         signed = members[1]
-        flags = [magnitudes[some] > answer for answer, some in enumerate(members[:_CHAIN])]
-        of_flags = [levels[answer, kind[some]] for answer, some in enumerate(members[:_CHAIN])]
+        booleans = [magnitudes[some] > answer for answer, some in enumerate(members[:_CHAIN])]
+        boolean_levels = [levels[answer, kind[some]] for answer, some in enumerate(members[:_CHAIN])]
         slots = [turn[some] * _SLOTS + answer for answer, some in enumerate(members[:_CHAIN])]
-        flags.append(integers[signed] < 0)
-        of_flags.append(np.zeros(signed.size, np.int64))
+        booleans.append(integers[signed] < 0)
+        boolean_levels.append(np.zeros(signed.size, np.int64))
         slots.append(turn[signed] * _SLOTS + _SIGNS)
         slot = np.concatenate(slots).astype(np.uint16)
         larger = members[_CHAIN]
         return [
             _of_larger(magnitudes[larger], turn[larger]),
-            *symbols_of(np.concatenate(flags), np.concatenate(of_flags), slot),
+            *symbols_of(np.concatenate(booleans), np.concatenate(boolean_levels), slot),
         ]
 
     @staticmethod
@@ -178,7 +178,7 @@ class IntegerReader:
         integers, members = np.zeros(square.size, np.int64), np.arange(square.size)
         for answer in range(_CHAIN):
             kind = min(answer, _KINDS - 1)
-            yes = read_flags(self._data, self._chances.levels(kind, expected))
+            yes = read_booleans(self._data, self._chances.levels(kind, expected))
             self._chances.add(kind, expected, yes)
             members, expected = members[yes], expected[yes]
             integers[members] += 1
@@ -189,6 +189,6 @@ class IntegerReader:
         if integers.max(initial=0) > LARGEST:
             raise PacketCorrupt("an integer beyond all that are written")
         nonzero = np.flatnonzero(integers)
-        negative = read_flags(self._data, np.zeros(nonzero.size, np.int64))
+        negative = read_booleans(self._data, np.zeros(nonzero.size, np.int64))
         integers[nonzero[negative]] *= -1
         return integers.astype(np.int16)

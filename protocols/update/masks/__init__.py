@@ -1,1 +1,1 @@
-"""Masks in few bytes: each flag is predicted from values that both sides hold."""
+"""Masks in few bytes: each boolean is predicted from values that both sides hold."""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-# Training operations for each coded flag. ONNX Runtime trains LeNet-5 at 19 GFLOPS on a core that writes or
-# reads 2.2 to 3.3 million flags a second. This assumes that a slower board is slower at both by the same
-# factor.
-FLOPS_PER_FLAG = 7_000
+# Training operations for each coded boolean. ONNX Runtime trains LeNet-5 at 19 GFLOPS on a core that writes
+# or reads 2.2 to 3.3 million booleans a second. This assumes that a slower board is slower at both by the
+# same factor.
+FLOPS_PER_BOOLEAN = 7_000
 
 
 @dataclass(frozen=True)
@@ -13,14 +13,14 @@ class CodingTime:
     """Speed of a device at coding masks, and of its link.
 
     Attributes:
-        flags_per_s: flags of a mask that the device writes or reads in a second.
+        booleans_per_s: booleans of a mask that the device writes or reads in a second.
         bytes_per_s: bytes a second of its link, in the mask's direction.
     """
 
-    flags_per_s: float
+    booleans_per_s: float
     bytes_per_s: float
 
-    def pays(self, num_flags: int, plain_bytes: int, even_bytes: int) -> bool:
+    def pays(self, num_booleans: int, plain_bytes: int, even_bytes: int) -> bool:
         """True if sending the bytes that a code saves would take longer than coding.
 
         Compression removes repetition and prediction removes more. The predicted saving is the share
@@ -29,13 +29,13 @@ class CodingTime:
         Masks).
 
         Args:
-            num_flags: flags of the mask.
+            num_booleans: booleans of the mask.
             plain_bytes: bytes of its bitmap after compression.
-            even_bytes: bytes of the same number of flags, all equally likely.
+            even_bytes: bytes of the same number of booleans, all equally likely.
         """
         saved = plain_bytes * min(1.0, plain_bytes / max(1, even_bytes))
         # Multiply rather than divide: a device may report that one sample takes 1e300 years.
-        return saved * self.flags_per_s > num_flags * self.bytes_per_s
+        return saved * self.booleans_per_s > num_booleans * self.bytes_per_s
 
 
 def coding_time(samples_per_s: float | None, flops_per_sample: float, bps: float | None) -> CodingTime | None:
@@ -48,4 +48,4 @@ def coding_time(samples_per_s: float | None, flops_per_sample: float, bps: float
     """
     if not samples_per_s or not flops_per_sample or not bps:
         return None
-    return CodingTime(samples_per_s * flops_per_sample / FLOPS_PER_FLAG, bps / 8)
+    return CodingTime(samples_per_s * flops_per_sample / FLOPS_PER_BOOLEAN, bps / 8)

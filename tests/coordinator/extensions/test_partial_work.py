@@ -20,8 +20,8 @@ START = np.random.default_rng(1).normal(size=SPEC.size).astype(np.float32)
 
 
 def member(num_samples, local_work=None):
-    dealt = None if local_work is None else Budget(0.5, local_work)
-    return Member(report=DeviceReport("d", num_samples=num_samples), assigned=dealt)
+    assigned_ratio = None if local_work is None else Budget(0.5, local_work)
+    return Member(report=DeviceReport("d", num_samples=num_samples), assigned=assigned_ratio)
 
 
 def normalised(ends, **devices):

@@ -33,7 +33,7 @@ def begun(rule=RULE, devices=DEVICES):
     return rollout
 
 
-def told(rollout, *gains):
+def reporting(rollout, *gains):
     """As if the first canaries had found these gains."""
     for device, gain in zip(rollout.canaries, gains, strict=False):
         rollout = heard(rollout, device, comparison(gain, new=rollout.trial, old=rollout.approved))
@@ -51,25 +51,25 @@ def test_canaries_are_a_share_of_the_devices_drawn_by_the_key():
 
 
 def test_a_version_stands_for_so_many_rounds_and_then_goes_out_to_all():
-    rollout = told(begun(), 0.5, -0.001, 0.5)
+    rollout = reporting(begun(), 0.5, -0.001, 0.5)
     waiting, line = after_round(rollout, 2, 0.0, DEVICES, RULE, KEY)
     assert (waiting, line) == (rollout, "")
     out, line = after_round(waiting, 3, 0.0, DEVICES, RULE, KEY)
-    assert (out.approved, out.trial, out.told, out.num_approved) == (1, 3, {}, 1)
+    assert (out.approved, out.trial, out.reporting, out.num_approved) == (1, 3, {}, 1)
     assert line == "version 1 goes out to all: worse on 0 of 3 canaries"
 
 
 def test_or_for_so_long():
     rule = replace(RULE, watch="24h")
-    rollout = told(begun(rule), 0.5, 0.5, 0.5)
+    rollout = reporting(begun(rule), 0.5, 0.5, 0.5)
     assert after_round(rollout, 50, 86_399.0, DEVICES, rule, KEY)[0].approved == 0
     assert after_round(rollout, 2, 86_400.0, DEVICES, rule, KEY)[0].approved == 1
 
 
 def test_a_version_that_is_worse_on_most_canaries_goes_to_nobody():
-    rollout = replace(told(begun(), 0.5, 0.5, 0.5), approved=0)
+    rollout = replace(reporting(begun(), 0.5, 0.5, 0.5), approved=0)
     rollout, _ = after_round(rollout, 3, 0.0, DEVICES, RULE, KEY)
-    rollout, line = after_round(told(rollout, -0.2, 0.1, -0.2), 5, 0.0, DEVICES, RULE, KEY)
+    rollout, line = after_round(reporting(rollout, -0.2, 0.1, -0.2), 5, 0.0, DEVICES, RULE, KEY)
     assert (rollout.approved, rollout.trial, rollout.num_stopped) == (1, 5, 1)
     assert line == "version 3 stopped after round 5: worse on 2 of 3 canaries; canaries go back to version 1"
     assert rollout.words.endswith("; version 3 stopped after round 5: worse on 2 of 3 canaries")
@@ -95,7 +95,7 @@ def test_what_is_not_of_this_version_or_not_of_a_canary_is_nothing():
 
 
 def test_canaries_that_say_nothing_are_waited_for_and_then_drawn_anew():
-    rollout = told(begun(), 0.5)  # one of three
+    rollout = reporting(begun(), 0.5)  # one of three
     assert after_round(rollout, 3, 0.0, DEVICES, RULE, KEY)[0] is rollout
     assert (
         after_round(rollout, 5, 0.0, DEVICES, RULE, KEY)[0].approved == 1

@@ -168,7 +168,7 @@ def test_what_is_predicted_is_in_the_order_of_summary_json_and_covers_the_costs_
         "joules",
     ]
     assert [metric.name for metric in predicted] == names
-    assert set(RoundCost.__struct_fields__) - {"left_out"} <= {metric.name for metric in predicted}
+    assert set(RoundCost.__struct_fields__) - {"compression_error"} <= {metric.name for metric in predicted}
 
 
 def by_hand(columns):

@@ -11,7 +11,7 @@ from fleetune.coordinator.run.run_events import ReplyRefused
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire.payloads import Assignment, Reply
 
 NAMES = [name for name in encodings.REGISTRY if name != encodings.RAW]
@@ -48,11 +48,11 @@ def test_an_update_written_with_another_base_is_refused_and_costs_nobody_else(tm
     device, (turn, task) = next(iter(played.tasks.items()))
     assignment = codec.decode(task, Assignment[played.run.method.task_type], SPEC)
     data = played.sessions[device].reply(task, Budget(1.0))
-    base = Base.of_task(assignment.task, SPEC)
+    base = ReferenceModel.of_task(assignment.task, SPEC)
     kind = Reply[played.run.method.update_type]
-    reply = codec.decode(data, kind, SPEC, base=base)
+    reply = codec.decode(data, kind, SPEC, reference=base)
     assert reply.base == base.digest
-    other = Base(base.values + 1, base.held)
+    other = ReferenceModel(base.values + 1, base.held)
     forged = codec.encode(
         Reply(device, *turn, False, reply.measures, reply.update, other.digest), played.run.method.spec
     )

@@ -14,8 +14,8 @@ from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Entries, Everything
 from fleetune.protocols.wire.payloads import Measures, Reply
 
@@ -29,7 +29,7 @@ def update_of(values, selection=EVERYTHING):
 
 
 def test_it_is_the_root_of_the_mean_square_of_what_is_sent():
-    brought = Base.whole(START)
+    brought = ReferenceModel.whole(START)
     assert rms_change(update_of(START), brought, SPEC) == 0
     assert rms_change(update_of(START + 0.5), brought, SPEC) == pytest.approx(0.5, rel=1e-5)
     end = START.copy()
@@ -39,14 +39,14 @@ def test_it_is_the_root_of_the_mean_square_of_what_is_sent():
 
 
 def test_what_its_task_did_not_bring_tells_nothing():
-    assert rms_change(update_of(START), Base.nothing(SPEC), SPEC) is None
-    half = Base(START, EVERYTHING.mask(SPEC) & (np.arange(SPEC.size) % 2 == 0))
+    assert rms_change(update_of(START), ReferenceModel.nothing(SPEC), SPEC) is None
+    half = ReferenceModel(START, EVERYTHING.mask(SPEC) & (np.arange(SPEC.size) % 2 == 0))
     end = np.where(half.held, START + 0.25, START + 99).astype(np.float32)
     assert rms_change(update_of(end), half, SPEC) == pytest.approx(0.25, rel=1e-5)
 
 
 def test_who_trained_for_longer_changes_no_more_for_it():
-    known = SimpleNamespace(base=Base.whole(START))
+    known = SimpleNamespace(reference=ReferenceModel.whole(START))
 
     def made(local_work, update, delivered=known):
         reply = Reply("a", 1, 1, False, Measures(10, 0, local_work=local_work), update)

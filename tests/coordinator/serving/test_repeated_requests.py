@@ -10,7 +10,7 @@ from fleetune.coordinator.run.stored_run import BUNDLE
 from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
-from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
 
@@ -55,7 +55,7 @@ def refused(talk):
 
 
 def first_weights(talk):
-    return Base.whole(talk.run.enrolment.weights).digest
+    return ReferenceModel.whole(talk.run.enrolment.weights).digest
 
 
 def test_a_device_that_asks_for_its_task_for_ever_takes_no_part_in_the_round(talk, caplog):

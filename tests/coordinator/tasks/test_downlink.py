@@ -11,12 +11,12 @@ from tests.helpers.played_run import DEVICES, SPEC, PlayedRun
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.device_models import DeviceModels
-from fleetune.protocols.errors import BaseUnknown, StoreError
+from fleetune.protocols.errors import ReferenceModelUnknown, StoreError
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.lossless import Lossless
+from fleetune.protocols.update.reference_model import ReferenceModel
 
 NOW = 2000.0  # after the first round's deadline
 
@@ -72,14 +72,16 @@ def test_a_device_that_never_took_its_task_says_what_it_holds_and_is_sent_the_di
     played.take(played.run.controller.handle(Tick(), NOW))
     assert played.run.controller.round_attempt.number == 3
     held = played.sessions["d"].base
-    with pytest.raises(BaseUnknown, match="round 3 is a difference to what this device does not hold"):
+    with pytest.raises(
+        ReferenceModelUnknown, match="round 3 is a difference to what this device does not hold"
+    ):
         read(played, "d")
     assert played.sessions["d"].base == held
     ready(played, "d", held, NOW)
     assert written_with(played, "d") == held
     read(played, "d")
     ready(played, "a", "0" * 32, NOW)  # of whom nobody knows what it holds
-    assert written_with(played, "a") == Base.whole(played.run.enrolment.weights).digest
+    assert written_with(played, "a") == ReferenceModel.whole(played.run.enrolment.weights).digest
     read(played, "a")
     played.close()
 
@@ -90,7 +92,7 @@ def test_a_device_that_lost_its_state_starts_from_the_first_weights(tmp_path):
     all_but(played, "")
     shutil.rmtree(tmp_path / "agents" / "fleet" / "d")
     played.sessions["d"] = played.session("d")
-    with pytest.raises(BaseUnknown):
+    with pytest.raises(ReferenceModelUnknown):
         read(played, "d")
     ready(played, "d", played.sessions["d"].base)
     assert written_with(played, "d") == played.sessions["d"].base
@@ -168,9 +170,9 @@ def test_a_model_kept_under_another_ones_name_ends_the_run_instead_of_misleading
         held = DeviceModels(store, SPEC, weights)
         with store.step():
             for number in (1, 2):
-                held.advance(f"device-{number}", Base.whole(weights + number))
-            other = store.held_model(Base.whole(weights + 2).digest)
-            store.add_held_model(Base.whole(weights + 1).digest, other)
+                held.advance(f"device-{number}", ReferenceModel.whole(weights + number))
+            other = store.held_model(ReferenceModel.whole(weights + 2).digest)
+            store.add_held_model(ReferenceModel.whole(weights + 1).digest, other)
         fresh = DeviceModels(store, SPEC, weights)
         fresh.recall()
         assert fresh.of("device-2").values[0] == 2
@@ -191,7 +193,7 @@ def test_small_models_that_devices_hold_are_read_once(tmp_path, monkeypatch):
         held = DeviceModels(store, SPEC, weights)
         with store.step():
             for number in range(1, 21):
-                held.advance(f"device-{number}", Base.whole(weights + number))
+                held.advance(f"device-{number}", ReferenceModel.whole(weights + number))
         fresh = DeviceModels(store, SPEC, weights)
         fresh.recall()
         for _ in range(3):

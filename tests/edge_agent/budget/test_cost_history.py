@@ -22,7 +22,9 @@ from fleetune.protocols.round_cost import RoundCost
 
 UNLIMITED = Limits()
 NOTHING = CostHistory()
-QUANTITIES = tuple(name for name in RoundCost.__struct_fields__ if name != "left_out")  # of what is predicted
+QUANTITIES = tuple(
+    name for name in RoundCost.__struct_fields__ if name != "compression_error"
+)  # of what is predicted
 
 
 def error(predicted, actual, quantity):

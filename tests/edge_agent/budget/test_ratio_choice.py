@@ -112,7 +112,7 @@ def test_the_optimiser_holds_what_trains(share, momentum, copies):
 def test_what_is_not_known_is_not_predicted(unknown, quantities):
     predicted = predict(CHOICES[3], unknown, NOTHING)
     missing = {name for name in RoundCost.__struct_fields__ if getattr(predicted, name) is None}
-    assert missing == quantities | {"processor_s", "left_out"}, "which only rounds show"
+    assert missing == quantities | {"processor_s", "compression_error"}, "which only rounds show"
 
 
 def test_the_largest_that_fits_is_taken_and_explained():

@@ -25,7 +25,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.update.masks.coding_time import FLOPS_PER_FLAG, CodingTime
+from fleetune.protocols.update.masks.coding_time import FLOPS_PER_BOOLEAN, CodingTime
 from fleetune.protocols.wire.messages import TransferKey
 
 FIRST = TransferKey("task", "run", 1, 1)
@@ -228,7 +228,7 @@ def test_masks_are_written_by_what_the_device_tells_of_itself_where_the_run_has_
     session, known = SomeSession(), a_ratio_controller()
     told = replace(known.report, samples_per_s=70.0, uplink_bps=8e5)
     play(take_part(session, structs.replace(known, report=told), quick_masks=quick_masks))
-    wanted = CodingTime(flags_per_s=70.0 * 1e3 / FLOPS_PER_FLAG, bytes_per_s=1e5)
+    wanted = CodingTime(booleans_per_s=70.0 * 1e3 / FLOPS_PER_BOOLEAN, bytes_per_s=1e5)
     assert session.mask_time == (wanted if quick_masks else None)
 
 

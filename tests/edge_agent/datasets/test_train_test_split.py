@@ -128,8 +128,8 @@ def shares_of(data, devices, kind="dirichlet", validation_fraction=0.0, pool=1.0
 
 
 def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
-    dealt = shares_of(data, devices, kind, validation_fraction)
-    return [dealt.device_data(index, SPEC) for index in range(devices)]
+    assigned_ratio = shares_of(data, devices, kind, validation_fraction)
+    return [assigned_ratio.device_data(index, SPEC) for index in range(devices)]
 
 
 def marked(n=400, every=5, **rest):
@@ -154,8 +154,10 @@ def test_what_users_mark_as_test_is_never_trained_on(kind, devices):
 def test_the_sizes_of_shares_are_told_without_them(kind, validation_fraction, marks, benchmark):
     at = {"test": np.arange(400) % 5 == 0, "validation": np.arange(400) % 5 == 1}
     data = dataset(400, benchmark=benchmark, **{name: at[name] for name in marks})
-    dealt = shares_of(data, 20, kind, validation_fraction)
-    assert dealt.counts(SPEC) == [SampleCounts.of(dealt.device_data(index, SPEC)) for index in range(20)]
+    assigned_ratio = shares_of(data, 20, kind, validation_fraction)
+    assert assigned_ratio.counts(SPEC) == [
+        SampleCounts.of(assigned_ratio.device_data(index, SPEC)) for index in range(20)
+    ]
 
 
 def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_has():
@@ -164,17 +166,19 @@ def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_ha
         data.x[row] = np.nan
         return shares_of(data, 6, pool=0.5)
 
-    dealt = shares_of(dataset(400), 6, pool=0.5)
-    owned = np.concatenate([dealt.rows(index) for index in range(6)])
+    assigned_ratio = shares_of(dataset(400), 6, pool=0.5)
+    owned = np.concatenate([assigned_ratio.rows(index) for index in range(6)])
     with pytest.raises(DataError, match="NaN or infinite inputs"):
         with_nan_in(owned[-1]).counts(SPEC)
     nobodys = np.setdiff1d(np.arange(400), owned)[0]
-    assert with_nan_in(nobodys).counts(SPEC) == dealt.counts(SPEC)
+    assert with_nan_in(nobodys).counts(SPEC) == assigned_ratio.counts(SPEC)
 
 
 def test_a_marked_set_is_dealt_whole_and_once():
-    dealt = shares(marked(), 20)
-    count = Counter(row for one in dealt for part in ("train", "test") for row in rows(one.part(part)[0]))
+    assigned_ratio = shares(marked(), 20)
+    count = Counter(
+        row for one in assigned_ratio for part in ("train", "test") for row in rows(one.part(part)[0])
+    )
     assert count == Counter(range(400))
 
 

@@ -228,7 +228,7 @@ def test_a_served_model_that_cannot_be_asked_is_said_once_and_asked_for_again(ag
     store.deployed.path.write_bytes(whole[:-9])
     for _ in range(3):
         assert agent.predict([1.0, 1.0]) is None
-    assert caplog.text.count("the served model cannot be asked") == 1
+    assert caplog.text.count("the deployed model cannot be used") == 1
     assert "is damaged" in agent.state.last_error
     store.deployed.write(whole[8:])
     assert agent.predict([1.0, 1.0]).label == 1

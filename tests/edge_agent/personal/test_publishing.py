@@ -140,7 +140,7 @@ def test_what_is_in_the_way_is_one_line_and_the_file_stays(store, tmp_path, capl
     publisher.refresh()
     assert answer(path) == 0
     (said,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
-    assert said.startswith("the served model is not published: ")
+    assert said.startswith("the deployed model is not published: ")
     assert "no bundle of run r-1 is here" in said
     store.keep_bundle("r-1", bundle().encoded())
     publisher.refresh()

@@ -222,11 +222,13 @@ def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
     assert device.enrolling.wake_at is None
 
 
-@pytest.mark.parametrize(("dealt", "wanted"), [(0.4, 0.4), (0.8, 0.6), (None, 0.6)])
-def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(device, monkeypatch, dealt, wanted):
+@pytest.mark.parametrize(("assigned_ratio", "wanted"), [(0.4, 0.4), (0.8, 0.6), (None, 0.6)])
+def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(
+    device, monkeypatch, assigned_ratio, wanted
+):
     policies = []
     monkeypatch.setattr(enrolling, "join", lambda device, *_, **__: policies.append(device.settings.policy))
-    device.enrolling.note_assigned(RUN, dealt)
+    device.enrolling.note_assigned(RUN, assigned_ratio)
     device.enrolling.note_assigned("another", 0.1)
     receive(device.intake, BUNDLE)
     device.enrolling.enrol(RUN, 0.0)

@@ -15,7 +15,7 @@ from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import SAMPLES_AGAIN_S, Enrolling
 from fleetune.edge_agent.run.jobs import Joined
 from fleetune.edge_agent.run.joining import join
-from fleetune.edge_agent.run.round_planner import TELL_SAMPLES_S
+from fleetune.edge_agent.run.round_planner import REPORT_SAMPLES_S
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import agent_files
 from fleetune.edge_agent.stream import Intake
@@ -164,7 +164,7 @@ def test_what_is_new_is_told_when_it_is_news_and_a_reply_claims_no_more_than_was
     joined.planner.tell()
     playing.intake.add_many(digits(402, 412))
     assert not joined.note_samples()
-    playing.now += TELL_SAMPLES_S
+    playing.now += REPORT_SAMPLES_S
     assert joined.note_samples()  # a small change is told in the end
 
 

@@ -59,7 +59,7 @@ def test_what_was_done_is_learned_and_a_final_evaluation_teaches_nothing(planner
 
 def test_the_coordinator_hears_the_first_report_and_then_what_changed(planner):
     assert planner.is_news
-    assert planner.tell() == planner.told == planner.report
+    assert planner.tell() == planner.sent_report == planner.report
     assert not planner.is_news
     for _ in range(5):
         done(planner, upload_s=15.0)
@@ -82,7 +82,7 @@ def test_a_compact_run_hears_of_a_forecast_only_when_it_is_quite_another():
     for member in (usual, compact):
         told = member.tell()
         for share, news in ((1.2, member is usual), (0.6, member is usual), (1.6, True), (0.4, True)):
-            member.told = dataclasses.replace(told, round_s=told.round_s / share)
+            member.sent_report = dataclasses.replace(told, round_s=told.round_s / share)
             assert member.is_news == news
 
 

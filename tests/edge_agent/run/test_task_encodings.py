@@ -11,7 +11,7 @@ from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.encoding import ValueEncodings
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.wire.payloads import Assignment, Reply, run_key
 
 METHOD = create("fedavg", SPEC, {})
@@ -28,8 +28,8 @@ def told(device, number, uplink=UNSET, within=LOSSLESS):
     _, tasks = METHOD.plan(METHOD.init_coordinator(START), Round(number, ("d",)), run_key(0))
     task = codec.encode(Assignment("d", number, 1, False, tasks["d"], ratio=1.0, uplink=uplink), SPEC)
     data = device.session.reply(task, Budget(uplink=within))
-    base = Base.of_task(tasks["d"], SPEC)
-    return codec.decode(data, Reply[METHOD.update_type], SPEC, base=base).update.patch.values
+    base = ReferenceModel.of_task(tasks["d"], SPEC)
+    return codec.decode(data, Reply[METHOD.update_type], SPEC, reference=base).update.patch.values
 
 
 def away(values, trained):
@@ -41,21 +41,21 @@ def test_what_a_thin_update_leaves_out_goes_along_with_the_next_one(up):
     device = a_device(up)
     trained = told(a_device(up), 1)
     thin = told(device, 1, SPARSE)
-    left_out = trained - thin
+    compression_error = trained - thin
     assert away(thin, trained) > 1e-3
-    assert np.array_equal(device.kept.slots["residual"][: left_out.size], left_out)
+    assert np.array_equal(device.kept.slots["residual"][: compression_error.size], compression_error)
     restarted, alone = a_device(up, device.memory), a_device(up)
     told(alone, 1)
-    assert away(told(restarted, 2), told(alone, 2) + left_out) < 1e-6
+    assert away(told(restarted, 2), told(alone, 2) + compression_error) < 1e-6
     assert not np.any(restarted.kept.slots["residual"]), "nothing is left"
 
 
 def test_another_lossy_encoding_goes_on_with_it():
     device = a_device()
-    left_out = told(a_device(), 1) - told(device, 1, SPARSE)
+    compression_error = told(a_device(), 1) - told(device, 1, SPARSE)
     alone = a_device()
     told(alone, 1)
-    wanted = told(alone, 2) + left_out
+    wanted = told(alone, 2) + compression_error
     assert away(told(device, 2, INT4) + device.kept.slots["residual"][: wanted.size], wanted) < 1e-6
 
 
@@ -86,17 +86,17 @@ def test_a_device_says_what_the_encoding_that_it_was_asked_for_left_out():
     thin = told(device, 1, SPARSE)
     there = slice(trained.size)
     share = np.linalg.norm(trained - thin) / np.linalg.norm(trained - base[there])
-    assert device.session.done.left_out == pytest.approx(share, rel=1e-4)
+    assert device.session.done.compression_error == pytest.approx(share, rel=1e-4)
     assert 0 < share < 1
     told(device, 2, LOSSLESS)
-    assert device.session.done.left_out == 0, "what waited went along"
+    assert device.session.done.compression_error == 0, "what waited went along"
 
 
 def test_it_says_nothing_where_it_was_asked_for_none_or_sent_less_than_asked():
     device = a_device("int4")
     told(device, 1)
-    assert device.session.done.left_out is None
+    assert device.session.done.compression_error is None
     told(device, 2, INT4, within=SPARSE)
-    assert device.session.done.left_out is None
+    assert device.session.done.compression_error is None
     told(device, 3, SPARSE)
-    assert device.session.done.left_out > 0
+    assert device.session.done.compression_error > 0

@@ -237,7 +237,7 @@ def test_it_holds_no_more_than_it_says(name, share, kept):
     try:
         before = None
         if kept == "device":
-            before = OptimiserState(tuple(np.zeros(size, np.float32) for _ in range(memory.per_kept)))
+            before = OptimiserState(tuple(np.zeros(size, np.float32) for _ in range(memory.per_stored)))
         descent = Descent(weights, gradient, size, settings, FitPlan(trainable=mask), before)
         held, _ = tracemalloc.get_traced_memory()
     finally:

@@ -96,7 +96,7 @@ def test_a_graph_that_gives_more_than_there_is_room_for_is_ended_by_the_runtime(
 
 
 @pytest.mark.parametrize(("kept_bytes", "keeps"), [(0, False), (100, False), (2**20, True)])
-def test_the_memory_of_a_small_run_is_kept_where_that_is_asked_for(monkeypatch, backend, kept_bytes, keeps):
+def test_the_memory_of_a_small_run_is_kept_where_that_is_asked_for(monkeypatch, backend, cache_bytes, keeps):
     runtime, options = onnx_sessions.runtime(), []
 
     def started(model, given, **places):
@@ -105,7 +105,7 @@ def test_the_memory_of_a_small_run_is_kept_where_that_is_asked_for(monkeypatch, 
 
     session = runtime.InferenceSession
     monkeypatch.setattr(runtime, "InferenceSession", started)
-    keeping = OnnxBackend(bundle(), kept_bytes=kept_bytes)
+    keeping = OnnxBackend(bundle(), cache_bytes=cache_bytes)
     keeping.load(WEIGHTS)
     assert keeping.step(X, Y, KEY) == backend.step(X, Y, KEY)
     np.testing.assert_array_equal(keeping.gradient, backend.gradient)

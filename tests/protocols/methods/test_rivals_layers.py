@@ -158,7 +158,7 @@ def test_pfedla_learns_from_how_training_moved_what_it_mixed():
 
 @pytest.mark.parametrize(("kept", "sent"), [(1, ("a", "b")), (2, ("a",)), (3, ()), (9, ())])
 def test_heurpfedla_leaves_a_device_the_layers_it_weighs_most(kept, sent):
-    method = PFedLA(SPEC, kept_layers=kept, rate=0.1)
+    method = PFedLA(SPEC, local_layers=kept, rate=0.1)
     state = heard(method, a=layered(1, 2, 3), b=layered(5, 6, 7))
     state = scored(state, "a", [[0, 0], [1, 0], [0, 0]])  # of a and b, which are equal, the later is kept
     state, tasks = method.plan(state, Round(2, ("a", "late")), KEY)

@@ -10,12 +10,12 @@ from fleetune.protocols.method.method import Round
 from fleetune.protocols.method.trainer import Fit
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.reference_model import ReferenceModel
 
 SPEC = tiny_spec(400)
 DEVICES = {"a": 1.0, "b": 0.5, "c": 1.0}
-TOLD = [one for one in SETTINGS if create(one[0], SPEC, one[1]).starts_from_task]
+DRIFT_THRESHOLD = [one for one in SETTINGS if create(one[0], SPEC, one[1]).starts_from_task]
 
 
 class StandsStill(PullToTarget):
@@ -45,11 +45,11 @@ def played(method, last_trainer, rounds=3):
     return made, updates
 
 
-@pytest.mark.parametrize(("name", "settings"), TOLD, ids=str)
+@pytest.mark.parametrize(("name", "settings"), DRIFT_THRESHOLD, ids=str)
 def test_without_training_an_update_is_what_the_task_brought(name, settings):
     tasks, updates = played(create(name, SPEC, settings), StandsStill)
     for device, task in tasks.items():
-        brought = Base.of_task(task, SPEC)
+        brought = ReferenceModel.of_task(task, SPEC)
         for patch in patches_in(updates[device]):
             mask = patch.selection.mask(SPEC)
             both = brought.held[mask]
@@ -57,7 +57,7 @@ def test_without_training_an_update_is_what_the_task_brought(name, settings):
 
 
 def test_who_says_so_and_who_does_not():
-    told = {name for name, _ in TOLD}
+    told = {name for name, _ in DRIFT_THRESHOLD}
     assert {"fedavg", "fedspu", "srp-pfed", "dc-pfl", "fedrep", "hermes"} <= told
     assert not told & {"kapc", "kapc-bls", "fedpurin", "fedcac", "fedamp", "pfedla", "clusterfl"}
     assert told <= set(REGISTRY)

@@ -32,16 +32,16 @@ def test_the_same_model_is_kept_in_whole(spec, weights):
 def test_a_layer_with_one_tensor_of_another_shape_begins_anew_in_whole(spec):
     wider = tiny_spec(hidden=7)
     found = taken(spec, wider)
-    assert found.kept == ()
+    assert found.layers == ()
     assert not found.weights.any(), "the bias of 3 has the same shape, its layer has not"
 
 
 def test_a_layer_of_another_name_begins_anew_and_running_statistics_go_with_their_layer(spec):
     head = with_layer(spec, "b", "head")
     found = taken(spec, head)
-    assert found.kept == ("a", "n")
+    assert found.layers == ("a", "n")
     assert found.words == (
-        f"2 of 3 layers keep their weights ({found.num_kept} of {head.size} values); begins anew: head;"
+        f"2 of 3 layers keep their weights ({found.num_carried} of {head.size} values); begins anew: head;"
         " no longer there: b"
     )
     for tensor in head.tensors:

@@ -82,7 +82,9 @@ def test_a_file_with_int8_is_safetensors_of_a_quarter_of_the_size():
     assert len(data) == backbone_file_bytes(backbone)
     sizes = [tensor.size for tensor in spec.frozen if len(tensor.shape) > 1]
     floats = backbone_file_bytes(replace(backbone, weights=UNSET))
-    assert held_bytes(spec, as_kept=False) - held_bytes(spec, as_kept=True) == 3 * sum(sizes) - 4 * (6 + 8)
+    assert held_bytes(spec, as_stored=False) - held_bytes(spec, as_stored=True) == 3 * sum(sizes) - 4 * (
+        6 + 8
+    )
     assert floats > len(data)
     with pytest.raises(PacketForeign):
         read_backbone(data, replace(backbone, weights=UNSET))

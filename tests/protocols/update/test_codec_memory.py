@@ -16,9 +16,9 @@ from fleetune.protocols.method.averaging import SharedModel, Task
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Everything
 
 SPEC = tiny_spec(hidden=200_000)  # two million entries
@@ -43,7 +43,7 @@ def update():
     draw = Key.of("memory").generator()
     held = draw.normal(0, 0.05, SPEC.size).astype(np.float32)
     values = held + draw.normal(0, 1e-3, SPEC.size).astype(np.float32)
-    return Base.whole(held), Task(Patch.of(values, Everything(), SPEC))
+    return ReferenceModel.whole(held), Task(Patch.of(values, Everything(), SPEC))
 
 
 # To encode, of the values. Raw ones are there in one piece, and again as they are compressed; a loss leaves
@@ -53,18 +53,19 @@ MOST = {"raw": 2.05, "lossless": 1.55, "fp16": 2.6, "int8": 2.4, "int4": 2.3}
 
 @pytest.mark.parametrize(("name", "most"), MOST.items(), ids=str)
 def test_encoding_and_decoding_take_little_beside_the_values(name, most, update):
-    base, task = update
+    reference, task = update
     num_bytes, data = task.patch.values.nbytes, []
 
     def encode():
-        writer = None if name == "raw" else PatchWriter(encodings.find(name), SPEC, Key(1), base)
+        writer = None if name == "raw" else PatchWriter(encodings.find(name), SPEC, Key(1), reference)
         data.append(codec.encode(task, SPEC, writer=writer))
 
     encode()
     assert peak(encode) <= most * num_bytes
     assert data[0] == data[1]
     assert (
-        peak(lambda: codec.decode(data[0], Task, SPEC, limit=LIMIT, base=base)) <= num_bytes + WORKING_SPACE
+        peak(lambda: codec.decode(data[0], Task, SPEC, limit=LIMIT, reference=reference))
+        <= num_bytes + WORKING_SPACE
     )
 
 
@@ -139,13 +140,15 @@ class Several:
 
 
 def test_patches_are_read_in_whatever_order_a_peer_wrote_them(update):
-    base, task = update
+    reference, task = update
     message = Several(task.patch, task.patch, np.arange(5, dtype=np.float32))
-    writer = PatchWriter(encodings.find("lossless"), SPEC, Key(1), base)
+    writer = PatchWriter(encodings.find("lossless"), SPEC, Key(1), reference)
     plain = msgspec.msgpack.decode(body_of(codec.encode(message, SPEC, writer=writer)))
     turned = {name: plain[name] for name in ("table", "second", "first")}
     turned["second"] = dict(reversed(turned["second"].items()))
-    back = codec.decode(forged(msgspec.msgpack.encode(turned), SPEC), Several, SPEC, limit=LIMIT, base=base)
+    back = codec.decode(
+        forged(msgspec.msgpack.encode(turned), SPEC), Several, SPEC, limit=LIMIT, reference=reference
+    )
     for patch in (back.first, back.second):
         assert patch.values.tobytes() == task.patch.values.tobytes()
     assert back.table.tolist() == [0, 1, 2, 3, 4]

@@ -23,16 +23,16 @@ from fleetune.protocols.errors import (
 from fleetune.protocols.method.averaging import Update
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, compact_frame, encodings
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Entries, Everything, Layers
 from fleetune.protocols.wire.payloads import Measures, Reply
 
 SPEC = tiny_spec()
 LIMIT = codec.payload_limit(SPEC)
 HELD = Key.of("held").generator().normal(0, 1, SPEC.size).astype(np.float32)
-BASE = Base.whole(HELD)
+BASE = ReferenceModel.whole(HELD)
 MEASURES = Measures(140, 60, 2.2876201697758267, 1 / 6, 1.0, None, scores={"accuracy": 0.5, "ece": 0.1})
 KIND = Reply[Update]
 DIGEST = "8a40e578a9493032762b9e8d96810060"
@@ -45,20 +45,24 @@ def reply(selection=None, spec=SPEC, held=HELD):
     return Reply("device-0", 3, 1, False, MEASURES, Update(Patch(selection, values[mask]), 140), BASE.digest)
 
 
-def written(of, name, compact, spec=SPEC, base=BASE):
-    writer = PatchWriter(encodings.find(name), spec, Key(1), base)
+def written(of, name, compact, spec=SPEC, reference=BASE):
+    writer = PatchWriter(encodings.find(name), spec, Key(1), reference)
     return codec.encode(of, spec, writer=writer, compact=compact)
 
 
 def read(data, **options):
-    return codec.decode(data, KIND, SPEC, limit=LIMIT, base=BASE, **options)
+    return codec.decode(data, KIND, SPEC, limit=LIMIT, reference=BASE, **options)
 
 
 def same(found, wanted):
     update, other = found.update.patch, wanted.update.patch
     assert np.array_equal(update.values, other.values)
     assert np.array_equal(update.selection.mask(SPEC), other.selection.mask(SPEC))
-    assert (found.measures, found.base, found.device) == (wanted.measures, wanted.base, wanted.device)
+    assert (found.measures, found.base, found.device) == (
+        wanted.measures,
+        wanted.reference,
+        wanted.device,
+    )
 
 
 ENTRIES = Entries(Key.of("mask").generator().random(SPEC.num_parameters) < 0.3)
@@ -176,4 +180,4 @@ def test_a_kilobyte_takes_little_memory(item):
 
 def test_own_state_reads_a_compact_update():
     data = written(reply(), "lossless", True)
-    same(codec.decode(data, KIND, SPEC, base=BASE), reply())
+    same(codec.decode(data, KIND, SPEC, reference=BASE), reply())

@@ -27,10 +27,10 @@ from fleetune.protocols.method.choice import Choice, Cost, with_encodings
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Entries, Everything, Layers, Selection
 
 SPEC = tiny_spec()
@@ -47,15 +47,15 @@ class Half(Encoding):
 
     def encode(self, values, known, residual, key):
         wanted = values if residual is None else values + residual
-        data = (wanted if known.base is None else wanted - known.base).astype("<f2").tobytes()
+        data = (wanted if known.reference is None else wanted - known.reference).astype("<f2").tobytes()
         return Encoded(data, wanted - self.decode(data, values.size, known))
 
     def decode(self, data, count, known):
         if len(data) != 2 * count:
             raise PacketCorrupt(f"{count} values with {len(data)} bytes")
         found = np.frombuffer(data, "<f2").astype(np.float32)
-        if known.base is not None and np.isfinite(found).all():
-            found += known.base
+        if known.reference is not None and np.isfinite(found).all():
+            found += known.reference
         return found
 
 
@@ -85,9 +85,9 @@ fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_read_and_what_is_left_out_are_what_was_given(name, based, values, data):
     encoding = handing_back(name)
     same_length = hnp.arrays(np.float32, values.size, elements=st.floats(-1, 1, width=32))
-    base, residual = data.draw(same_length) if based else None, data.draw(st.none() | same_length)
-    known = Known(base, np.arange(values.size, dtype=np.int16) // 7)
-    given_arrays = [one for one in (values, base, residual) if one is not None]
+    reference, residual = data.draw(same_length) if based else None, data.draw(st.none() | same_length)
+    known = Known(reference, np.arange(values.size, dtype=np.int16) // 7)
+    given_arrays = [one for one in (values, reference, residual) if one is not None]
     before = [one.tobytes() for one in given_arrays]
 
     encoded = encoding.encode(values, known, residual, KEY)
@@ -108,13 +108,15 @@ def test_what_is_read_and_what_is_left_out_are_what_was_given(name, based, value
 @every_encoding
 def test_what_is_not_left_for_later_arrives_on_average(name):
     encoding, draw = encodings.find(name), KEY.generator()
-    base = draw.normal(0, 1, 200).astype(np.float32)
-    values, known = base + draw.standard_t(3, 200).astype(np.float32), Known(base)
+    reference = draw.normal(0, 1, 200).astype(np.float32)
+    values, known = reference + draw.standard_t(3, 200).astype(np.float32), Known(reference)
     if encoding.encode(values, known, None, KEY).residual is not None:
         return  # it arrives later
     written = (encoding.encode(values, known, None, KEY.child(number)).data for number in range(300))
     mean = np.mean([encoding.decode(data, 200, known) for data in written], axis=0)
-    assert np.dot(mean - base, values - base) / np.square(values - base).sum() == pytest.approx(1, abs=0.15)
+    assert np.dot(mean - reference, values - reference) / np.square(
+        values - reference
+    ).sum() == pytest.approx(1, abs=0.15)
 
 
 @every_encoding
@@ -170,11 +172,13 @@ EXTREMES = np.array(
 
 
 @every_encoding
-@pytest.mark.parametrize("base", [None, EXTREMES, -EXTREMES, np.roll(EXTREMES, 5), np.ones(13, np.float32)])
-def test_finite_values_stay_finite_whatever_they_are(name, base):
+@pytest.mark.parametrize(
+    "reference", [None, EXTREMES, -EXTREMES, np.roll(EXTREMES, 5), np.ones(13, np.float32)]
+)
+def test_finite_values_stay_finite_whatever_they_are(name, reference):
     if name == "half":
         pytest.skip("made up here, and less than an encoding of a release")
-    encoding, known = handing_back(name), Known(base)
+    encoding, known = handing_back(name), Known(reference)
     encoded = encoding.encode(EXTREMES, known, None, KEY)
     back = encoding.decode(encoded.data, EXTREMES.size, known)
     assert np.isfinite(back).all()
@@ -189,9 +193,9 @@ def test_finite_values_stay_finite_whatever_they_are(name, base):
 def test_many_chunks_and_tensors_come_back_in_their_places(name, differences):
     known, values = differences
     times = 20  # more than two chunks of the encodings that have them
-    values, base = np.tile(values, times), np.tile(known.base, times)
+    values, reference = np.tile(values, times), np.tile(known.reference, times)
     tensors = np.arange(values.size, dtype=np.int64) // 5000
-    known = Known(base, tensors.astype(np.int16))
+    known = Known(reference, tensors.astype(np.int16))
     encoding = handing_back(name)
     encoded = encoding.encode(values, known, None, KEY)
     back = encoding.decode(encoded.data, values.size, known)
@@ -199,7 +203,7 @@ def test_many_chunks_and_tensors_come_back_in_their_places(name, differences):
     np.testing.assert_allclose(back + left, values, atol=1e-6)
     if name != "half":
         share = 1 if name == "sparse" else 0.5  # that one leaves most entries for later
-        assert np.linalg.norm(left) < share * np.linalg.norm(values - base)
+        assert np.linalg.norm(left) < share * np.linalg.norm(values - reference)
 
 
 @every_encoding
@@ -209,7 +213,7 @@ def test_differences_are_never_read_without_their_base(name, differences):
     data = encoding.encode(values, known, None, KEY).data
     if data == encoding.encode(values, Known(), None, KEY).data or name == "half":
         pytest.skip("uses no base, or is made up here")
-    with pytest.raises(PacketCorrupt, match="base"):
+    with pytest.raises(PacketCorrupt, match="reference"):
         encoding.decode(data, values.size, Known())
 
 
@@ -244,13 +248,13 @@ def test_its_size_is_about_what_a_payload_takes(name, differences):
 @every_encoding
 @pytest.mark.parametrize("selection", [Everything(), Layers(("a",)), Layers(())])
 def test_it_carries_a_patch_to_a_side_with_the_same_base(name, selection, weights):
-    base = Base(weights + np.float32(0.5), np.ones(SPEC.size, np.bool_))
+    reference = ReferenceModel(weights + np.float32(0.5), np.ones(SPEC.size, np.bool_))
     patch = Patch.of(weights, selection, SPEC)
-    writer = PatchWriter(handing_back(name), SPEC, KEY, base=base)
+    writer = PatchWriter(handing_back(name), SPEC, KEY, reference=reference)
     data = codec.encode(Task(patch), SPEC, writer=writer)
-    back = codec.decode(data, Task, SPEC, limit=LIMIT, base=base).patch
+    back = codec.decode(data, Task, SPEC, limit=LIMIT, reference=reference).patch
     assert back.selection == selection
-    left = np.zeros(SPEC.size, np.float32) if writer.left_out is None else writer.left_out
+    left = np.zeros(SPEC.size, np.float32) if writer.next_residual is None else writer.next_residual
     np.testing.assert_allclose(back.values + left[selection.mask(SPEC)], patch.values, atol=1e-6)
     assert not left[~selection.mask(SPEC)].any()
 
@@ -258,12 +262,12 @@ def test_it_carries_a_patch_to_a_side_with_the_same_base(name, selection, weight
 @every_encoding
 def test_an_entry_that_the_base_lacks_is_never_lost_in_a_small_difference(name, weights):
     held = np.arange(SPEC.size) != 1
-    base = Base(np.where(held, weights, np.float32(0)), held)
+    reference = ReferenceModel(np.where(held, weights, np.float32(0)), held)
     patch = Patch.of(weights, Everything(), SPEC)
-    writer = PatchWriter(encodings.find(name), SPEC, KEY, base=base)
+    writer = PatchWriter(encodings.find(name), SPEC, KEY, reference=reference)
     data = codec.encode(Task(patch), SPEC, writer=writer)
     assert (
-        codec.decode(data, Task, SPEC, limit=LIMIT, base=base).patch.values.tobytes()
+        codec.decode(data, Task, SPEC, limit=LIMIT, reference=reference).patch.values.tobytes()
         == patch.values.tobytes()
     )
 
@@ -307,7 +311,7 @@ def test_the_error_of_its_price_is_about_that_of_an_update(name, differences):
     known, values = differences
     encoding = encodings.find(name)
     back = encoding.decode(encoding.encode(values, known, None, KEY).data, values.size, known)
-    found = np.linalg.norm(back - values) / np.linalg.norm(values - known.base)
+    found = np.linalg.norm(back - values) / np.linalg.norm(values - known.reference)
     assert encoding.cost.relative_error == pytest.approx(OF_THE_PRICE.get(name, 1) * found, rel=0.35)
     assert (encoding.cost.relative_error == 0) == encoding.lossless
 
@@ -336,7 +340,7 @@ def test_what_was_left_out_goes_along_the_next_time(weights):
     for number in range(64):
         writer = PatchWriter(encodings.find("half"), SPEC, KEY.child(number), residual=residual)
         data = codec.encode(Task(Patch.of(values, selection, SPEC)), SPEC, writer=writer)
-        residual = writer.left_out
+        residual = writer.next_residual
         arrived += codec.decode(data, Task, SPEC, limit=LIMIT).patch.values
     assert np.abs(arrived - 64 * values[0]).max() <= 2**-10
     assert not residual[~mask].any()
@@ -403,9 +407,9 @@ def test_hostile_sizes_are_refused_before_anything_is_allocated(fault, shape, da
 
 
 def _watched(decode, seen):
-    def watching(self, data, count, base):
+    def watching(self, data, count, reference):
         seen.append(count)
-        return decode(self, data, count, base)
+        return decode(self, data, count, reference)
 
     return watching
 

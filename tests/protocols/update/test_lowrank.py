@@ -111,7 +111,7 @@ def test_products_take_fewer_bytes_than_entries_for_less_error(tall):
     thin = Sparse(density=0.1).encode(values, known, None, KEY)
     assert len(encoded.data) < len(thin.data)
     assert error(encoded, values) < 0.4 < error(thin, values)
-    blind = LowRank(2.0).encode(values, Known(known.base), None, KEY)
+    blind = LowRank(2.0).encode(values, Known(known.reference), None, KEY)
     assert len(blind.data) > len(encoded.data), "rows are not known to this one"
     assert error(blind, values) > error(encoded, values)
 
@@ -195,7 +195,7 @@ def test_scattered_entries_of_few_products_go_as_these(tall):
     assert error(encoded, values) < 0.2
     back = LowRank().decode(encoded.data, values.size, known)
     np.testing.assert_allclose(back + encoded.residual, values, atol=1e-6)
-    blind = LowRank(1.0).encode(values, Known(known.base), None, KEY)
+    blind = LowRank(1.0).encode(values, Known(known.reference), None, KEY)
     assert len(blind.data) > 3 * len(encoded.data)
     thin = Sparse(density=0.5, levels=16, span="all").encode(values, known, None, KEY)
     assert len(thin.data) > 3 * len(encoded.data)
@@ -235,10 +235,10 @@ def test_a_step_that_is_none_is_refused(step):
 
 
 def test_nothing_changed_takes_a_byte_at_most():
-    base = drawn(8).normal(0, 1, 100).astype(np.float32)
-    encoded = LowRank().encode(base, Known(base), None, KEY)
+    reference = drawn(8).normal(0, 1, 100).astype(np.float32)
+    encoded = LowRank().encode(reference, Known(reference), None, KEY)
     assert encoded.data == b"\x20"
-    assert LowRank().decode(encoded.data, 100, Known(base)).tobytes() == base.tobytes()
+    assert LowRank().decode(encoded.data, 100, Known(reference)).tobytes() == reference.tobytes()
     assert not encoded.residual.any()
     assert LowRank().encode(np.zeros(100, np.float32), Known(), None, KEY).data == b""
 
@@ -256,9 +256,12 @@ def test_any_size_of_a_change_is_said(size):
 
 def test_steps_that_lead_beyond_float32_all_wait():
     most = np.float32(3.4e38)
-    base, values = np.array([most, -most, 0, 1], np.float32), np.array([-most, most, most / 2, 0], np.float32)
-    encoded = LowRank(1.0).encode(values, Known(base), values, KEY)
-    back = LowRank().decode(encoded.data, 4, Known(base))
+    reference, values = (
+        np.array([most, -most, 0, 1], np.float32),
+        np.array([-most, most, most / 2, 0], np.float32),
+    )
+    encoded = LowRank(1.0).encode(values, Known(reference), values, KEY)
+    back = LowRank().decode(encoded.data, 4, Known(reference))
     assert np.isfinite(back).all()
     assert np.isfinite(encoded.residual).all()
     data = LowRank(1.0).encode(np.full(4, most / 2), Known(np.zeros(4, np.float32)), None, KEY).data
@@ -271,10 +274,10 @@ def test_hostile_bytes_give_finite_values_or_are_refused(whole):
     rng, rows = drawn(11), 12 if whole else 24
     places = np.arange(300) if whole else np.sort(rng.choice(600, 300, replace=False))
     matrix = few_products(rows, 25, noise=0.3)
-    base = rng.normal(0, 1, 320).astype(np.float32)
+    reference = rng.normal(0, 1, 320).astype(np.float32)
     in_tensor = None if whole else np.concatenate([places, np.arange(20)]).astype(np.int32)
-    known = Known(base, np.repeat([0, 1], [300, 20]).astype(np.int16), (25, 1), in_tensor)
-    values = base + np.concatenate([matrix.ravel()[places], np.ones(20, np.float32)])
+    known = Known(reference, np.repeat([0, 1], [300, 20]).astype(np.int16), (25, 1), in_tensor)
+    values = reference + np.concatenate([matrix.ravel()[places], np.ones(20, np.float32)])
     good = LowRank(1.0).encode(values, known, None, KEY).data
     refused = 0
     for case in range(500):

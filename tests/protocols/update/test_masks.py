@@ -20,12 +20,12 @@ from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.entropy.flag_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
-from fleetune.protocols.update.masks.coded_mask import MOST_FLAGS, evenly, predicted, read_mask, write_mask
+from fleetune.protocols.update.entropy.boolean_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
+from fleetune.protocols.update.masks.coded_mask import MOST_BOOLEANS, evenly, predicted, read_mask, write_mask
 from fleetune.protocols.update.masks.coding_time import coding_time
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Entries
 from fleetune.protocols.wire.payloads import Assignment
 
@@ -70,17 +70,17 @@ def drawn(share, size=WIDE.size):
 def test_any_mask_comes_back_whatever_the_base(mask, data):
     values = hnp.arrays(np.float32, SPEC.size, elements=st.floats(allow_nan=False, width=32))
     held = hnp.arrays(np.bool_, SPEC.size)
-    base = data.draw(st.none() | st.builds(Base, values, held))
-    for written in (evenly(mask), predicted(mask, SPEC, base)):
-        assert read_mask(written, mask.size, SPEC, base).tolist() == mask.tolist()
+    reference = data.draw(st.none() | st.builds(ReferenceModel, values, held))
+    for written in (evenly(mask), predicted(mask, SPEC, reference)):
+        assert read_mask(written, mask.size, SPEC, reference).tolist() == mask.tolist()
 
 
 @given(mask=hnp.arrays(np.bool_, SPEC.num_parameters), data=st.data())
 @few
 def test_a_mask_of_the_model_comes_back_with_its_base(mask, data):
     values = hnp.arrays(np.float32, SPEC.size, elements=st.sampled_from([0.0, -0.0, 1e-40, -1.0, 3e38]))
-    base = Base(data.draw(values), data.draw(hnp.arrays(np.bool_, SPEC.size)))
-    assert read_mask(predicted(mask, SPEC, base), mask.size, SPEC, base).tolist() == mask.tolist()
+    reference = ReferenceModel(data.draw(values), data.draw(hnp.arrays(np.bool_, SPEC.size)))
+    assert read_mask(predicted(mask, SPEC, reference), mask.size, SPEC, reference).tolist() == mask.tolist()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
@@ -92,8 +92,8 @@ def test_a_random_mask_is_within_three_percent_of_its_entropy(share):
 
 
 def test_what_the_base_tells_is_not_sent():
-    mask, base = small_ones(WIDE.size, 100)
-    assert len(write_mask(mask, WIDE, base)) < 0.36 * bound(mask)
+    mask, reference = small_ones(WIDE.size, 100)
+    assert len(write_mask(mask, WIDE, reference)) < 0.36 * bound(mask)
     assert len(predicted(mask, WIDE, None)) > 0.75 * bound(mask)  # rows alone
 
 
@@ -101,13 +101,13 @@ def test_a_threshold_of_the_base_itself_takes_next_to_nothing():
     """As of magnitudes in calm training; rows and columns alone would tell nothing."""
     values = Key(1).generator().normal(0, 1, WIDE.size).astype(np.float32)
     mask = np.abs(values) < 0.5
-    assert len(write_mask(mask, WIDE, Base.whole(values))) < 0.02 * bound(mask)
+    assert len(write_mask(mask, WIDE, ReferenceModel.whole(values))) < 0.02 * bound(mask)
 
 
 def test_entries_that_the_base_lacks_are_told_apart():
     held = drawn(0.5)
-    base = Base(np.zeros(WIDE.size, np.float32), held)
-    assert len(write_mask(held, WIDE, base)) < 0.02 * bound(held)
+    reference = ReferenceModel(np.zeros(WIDE.size, np.float32), held)
+    assert len(write_mask(held, WIDE, reference)) < 0.02 * bound(held)
 
 
 def test_whole_neurons_are_learnt_from_rows_and_columns():
@@ -171,24 +171,24 @@ def test_tables_are_those_of_probabilities():
 
 
 def test_a_payload_carries_its_masks_and_the_values_they_select():
-    mask, base = small_ones(WIDE.size, 100)
-    values = base.values[mask] + np.float32(0.25)
-    message = Marked(Patch(Entries(mask), values), ~mask, base.values)
-    writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, base=base)
+    mask, reference = small_ones(WIDE.size, 100)
+    values = reference.values[mask] + np.float32(0.25)
+    message = Marked(Patch(Entries(mask), values), ~mask, reference.values)
+    writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, reference=reference)
     data = codec.encode(message, WIDE, writer=writer)
-    back = codec.decode(data, Marked, WIDE, limit=codec.payload_limit(WIDE), base=lambda _: base)
+    back = codec.decode(data, Marked, WIDE, limit=codec.payload_limit(WIDE), reference=lambda _: reference)
     assert back.patch.selection.bitmap.tolist() == mask.tolist()
     assert back.critical.tolist() == (~mask).tolist()
     assert back.patch.values.tobytes() == values.tobytes()
-    raw = PatchWriter(encodings.find("raw"), WIDE, KEY, base=base)
+    raw = PatchWriter(encodings.find("raw"), WIDE, KEY, reference=reference)
     assert codec.encode(message, WIDE, writer=raw) == codec.encode(message, WIDE)
 
 
 def test_who_asks_for_no_mask_needs_not_what_it_was_written_with():
     """So a device that lost its base still knows what its task says beside that."""
-    mask, base = small_ones(WIDE.size, 100)
-    task = Task(Marked(Patch(Entries(mask), base.values[mask]), ~mask, base.values), 7)
-    writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, base=base)
+    mask, reference = small_ones(WIDE.size, 100)
+    task = Task(Marked(Patch(Entries(mask), reference.values[mask]), ~mask, reference.values), 7)
+    writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, reference=reference)
     data = codec.encode(task, WIDE, writer=writer)
     assert codec.decode(data, OfTask, WIDE, limit=codec.payload_limit(WIDE)) == OfTask(7)
     with pytest.raises(PacketCorrupt, match="a mask written with a base where this side has none"):
@@ -217,13 +217,17 @@ def packet(shape, data, spec=WIDE):
     ("shape", "data", "fault"),
     [
         ([2**39], b"\0", PacketCorrupt),
-        ([MOST_FLAGS + 1], b"\0", PacketError),
+        ([MOST_BOOLEANS + 1], b"\0", PacketError),
         ([2**20, 2**30], b"\0", PacketCorrupt),
         ([0], b"\0", PacketCorrupt),
         ([100], b"\x60", PacketCorrupt),  # a later form
         ([999], evenly(drawn(0.1, 999)) + b"more" * 4, PacketCorrupt),
         ([999], evenly(drawn(0.5, 999))[:90], PacketError),
-        ([WIDE.size], predicted(drawn(0.1), WIDE, Base.nothing(WIDE)), PacketCorrupt),  # here is no base
+        (
+            [WIDE.size],
+            predicted(drawn(0.1), WIDE, ReferenceModel.nothing(WIDE)),
+            PacketCorrupt,
+        ),  # here is no base
     ],
 )
 def test_what_no_writer_writes_is_refused(shape, data, fault):
@@ -241,18 +245,20 @@ def test_a_reader_without_a_model_and_one_without_room_refuse():
 
 @given(data=st.binary(max_size=60), form=st.sampled_from([b"\x00", b"\x20", b"\x40", b""]))
 def test_any_bytes_are_a_mask_or_a_packet_error(data, form):
-    for base in (None, Base.nothing(SPEC)):
+    for reference in (None, ReferenceModel.nothing(SPEC)):
         with suppress(PacketError):
-            assert read_mask(form + data, SPEC.num_parameters, SPEC, base).shape == (SPEC.num_parameters,)
+            assert read_mask(form + data, SPEC.num_parameters, SPEC, reference).shape == (
+                SPEC.num_parameters,
+            )
 
 
 def test_reading_takes_the_mask_and_a_bounded_rest():
     big = model([(40, 1000)])
-    mask, base = small_ones(big.size, 1000)
-    data = predicted(mask, big, base)
+    mask, reference = small_ones(big.size, 1000)
+    data = predicted(mask, big, reference)
     tracemalloc.start()
     try:
-        read_mask(data, mask.size, big, base)
+        read_mask(data, mask.size, big, reference)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

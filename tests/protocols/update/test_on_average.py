@@ -19,18 +19,18 @@ ON_AVERAGE = [Sketch, Peaks]
 
 def changed(count=20_000):
     draw = KEY.generator()
-    base = draw.normal(0, 1, count).astype(np.float32)
-    return Known(base), base + draw.standard_t(3, count).astype(np.float32)
+    reference = draw.normal(0, 1, count).astype(np.float32)
+    return Known(reference), reference + draw.standard_t(3, count).astype(np.float32)
 
 
 def read(known, values, seed, encoding):
     encoded = encoding.encode(values, known, None, Key(seed))
     assert encoded.residual is None
-    return encoding.decode(encoded.data, values.size, known) - known.base
+    return encoding.decode(encoded.data, values.size, known) - known.reference
 
 
 def mean_error(known, values, encoding):
-    change = values - known.base
+    change = values - known.reference
     errors = [np.linalg.norm(read(known, values, seed, encoding) - change) for seed in range(8)]
     return np.mean(errors) / np.linalg.norm(change)
 
@@ -53,7 +53,7 @@ def test_these_are_all():
 @pytest.mark.parametrize("encoding", [Sketch(0.02), Peaks(0.1)])
 def test_over_devices_what_they_agree_on_comes_out(encoding):
     known, values = changed(3000)
-    change, total, errors = values - known.base, np.zeros(values.size), []
+    change, total, errors = values - known.reference, np.zeros(values.size), []
     for seed in range(1, 257):
         total += read(known, values, seed, encoding)
         if seed in (4, 16, 64, 256):
@@ -79,10 +79,10 @@ def test_what_waited_goes_along(make):
 
 @pytest.mark.parametrize("make", ON_AVERAGE)
 def test_nothing_changed_takes_a_byte(make):
-    base = changed(100)[0].base
-    data = make().encode(base, Known(base), None, KEY).data
+    reference = changed(100)[0].reference
+    data = make().encode(reference, Known(reference), None, KEY).data
     assert data == b"\1"
-    assert make().decode(data, 100, Known(base)).tobytes() == base.tobytes()
+    assert make().decode(data, 100, Known(reference)).tobytes() == reference.tobytes()
 
 
 @pytest.mark.parametrize("encoding", [Sketch(), Sketch(step=4), Peaks()])

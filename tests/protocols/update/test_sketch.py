@@ -22,7 +22,7 @@ def test_products_first_leave_less_to_sums():
     draw = KEY.generator()
     matrix = draw.normal(0, 1, (100, 2)) @ draw.normal(0, 1, (2, 200)) + draw.normal(0, 0.3, (100, 200))
     known = Known(np.ones(matrix.size, np.float32), row_sizes=(200,))
-    values = known.base + matrix.astype(np.float32).ravel()
+    values = known.reference + matrix.astype(np.float32).ravel()
     sizes, errors = [], []
     for step in (0, 8, 2):
         data = Sketch(step=step).encode(values, known, None, KEY).data
@@ -32,7 +32,7 @@ def test_products_first_leave_less_to_sums():
     assert errors == sorted(errors, reverse=True)
     data = [Sketch(step=4).encode(values, known, None, Key(seed)).data for seed in range(200)]
     mean = np.mean([Sketch().decode(one, values.size, known) for one in data], axis=0)
-    assert np.linalg.norm(mean - values) < 0.3 * np.linalg.norm(values - known.base)
+    assert np.linalg.norm(mean - values) < 0.3 * np.linalg.norm(values - known.reference)
 
 
 def test_a_step_that_is_none_is_refused():

@@ -95,7 +95,7 @@ def test_busy_rows_and_columns_take_less_and_nearly_what_they_could(density):
     part = Known(
         np.zeros(half.size, np.float32), np.zeros(half.size, np.int16), (columns,), half.astype("i4")
     )
-    blind = Known(part.base, part.tensors)
+    blind = Known(part.reference, part.tensors)
     assert len(sent(changes[half], part, 1.0)[0].data) < 0.9 * len(sent(changes[half], blind, 1.0)[0].data)
 
 
@@ -113,24 +113,24 @@ def test_signs_that_go_by_rows_take_less_than_a_bit():
 @pytest.mark.parametrize("levels", [1, 3, 16])
 def test_the_largest_entries_go_in_levels_and_the_rest_is_left(levels):
     rng, count = drawn(5), 70_000  # more than two blocks
-    base, values = rng.normal(0, 1, (2, count)).astype(np.float32)
+    reference, values = rng.normal(0, 1, (2, count)).astype(np.float32)
     tensors = (np.arange(count) >= 66_000).astype(np.int16)
-    values[tensors == 1] += base[tensors == 1] * np.float32(3)
+    values[tensors == 1] += reference[tensors == 1] * np.float32(3)
     residual = rng.normal(0, 0.3, count).astype(np.float32)
-    known = Known(base, tensors, (1000, 200))
+    known = Known(reference, tensors, (1000, 200))
     encoded = Sparse(density=0.03, levels=levels).encode(values, known, residual, KEY)
     back = Sparse().decode(encoded.data, count, known)
 
-    change = values + residual - base
-    moved = back != base
+    change = values + residual - reference
+    moved = back != reference
     assert np.count_nonzero(moved) == 2100
     sizes = np.abs(change[moved])
     assert sizes.min() >= np.abs(change[~moved]).max()
-    assert np.array_equal(np.sign(back - base)[moved], np.sign(change)[moved])
+    assert np.array_equal(np.sign(back - reference)[moved], np.sign(change)[moved])
     width = 2 * (sizes.mean(dtype=np.float64) - sizes.min())
     level = np.minimum((sizes - sizes.min()) / width, levels - 1).astype(int)
     means = np.bincount(level, sizes) / np.maximum(1, np.bincount(level))
-    np.testing.assert_allclose(np.abs(back - base)[moved], means[level], rtol=2 ** (1 / 16) - 1 + 1e-3)
+    np.testing.assert_allclose(np.abs(back - reference)[moved], means[level], rtol=2 ** (1 / 16) - 1 + 1e-3)
     assert encoded.residual.tobytes() == (values + residual - back).tobytes()
 
 
@@ -202,14 +202,14 @@ def test_a_density_that_is_no_share_is_refused(density):
 
 
 def test_nothing_changed_takes_a_byte_at_most():
-    base = drawn(8).normal(0, 1, 100).astype(np.float32)
-    encoded = Sparse().encode(base, Known(base), None, KEY)
+    reference = drawn(8).normal(0, 1, 100).astype(np.float32)
+    encoded = Sparse().encode(reference, Known(reference), None, KEY)
     assert encoded.data == b"\x20"
-    assert Sparse().decode(encoded.data, 100, Known(base)).tobytes() == base.tobytes()
+    assert Sparse().decode(encoded.data, 100, Known(reference)).tobytes() == reference.tobytes()
     assert not encoded.residual.any()
     assert Sparse().encode(np.zeros(100, np.float32), Known(), None, KEY).data == b""
     assert not Sparse().decode(b"", 100, Known()).any()
-    assert Sparse().encode(base[:0], Known(), None, KEY).data == b""
+    assert Sparse().encode(reference[:0], Known(), None, KEY).data == b""
     assert Sparse().decode(b"", 0, Known()).size == 0
 
 
@@ -222,8 +222,8 @@ def test_any_size_of_a_change_goes_to_an_eighth_of_an_octave(size):
 
 def test_entries_whose_change_would_overflow_stay_behind():
     most = np.float32(3.4e38)
-    base = np.array([most, -most, 0, 1], np.float32)
-    values, known = np.array([-most, most, most / 2, 0], np.float32), Known(base)
+    reference = np.array([most, -most, 0, 1], np.float32)
+    values, known = np.array([-most, most, most / 2, 0], np.float32), Known(reference)
     encoded = Sparse(density=1.0).encode(values, known, values, KEY)
     back = Sparse().decode(encoded.data, 4, known)
     assert np.isfinite(back).all()
@@ -247,9 +247,9 @@ DRAW = (
 
 def test_hostile_bytes_give_finite_values_or_are_refused():
     rng, count = drawn(11), 300
-    base = rng.normal(0, 1, count).astype(np.float32)
-    known = Known(base, (np.arange(count) // 100).astype(np.int16), (20, 7, 1))
-    good = Sparse().encode(base + rng.normal(0, 1, count).astype(np.float32), known, None, KEY).data
+    reference = rng.normal(0, 1, count).astype(np.float32)
+    known = Known(reference, (np.arange(count) // 100).astype(np.int16), (20, 7, 1))
+    good = Sparse().encode(reference + rng.normal(0, 1, count).astype(np.float32), known, None, KEY).data
     refused = 0
     for case in range(500):
         data = bytearray(good if case % 3 else rng.bytes(int(rng.integers(0, 80))))

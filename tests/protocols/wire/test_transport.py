@@ -315,12 +315,12 @@ def test_payloads_both_ways_survive_a_broker_that_is_killed(kind, tmp_path):
     port = free_port()
     up, down = (Key.of("payload", n).generator().bytes(6_000_000) for n in range(2))
     ends = hub, device = [make_end(side, port, tmp_path) for side in ("hub", "device")]
-    under_way = threading.Event()
+    in_flight = threading.Event()
 
     def stop_in_the_middle(_):
         if sum(path.stat().st_size for path in tmp_path.glob("*/*.part")) > 1_000_000:
-            under_way.set()
-        return under_way.is_set()
+            in_flight.set()
+        return in_flight.is_set()
 
     broker = EmbeddedBroker.start(tmp_path / "broker", port=port, which=kind)
     for end in ends:
@@ -329,7 +329,7 @@ def test_payloads_both_ways_survive_a_broker_that_is_killed(kind, tmp_path):
     hub.post(TransferKey("task", "run", 1), down)
     device.post(TransferKey("update", "run", 1), up)
     threads = serve(ends, stop_in_the_middle)
-    assert under_way.wait(PATIENCE_S)
+    assert in_flight.wait(PATIENCE_S)
     broker.kill()
     for thread in threads:
         thread.join()

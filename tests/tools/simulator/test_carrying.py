@@ -88,7 +88,7 @@ def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp
     run, _ = simulate(personal(final_evaluation=False), tmp_path / "sim", workers=0, fresh=True)
     run.store.close()
     there, method = tmp_path / "sim" / "devices", from_section(run.enrolment.method, run.enrolment.spec)
-    assert not list(there.glob("*.served"))
+    assert not list(there.glob("*.deployed"))
     said, begun = going_on(tmp_path)
     assert said == ["6 of 6 devices begin with their own models from run sim"]
     for device in NAMES:
@@ -163,7 +163,7 @@ def test_a_run_that_goes_on_from_none_says_nothing(tmp_path):
 def test_a_damaged_model_is_named(runs):
     starting_models.deployed_file(runs / "sim" / "devices", NAMES[2]).path.write_bytes(b"damaged")
     with pytest.raises(
-        StoreError, match=r"device-2\.served, the model that a device begins with, is damaged"
+        StoreError, match=r"device-2\.deployed, the model that a device begins with, is damaged"
     ):
         going_on(runs)
 

@@ -35,7 +35,7 @@ def a_round(devices, closed, text):
 
 def test_what_a_round_has_changed_is_put_back_however_often(tmp_path):
     write(tmp_path, "d1.state", "old")
-    write(tmp_path, "d1.served", "old served")
+    write(tmp_path, "d1.deployed", "old served")
     write(tmp_path, "d1.versions/0", "a version")
     before = contents(tmp_path)
     a_round(tmp_path, 4, "new")
@@ -74,7 +74,7 @@ def test_a_round_that_has_ended_stays(tmp_path):
 @pytest.mark.parametrize("links", range(4))
 def test_killed_while_it_keeps_files_they_are_those_that_are_put_back(tmp_path, monkeypatch, links):
     write(tmp_path, "d1.state", "old")
-    write(tmp_path, "d1.served", "old served")
+    write(tmp_path, "d1.deployed", "old served")
     before, link = contents(tmp_path), os.link
     left = [links]
 

@@ -6,8 +6,8 @@ from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_checkpoint import CASES, figures
 from tests.tools.simulator.test_checkpoint import wanted as asked
 
-from fleetune.protocols.update.base import KnownBases
-from fleetune.protocols.update.once import ReadBefore, Written
+from fleetune.protocols.update.reference_model import ReferenceModelCache
+from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCache
 from fleetune.tools.simulator import pending_work, run_workers
 from fleetune.tools.simulator.runner import simulate
 
@@ -33,10 +33,10 @@ def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     case = CASES[name]
     remembering = played(case, tmp_path / "a")
     monkeypatch.setattr(pending_work, "_MOST_BYTES_AHEAD", 0)
-    monkeypatch.setattr(KnownBases, "known", lambda _, base: base)
-    monkeypatch.setattr(ReadBefore, "found", lambda _, about, data, mask, read: read())
-    monkeypatch.setattr(ReadBefore, "found_mask", lambda _, data, size, read: read())
-    monkeypatch.setattr(Written, "found", lambda _, around, mask, values, write: write())
+    monkeypatch.setattr(ReferenceModelCache, "known", lambda _, base: base)
+    monkeypatch.setattr(DecodeCache, "found", lambda _, about, data, mask, read: read())
+    monkeypatch.setattr(DecodeCache, "found_mask", lambda _, data, size, read: read())
+    monkeypatch.setattr(EncodeCache, "found", lambda _, around, mask, values, write: write())
     assert played(case, tmp_path / "b") == remembering
 
 
@@ -52,10 +52,10 @@ def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch):
-    told, found, found_mask = [], ReadBefore.found, ReadBefore.found_mask
+    told, found, found_mask = [], DecodeCache.found, DecodeCache.found_mask
 
     def held_against(reader, about, data, mask, read):
-        got, values = found(reader, about, data, mask, read), reader.told and reader.told.values
+        got, values = found(reader, about, data, mask, read), reader.content and reader.content.values
         if values is not None:
             told.append(about.split()[0])
             assert got.tobytes() == read().tobytes()
@@ -64,14 +64,14 @@ def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch)
 
     def mask_held_against(reader, data, size, read):
         got = found_mask(reader, data, size, read)
-        if reader.told is not None:
-            assert data in reader.told.masks
+        if reader.content is not None:
+            assert data in reader.content.masks
             told.append("mask")
             assert got.tobytes() == read().tobytes()
         return got
 
-    monkeypatch.setattr(ReadBefore, "found", held_against)
-    monkeypatch.setattr(ReadBefore, "found_mask", mask_held_against)
+    monkeypatch.setattr(DecodeCache, "found", held_against)
+    monkeypatch.setattr(DecodeCache, "found_mask", mask_held_against)
     played(CASES[name], tmp_path)
     assert set(told) == wanted
     assert all(told.count(one) > 10 for one in wanted)
@@ -83,7 +83,7 @@ def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypat
     def submit(executor, reply, job):
         handed = job.for_elsewhere if elsewhere else job
         done = at_once(executor, reply, handed)
-        said.append((handed.told is not None, done.result().sent is not None))
+        said.append((handed.content is not None, done.result().sent is not None))
         return done
 
     monkeypatch.setattr(run_workers.Inline, "submit", submit)

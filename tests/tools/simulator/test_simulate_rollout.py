@@ -107,7 +107,7 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
     rollout = rollout_of(run)
     (stopped,) = rollout.stopped
     assert (stopped.version, stopped.round) == (POISONED, 5)
-    assert 2 * stopped.worse > stopped.told > 0
+    assert 2 * stopped.worse > stopped.reporting > 0
     bad = {(number, name) for (number, name), (_, version) in told.items() if version == POISONED}
     canaries = {name for _, name in bad}
     assert len(canaries) == 3  # whose gate lets everything in, here

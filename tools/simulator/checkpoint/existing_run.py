@@ -54,22 +54,24 @@ def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
     """
     if not _has_begun(folder):
         return None
-    with stored_run(folder) as kept:
-        wanted = _as_begun(asked, kept.settings)
-        found = differences(kept.settings, going_on(kept.settings, wanted), kept.enrolment.spec)
+    with stored_run(folder) as stored:
+        wanted = _as_begun(asked, stored.settings)
+        found = differences(stored.settings, going_on(stored.settings, wanted), stored.enrolment.spec)
         if found:
             raise OtherRunError(
                 f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
             )
-        engine, restart_reason = read_engine(kept.store), ""
+        engine, restart_reason = read_engine(stored.store), ""
         if engine is not None and STOPPED in (engine.ending.ends, engine.ending.reason):
             restart_reason = "its caller had ended it early"
-        elif read_snapshot(kept.store) is None:
+        elif read_snapshot(stored.store) is None:
             restart_reason = "no round had ended"
-        edited = edited_sources(kept.store, asked)
-        finished = kept.store.get(FINISHED) is not None and not edited
+        edited = edited_sources(stored.store, asked)
+        finished = stored.store.get(FINISHED) is not None and not edited
         rounds = 0 if engine is None else engine.rounds_done
-        return ExistingRun(kept.settings, kept.enrolment, rounds, finished, edited or restart_reason, edited)
+        return ExistingRun(
+            stored.settings, stored.enrolment, rounds, finished, edited or restart_reason, edited
+        )
 
 
 def _has_begun(folder: Path) -> bool:

@@ -69,7 +69,7 @@ class Node:
         death: BaseException = errors.RayError("its connection broke")
         try:
             self.ray.get(self._serving, timeout=_DEATH_REPORT_S)
-        except errors.RayError as told:
-            if not isinstance(told, errors.GetTimeoutError):  # Ray has no report yet
-                death = told
+        except errors.RayError as problem:
+            if not isinstance(problem, errors.GetTimeoutError):  # Ray has no report yet
+                death = problem
         return death

@@ -130,7 +130,7 @@ class StreamDevices:
         try:
             if self.backend is not None:
                 bare = LocalTrainer(self.backend, _no_samples(growing), self.enrolment.training)
-                growing.watch_loss(bare, partial(self._served, name))
+                growing.watch_loss(bare, partial(self._deployed, name))
             yield growing
         finally:
             growing.stream.close()
@@ -143,9 +143,9 @@ class StreamDevices:
     def _judged(
         self, name: str, growing: GrowingData, x: NDArray[Any], y: NDArray[Any]
     ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        served = self._served(name)
+        deployed = self._deployed(name)
         fitting = [one for one in _samples(None, x, y) if growing.requirements.rejection(one) is None]
-        if served is None or self.backend is None or not fitting:
+        if deployed is None or self.backend is None or not fitting:
             return None, None
         inputs = np.stack([one.x for one in fitting])
         labels = np.stack([_label(growing, one) for one in fitting])
@@ -153,7 +153,7 @@ class StreamDevices:
         if not data.size("train"):
             return None, None
         judge = LocalTrainer(self.backend, data, self.enrolment.training)
-        return judge.judged(served, "train"), data.y_train
+        return judge.judged(deployed, "train"), data.y_train
 
     def as_trained(self, data: DeviceData) -> DeviceData:
         """The data in the form for training: unknown token ids are replaced by ids that the model knows."""
@@ -161,7 +161,7 @@ class StreamDevices:
         vocabulary = self.backend.vocabulary
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
 
-    def _served(self, name: str) -> FlatArray | None:
+    def _deployed(self, name: str) -> FlatArray | None:
         found = read_deployed(starting_models.deployed_file(self.folder, name).read())
         spec = self.enrolment.spec
         return None if found is None or found.record.model != spec.hash else found.weights

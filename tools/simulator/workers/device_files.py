@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fleetune.protocols.errors import StoreError
 
-_BEFORE, _KEPT = "before", ".kept"  # `.kept` marks that all of a device's files have been copied
+_BEFORE, _COPIED = "before", ".copied"  # `.copied` marks that all of a device's files have been copied
 # suffixes of a device's files that are replaced as a whole
-_PARTS = ("state", "served", "pin", "decisions", "versions")
+_PARTS = ("state", "deployed", "pin", "decisions", "versions")
 _IN_PLACE = ("samples.sqlite",)  # suffixes of files that change in place, if data grow
 # suffixes of files that SQLite leaves next to a database when its process is killed
 _LEFT = ("-wal", "-shm", "-journal")
@@ -33,19 +33,19 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
         StoreError: the disk is full.
     """
     folder = devices / _BEFORE / str(closed)
-    mark = folder / f"{name}{_KEPT}"
+    mark = folder / f"{name}{_COPIED}"
     if mark.exists():
         return
     try:
         if not folder.exists():
             folder.mkdir(0o700, parents=True, exist_ok=True)
-            (folder / _KEPT).touch()
+            (folder / _COPIED).touch()
         for part in _PARTS:
             _keep(devices / f"{name}.{part}", folder / f"{name}.{part}")
         for part in _IN_PLACE:
             _copy(devices / f"{name}.{part}", folder / f"{name}.{part}")
         try:
-            os.link(folder / _KEPT, mark)  # faster than creating a file
+            os.link(folder / _COPIED, mark)  # faster than creating a file
         except OSError:  # the file system has no hard links, or the file has too many of them
             mark.touch()
     except OSError as problem:
@@ -63,39 +63,39 @@ def restore(devices: Path, closed: int) -> None:
     Raises:
         StoreError: the disk is full.
     """
-    kept = devices / _BEFORE / str(closed)
+    copies = devices / _BEFORE / str(closed)
     try:
-        for mark in kept.glob(f"?*{_KEPT}"):
-            name = mark.name.removesuffix(_KEPT)
+        for mark in copies.glob(f"?*{_COPIED}"):
+            name = mark.name.removesuffix(_COPIED)
             for part in _PARTS:
-                _put_back(kept / f"{name}.{part}", devices / f"{name}.{part}")
+                _put_back(copies / f"{name}.{part}", devices / f"{name}.{part}")
             for part in _IN_PLACE:
                 for left in _LEFT:
                     (devices / f"{name}.{part}{left}").unlink(missing_ok=True)
-                _copy(kept / f"{name}.{part}", devices / f"{name}.{part}")
+                _copy(copies / f"{name}.{part}", devices / f"{name}.{part}")
         with suppress(FileNotFoundError):
-            for other in kept.parent.iterdir():
-                if other != kept:
+            for other in copies.parent.iterdir():
+                if other != copies:
                     shutil.rmtree(other, ignore_errors=True)
     except OSError as problem:
         raise StoreError(f"cannot restore {devices}: {problem.strerror}") from None
 
 
-def _keep(file: Path, kept: Path) -> None:
+def _keep(file: Path, copies: Path) -> None:
     """Link a file, or a folder's files. Most often it is one file or nothing, which takes one call each."""
     try:
-        os.link(file, kept)
+        os.link(file, copies)
     except FileNotFoundError:
         return
     # it exists already, from a process that was killed before it set its mark; or it is a folder
     except OSError:
-        _remove(kept)
-        _link(file, kept)
+        _remove(copies)
+        _link(file, copies)
 
 
-def _put_back(kept: Path, file: Path) -> None:
+def _put_back(copies: Path, file: Path) -> None:
     _remove(file)
-    _link(kept, file)
+    _link(copies, file)
 
 
 def _copy(file: Path, to: Path) -> None:

@@ -14,7 +14,7 @@ from fleetune.edge_agent.training.backend import Backend, UpperLayers
 from fleetune.edge_agent.training.cached_features import CachedFeatures, cache_features
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.protocols.errors import BaseUnknown, TrainingStopped
+from fleetune.protocols.errors import ReferenceModelUnknown, TrainingStopped
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
@@ -61,10 +61,12 @@ class DeviceTrainer:
             return self._train_on_stream(job, self.streams)
         data = for_vocabulary(self.data.device_data(job.index, self.enrolment.spec), self.backend.vocabulary)
         session = self._session(job.name, self._with_features(job.name, data))
-        self.cache.tasks.told = job.told
+        self.cache.tasks.content = job.content
         reply = _reply(session, job)
         sent = session.done.sent if job.near else None
-        return TrainingResult(reply, base=session.base, left_out=session.done.left_out, sent=sent)
+        return TrainingResult(
+            reply, base=session.base, compression_error=session.done.compression_error, sent=sent
+        )
 
     def _train_on_stream(self, job: TrainingJob, streams: StreamDevices) -> TrainingResult:
         """Train on the samples that are pinned for the round."""
@@ -80,8 +82,10 @@ class DeviceTrainer:
             reply = _reply(session, job)
             if reply is not None:
                 growing.trained(job.key)
-            figures, left_out = growing.figures(), session.done.left_out
-            return TrainingResult(reply, figures, session.num_samples, base=session.base, left_out=left_out)
+            figures, compression_error = growing.figures(), session.done.compression_error
+            return TrainingResult(
+                reply, figures, session.num_samples, base=session.base, compression_error=compression_error
+            )
 
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
@@ -119,7 +123,7 @@ def _reply(session: Session, job: TrainingJob) -> bytes | None:
     """The encoded reply; None if the task is a difference to a model that the device does not have."""
     try:
         return session.reply(job.payload, job.budget, mask_time=job.mask_time)
-    except BaseUnknown:
+    except ReferenceModelUnknown:
         return None
 
 

@@ -35,9 +35,9 @@ TRIED_STEPS = 12  # steps of each trainer in a repetition
 TURNS = 6  # repetitions; the first is a warm-up
 # memory that ONNX Runtime keeps between steps; small, because a worker serves many devices
 STEP_BYTES = 2**24
-KEPT = 4  # bundles and measurements that a process caches; parallel runs share them
+CACHED = 4  # bundles and measurements that a process caches; parallel runs share them
 
-_Kept = TypeVar("_Kept", Bundle, float)
+_Cached = TypeVar("_Cached", Bundle, float)
 _bundles: dict[bytes, Bundle] = {}
 _shares: dict[bytes, float] = {}
 
@@ -196,9 +196,9 @@ def _of_run(settings: RunSettings) -> bytes:
     return msgspec.json.encode((settings.model, settings.task, settings.data, settings.run.seed))
 
 
-def _keep(known: dict[bytes, _Kept], key: bytes, value: _Kept) -> None:
+def _keep(known: dict[bytes, _Cached], key: bytes, value: _Cached) -> None:
     known[key] = value
-    while len(known) > KEPT:
+    while len(known) > CACHED:
         del known[next(iter(known))]
 
 
@@ -208,7 +208,7 @@ def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None
     kinds: tuple[Kind, ...] = ("torch", "onnx")
     backends: dict[str, Backend] = {
         kind: make_backend(
-            kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen, kept_bytes=STEP_BYTES
+            kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen, cache_bytes=STEP_BYTES
         )
         for kind in kinds
     }

@@ -50,7 +50,7 @@ def set_up(
         1,
         task=decoded.learns,
         frozen=stored_backbone(folder.parent, decoded.spec),
-        kept_bytes=STEP_BYTES,
+        cache_bytes=STEP_BYTES,
         device=settings.fleet.trains_on(worker_processes.number()),
         precision=settings.fleet.precision,
     )

@@ -60,7 +60,7 @@ def playing(objective=TIME, **options):
     return Script(rounds=200, objective=objective, **options)
 
 
-def dealt(script):
+def assigned_ratio(script):
     found = {device: member.assigned for device, member in script.state.members.items()}
     return {device: budget and budget.ratio for device, budget in found.items()}
 
@@ -102,8 +102,10 @@ def test_an_agent_of_an_older_release_is_waited_for_and_proposed_nothing():
     script = playing(start_with=2)
     script.ready("a", ratio=1.0, affords=needing(1.0), round_s=1.0)
     script.ready("b", ratio=0.3, round_s=50.0)
-    assert dealt(script)["b"] is None
-    draws = {dealt(script)["a"]} | {script.updates("a", "b") and dealt(script)["a"] for _ in range(60)}
+    assert assigned_ratio(script)["b"] is None
+    draws = {assigned_ratio(script)["a"]} | {
+        script.updates("a", "b") and assigned_ratio(script)["a"] for _ in range(60)
+    }
     assert 1.0 in draws, "within 50 s all is within the pace"
 
 
@@ -332,7 +334,7 @@ def test_no_more_is_proposed_than_the_device_affords_or_the_run_allows():
     script.ready("b", affords=needing(1.0, start_s=9.0, ratios=(0.8, 1.0)), ratio=1.0)
     seen = defaultdict(set)
     for _ in range(60):
-        for device, ratio in dealt(script).items():
+        for device, ratio in assigned_ratio(script).items():
             seen[device].add(ratio)
         script.updates("a", "b")
     assert seen == {"a": {0.6}, "b": {0.8}}
@@ -348,7 +350,9 @@ def test_the_method_hears_of_a_ratio_when_it_is_another_one():
         admitted = {one.report.device: one.report.ratio for one in of(Admit, actions)}
         assert all(known.get(device) != ratio for device, ratio in admitted.items())
         known |= admitted
-        assert number == 5 or known == dealt(script), "each task is planned at the ratio that was dealt"
+        assert number == 5 or known == assigned_ratio(script), (
+            "each task is planned at the ratio that was dealt"
+        )
         actions = script.updates("a", "b")
     assert known == {"a": 0.4, "b": 0.8}, "of a round that is shorter now"
     assert len(of(SendTask, actions)) == 2
@@ -360,7 +364,7 @@ def test_a_restart_changes_nothing():
         script.ready("a", "b", "c", affords=needing(1.0, start_s=9.0), ratio=1.0)
         found = []
         for number in range(30):
-            found.append(dealt(script))
+            found.append(assigned_ratio(script))
             if number == restarted_after:
                 script.restart(script.now)
                 script.ready("a", "b", "c", affords=needing(1.0, start_s=9.0), ratio=1.0)

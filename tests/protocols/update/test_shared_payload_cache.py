@@ -5,8 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fleetune.protocols.update.base import Base, KnownBases, num_remembered, same_bits
-from fleetune.protocols.update.once import ReadBefore, Written
+from fleetune.protocols.update.reference_model import (
+    ReferenceModel,
+    ReferenceModelCache,
+    num_remembered,
+    same_bits,
+)
+from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCache
 
 SIZE = 1000
 MASK = np.ones(SIZE, np.bool_)
@@ -28,7 +33,7 @@ class Counting:
 
 
 def test_the_same_is_written_once_and_what_was_changed_in_place_again():
-    written, mine = Written(), values()
+    written, mine = EncodeCache(), values()
     first, again, changed = Counting(("a", [1], b"1")), Counting(None), Counting(("a", [1], b"2"))
     assert written.found("lossless", MASK, mine, first) == ("a", [1], b"1")
     assert written.found("lossless", MASK, values(), again) == ("a", [1], b"1")
@@ -39,7 +44,7 @@ def test_the_same_is_written_once_and_what_was_changed_in_place_again():
 
 @pytest.mark.parametrize("what", ["how", "entries", "minus zero"])
 def test_it_is_written_again_when_anything_differs(what):
-    written, other = Written(), Counting(("a", [1], b"2"))
+    written, other = EncodeCache(), Counting(("a", [1], b"2"))
     written.found("lossless", MASK, values(), lambda: ("a", [1], b"1"))
     mask = MASK.copy()
     mask[-1] = what != "entries"
@@ -49,7 +54,7 @@ def test_it_is_written_again_when_anything_differs(what):
 
 
 def test_what_is_read_once_is_everybodys_own():
-    before = ReadBefore()
+    before = DecodeCache()
     first, again = Counting(values()), Counting(None)
     before.found("lossless base", b"data", MASK, first)[:] = -1
     assert before.found("lossless base", b"data", MASK, again).tobytes() == values().tobytes()
@@ -61,7 +66,7 @@ def test_what_is_read_once_is_everybodys_own():
     [("int8 base", b"data", 1), ("lossless base", b"date", 1), ("lossless base", b"data", 0)],
 )
 def test_it_is_read_again_when_anything_differs(about, data, part):
-    before, other = ReadBefore(), Counting(values(7.0))
+    before, other = DecodeCache(), Counting(values(7.0))
     before.found("lossless base", b"data", MASK, values)
     mask = MASK.copy()
     mask[5] = bool(part)
@@ -70,12 +75,15 @@ def test_it_is_read_again_when_anything_differs(about, data, part):
 
 
 def test_a_base_that_is_met_again_is_the_one_that_has_its_digest():
-    known = KnownBases(most=2)
-    first = known.known(Base.whole(values()))
-    assert known.known(Base.whole(values())) is first
+    known = ReferenceModelCache(most=2)
+    first = known.known(ReferenceModel.whole(values()))
+    assert known.known(ReferenceModel.whole(values())) is first
     for number in (1.0, 2.0):
-        assert known.known(Base.whole(values(number))).digest == Base.whole(values(number)).digest
-    assert known.known(Base.whole(values())) is not first, "two are remembered"
+        assert (
+            known.known(ReferenceModel.whole(values(number))).digest
+            == ReferenceModel.whole(values(number)).digest
+        )
+    assert known.known(ReferenceModel.whole(values())) is not first, "two are remembered"
 
 
 @pytest.mark.parametrize(("size", "most"), [(0, 2**24 // 5), (44_426, 75), (582_026, 5), (10_000_000, 4)])
@@ -84,20 +92,20 @@ def test_more_small_bases_are_remembered_than_large_ones(size, most):
 
 
 def test_bases_that_begin_alike_are_told_apart():
-    known, others = KnownBases(most=9), []
+    known, others = ReferenceModelCache(most=9), []
     for number in range(9):
         found = values()
         found[-1 - number] = -1
-        others.append(known.known(Base.whole(found)))
+        others.append(known.known(ReferenceModel.whole(found)))
     assert len({id(one) for one in others}) == 9
     again = others[3].values.copy()
-    assert known.known(Base.whole(again)) is others[3]
+    assert known.known(ReferenceModel.whole(again)) is others[3]
 
 
 def test_a_base_that_holds_less_is_another_one():
-    known = KnownBases()
-    whole = known.known(Base.whole(values()))
-    half = Base(values(), np.arange(SIZE) < 500)
+    known = ReferenceModelCache()
+    whole = known.known(ReferenceModel.whole(values()))
+    half = ReferenceModel(values(), np.arange(SIZE) < 500)
     assert known.known(half) is half
     assert half.digest != whole.digest
 

@@ -1,4 +1,4 @@
-"""Symbols of many batches of flags at once. Each batch can be read by `flags`, level by level."""
+"""Symbols of many batches of booleans at once. Each batch can be read by `booleans`, level by level."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import MaskArray
-from fleetune.protocols.update.entropy.flag_levels import (
+from fleetune.protocols.update.entropy.boolean_levels import (
     CHANCES,
     MOST,
     PATTERN,
@@ -18,18 +18,18 @@ from fleetune.protocols.update.entropy.flag_levels import (
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
 from fleetune.protocols.update.entropy.symbols import Symbols
 
-LEVELS = 2 * MOST + 1  # number of order values that the flags of a batch use
+LEVELS = 2 * MOST + 1  # number of order values that the booleans of a batch use
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of flags. A group has all flags of one batch and one level, next to each other.
+    """Groups of booleans. A group has all booleans of one batch and one level, next to each other.
 
     Attributes:
         order: order value of each group's symbols.
         level: level of each group without its sign.
-        begin: index of each group's first flag among all flags.
-        length: number of flags in each group.
+        begin: index of each group's first boolean among all booleans.
+        length: number of booleans in each group.
     """
 
     order: Ints
@@ -38,29 +38,29 @@ class _Groups:
     length: Ints
 
 
-def symbols_of(flags: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
-    """Symbols of flags, in the order of their batches.
+def symbols_of(booleans: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
+    """Symbols of booleans, in the order of their batches.
 
     Args:
-        flags: flags of all batches, shape (n,), those of each batch in their order.
-        levels: level of each flag, from -MOST to MOST.
-        batches: batch of each flag. The order values of a batch start at LEVELS times its number.
+        booleans: booleans of all batches, shape (n,), those of each batch in their order.
+        levels: level of each boolean, from -MOST to MOST.
+        batches: batch of each boolean. The order values of a batch start at LEVELS times its number.
     """
-    if not flags.size:
+    if not booleans.size:
         return []
     members = np.argsort(levels.astype(np.int8), kind="stable")
     members = members[np.argsort(batches[members], kind="stable")]
     own = levels[members]
     order = batches[members].astype(np.int64) * LEVELS + own + MOST
     begin = np.concatenate([[0], np.flatnonzero(order[1:] != order[:-1]) + 1])
-    groups = _Groups(order[begin], np.abs(own[begin]), begin, np.diff(begin, append=flags.size))
-    surprises = flags[members] ^ (own > 0)
+    groups = _Groups(order[begin], np.abs(own[begin]), begin, np.diff(begin, append=booleans.size))
+    surprises = booleans[members] ^ (own > 0)
     in_runs = groups.level >= RUNS_FROM
     return [*_patterns(surprises, groups, ~in_runs), _runs(surprises, groups, in_runs)]
 
 
 def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[Symbols]:
-    """Symbols of eight flags each, and then one symbol for each flag that remains in a group."""
+    """Symbols of eight booleans each, and then one symbol for each boolean that remains in a group."""
     symbols = np.where(chosen, groups.length // PATTERN, 0)
     within = np.arange(surprises.size) - np.repeat(groups.begin, groups.length)
     whole = within < np.repeat(PATTERN * symbols, groups.length)

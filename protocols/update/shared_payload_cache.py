@@ -9,11 +9,11 @@ import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.update.arrays import WireArray
-from fleetune.protocols.update.base import same_bits
+from fleetune.protocols.update.reference_model import same_bits
 
 
 @dataclass
-class Written:
+class EncodeCache:
     """Recently encoded patches, for tasks that several devices with the same reference model receive.
 
     Attributes:
@@ -25,17 +25,17 @@ class Written:
     _last: "tuple[MaskArray, FlatArray, bytes] | None" = field(default=None, init=False)
 
     def found(
-        self, around: str, mask: MaskArray, values: FlatArray, write: Callable[[], WireArray]
+        self, context: str, mask: MaskArray, values: FlatArray, write: Callable[[], WireArray]
     ) -> WireArray:
         """The encoded form of a patch, from the cache or from `write`.
 
         Args:
-            around: everything else that the bytes depend on: encoding, settings, reference model, key.
+            context: everything else that the bytes depend on: encoding, settings, reference model, key.
             mask: the patch's entries, shape (spec.size,).
             values: the values of these entries.
             write: encodes the patch.
         """
-        digest = hashlib.blake2b(around.encode() + self._content(mask, values), digest_size=16).digest()
+        digest = hashlib.blake2b(context.encode() + self._content(mask, values), digest_size=16).digest()
         if digest not in self._latest:
             self._latest[digest] = write()
         self._latest.move_to_end(digest)
@@ -55,7 +55,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Told:
+class PayloadContent:
     """The content of a payload, handed from its writer to a reader in the same process or in a worker.
 
     Attributes:
@@ -68,31 +68,31 @@ class Told:
 
 
 @dataclass
-class ReadBefore:
+class DecodeCache:
     """The last decoded patch, for readers in one process that receive the same payload one after the other.
 
     Attributes:
-        told: content of the next payload, if its writer is in this process; otherwise None.
+        content: content of the next payload, if its writer is in this process; otherwise None.
     """
 
-    told: Told | None = None
+    content: PayloadContent | None = None
     _last: "tuple[str, bytes, MaskArray, FlatArray] | None" = field(default=None, init=False)
 
-    def found(self, about: str, data: bytes, mask: MaskArray, read: Callable[[], FlatArray]) -> FlatArray:
+    def found(self, context: str, data: bytes, mask: MaskArray, read: Callable[[], FlatArray]) -> FlatArray:
         """The decoded values of a patch. The caller may change the array.
 
         Args:
-            about: everything else that the values depend on: encoding and reference model.
+            context: everything else that the values depend on: encoding and reference model.
             data: the encoded bytes.
             mask: the patch's entries, shape (spec.size,).
             read: decodes the bytes.
         """
-        told = None if self.told is None else self.told.values
-        if told is not None and told.size == np.count_nonzero(mask):
-            return told.copy()
+        content = None if self.content is None else self.content.values
+        if content is not None and content.size == np.count_nonzero(mask):
+            return content.copy()
         last = self._last
-        if last is None or (about, data) != last[:2] or not same_bits(last[2], mask):
-            self._last = last = about, data, mask, read()
+        if last is None or (context, data) != last[:2] or not same_bits(last[2], mask):
+            self._last = last = context, data, mask, read()
         return last[3].copy()
 
     def found_mask(self, data: bytes, size: int, read: Callable[[], MaskArray]) -> MaskArray:
@@ -103,5 +103,5 @@ class ReadBefore:
             size: number of booleans.
             read: decodes the bytes.
         """
-        told = None if self.told is None else self.told.masks.get(data)
-        return read() if told is None or told.size != size else told.ravel()
+        content = None if self.content is None else self.content.masks.get(data)
+        return read() if content is None or content.size != size else content.ravel()

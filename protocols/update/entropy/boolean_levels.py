@@ -1,7 +1,9 @@
-"""Levels of flags: the probability of a flag in quarter octaves of its odds, and the symbols of such flags.
+"""Levels of booleans: the probability of a boolean in quarter octaves of its odds, and the symbols of such
+booleans.
 
-A flag of level q is True with odds of 2^(q / 4) to 1. Its rarer value is called the surprise. All arithmetic
-uses whole numbers, so that every machine and language computes the same tables. Bytes: docs/wire.md, *Masks*.
+A boolean of level q is True with odds of 2^(q / 4) to 1. Its rarer value is called the surprise. All
+arithmetic uses whole numbers, so that every machine and language computes the same tables. Bytes:
+docs/wire.md, *Masks*.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
 MOST = 60  # at this level a surprise has a probability of about 2^-15
 TOTAL = 1 << 16
 RUNS_FROM = 12  # from this level on, surprises are so rare that the gaps between them are written
-PATTERN = 8  # flags in one symbol, below that level
+PATTERN = 8  # booleans in one symbol, below that level
 _QUARTERS = (32768, 38968, 46341, 55109)  # 2^15 * 2^(k / 4)
 
 
@@ -35,7 +37,7 @@ class Runs:
     bits.
 
     Attributes:
-        shift: log2 of the flags in a cell.
+        shift: log2 of the booleans in a cell.
         starts: first number, out of `TOTAL`, of each symbol 0..escape. Symbol `escape` means that none of
             that many cells has a surprise.
         escape: the last symbol.
@@ -48,7 +50,7 @@ class Runs:
 
 @cache
 def runs(level: int) -> Runs:
-    """Code of gaps for flags of this level or its negative. `level` is from `RUNS_FROM` to `MOST`."""
+    """Code of gaps for booleans of this level or its negative. `level` is from `RUNS_FROM` to `MOST`."""
     shift = level // PER_OCTAVE - 3
     none_in_cell = (1 << 32) - _surprise(level)
     for _ in range(shift):
@@ -62,7 +64,9 @@ def runs(level: int) -> Runs:
 
 @cache
 def patterns(level: int) -> list[int]:
-    """Starts of the 256 patterns of eight flags, the first flag in the highest bit, and then their total."""
+    """Starts of the 256 patterns of eight booleans, the first boolean in the highest bit, and then their
+    total.
+    """
     chance = _OF_LEVEL[level]
     sizes = [max(1, chance**k * (TOTAL - chance) ** (PATTERN - k) >> 112) for k in range(PATTERN + 1)]
     starts = [0]

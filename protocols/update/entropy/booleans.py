@@ -1,14 +1,14 @@
-"""Write and read flags of given levels: rare surprises by the gaps between them, others eight in a symbol.
+"""Write and read booleans of given levels: rare surprises by the gaps between them, others eight in a symbol.
 
-So the number of symbols is at most about one for eight flags, or one for a surprise. Bytes: docs/wire.md,
-*Masks*, `Flags`.
+So the number of symbols is at most about one for eight booleans, or one for a surprise. Bytes: docs/wire.md,
+*Masks*, `Booleans`.
 """
 
 import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray
-from fleetune.protocols.update.entropy.flag_levels import (
+from fleetune.protocols.update.entropy.boolean_levels import (
     MOST,
     PATTERN,
     RUNS_FROM,
@@ -18,19 +18,19 @@ from fleetune.protocols.update.entropy.flag_levels import (
     runs,
     surprise,
 )
-from fleetune.protocols.update.entropy.flag_symbols import symbols_of
+from fleetune.protocols.update.entropy.boolean_symbols import symbols_of
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.entropy.symbols import write_symbols
 
 
-def write_flags(out: RangeEncoder, flags: MaskArray, levels: Ints) -> None:
-    """Write flags level by level, each level's flags in their order; shapes (n,)."""
-    write_symbols(out, symbols_of(flags, levels, np.zeros(flags.size, np.uint16)))
+def write_booleans(out: RangeEncoder, booleans: MaskArray, levels: Ints) -> None:
+    """Write booleans level by level, each level's booleans in their order; shapes (n,)."""
+    write_symbols(out, symbols_of(booleans, levels, np.zeros(booleans.size, np.uint16)))
 
 
-def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
-    """Read what `write_flags` wrote. Raises PacketCorrupt, PacketTruncated."""
+def read_booleans(data: RangeDecoder, levels: Ints) -> MaskArray:
+    """Read what `write_booleans` wrote. Raises PacketCorrupt, PacketTruncated."""
     members, groups = _by_level(levels)
     surprises, places = np.zeros(levels.size, np.bool_), list[int]()
     for level, start, stop in groups:
@@ -39,13 +39,13 @@ def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
         else:
             surprises[start:stop] = _read_patterns(data, stop - start, abs(level))
     surprises[places] = True
-    flags = np.empty(levels.size, np.bool_)
-    flags[members] = surprises ^ (levels[members] > 0)
-    return flags
+    booleans = np.empty(levels.size, np.bool_)
+    booleans[members] = surprises ^ (levels[members] > 0)
+    return booleans
 
 
 def _by_level(levels: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
-    """Indices of the flags sorted by level, and (level, begin, end) in it of each level that occurs."""
+    """Indices of the booleans sorted by level, and (level, begin, end) in it of each level that occurs."""
     members = np.argsort(levels.astype(np.int8), kind="stable")
     counts = np.bincount(levels + MOST)
     present = np.flatnonzero(counts)
@@ -76,7 +76,7 @@ def _read_runs(data: RangeDecoder, size: int, table: Runs) -> list[int]:
         if cells < last:
             place += data.read_bits(shift)
             if place >= size:
-                raise PacketCorrupt("a flag behind the last of its level")
+                raise PacketCorrupt("a boolean behind the last of its level")
             places.append(place)
             place += 1
     return places

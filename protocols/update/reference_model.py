@@ -16,7 +16,7 @@ _FEWEST, _ROOM = 4, 2**24  # smallest number of models in a cache, and bytes of 
 
 
 @dataclass(frozen=True)
-class Base:
+class ReferenceModel:
     """Values that both sides hold.
 
     Attributes:
@@ -65,7 +65,7 @@ def num_remembered(spec: ModelSpec) -> int:
 
 
 @dataclass
-class KnownBases:
+class ReferenceModelCache:
     """The most recent reference models. Comparing two models is ten times faster than computing a digest
     again.
 
@@ -74,21 +74,21 @@ class KnownBases:
     """
 
     most: int = _FEWEST
-    _latest: list[tuple[bytes, Base]] = field(default_factory=list, init=False)
+    _latest: list[tuple[bytes, ReferenceModel]] = field(default_factory=list, init=False)
 
-    def known(self, base: Base) -> Base:
-        """The cached model with the same content, or else `base`, which is then cached and must not
+    def known(self, reference: ReferenceModel) -> ReferenceModel:
+        """The cached model with the same content, or else `reference`, which is then cached and must not
         change.
         """
-        few = base.values[:_FEW].tobytes()  # different models usually differ in their first entries
+        few = reference.values[:_FEW].tobytes()  # different models usually differ in their first entries
         for begins, one in self._latest:
-            if begins == few and _is_same(one, base):
+            if begins == few and _is_same(one, reference):
                 return one
-        self._latest = [(few, base), *self._latest[: self.most - 1]]
-        return base
+        self._latest = [(few, reference), *self._latest[: self.most - 1]]
+        return reference
 
 
-def _is_same(one: Base, other: Base) -> bool:
+def _is_same(one: ReferenceModel, other: ReferenceModel) -> bool:
     return same_bits(one.values, other.values) and same_bits(one.held, other.held)
 
 
