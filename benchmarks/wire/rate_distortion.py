@@ -18,7 +18,7 @@ _TIMES = 3  # repetitions of each; the fastest counts
 _DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005)
 _STEPS = (0.0625, 0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 12)
 OURS: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in ("lossless", "fp16", "int8", "int4")},
+    **{name: {"name": name} for name in ("lossless", "int8", "int4")},
     **{f"sparse {density:g}": {"name": "sparse", "density": density} for density in _DENSITIES},
     **{
         f"sparse {density:g}, 16 levels of all": {

@@ -103,16 +103,6 @@ def from_order(order: int) -> float:
     return struct.unpack("<f", struct.pack("<i", order if order >= 0 else order ^ 0x7FFFFFFF))[0]
 
 
-def fp16(stream: Stream, base: list[float], _: list[int]) -> list[float]:
-    (shift,) = struct.unpack("<b", stream.take(1))
-    if not -113 <= shift <= 126:
-        raise ValueError("an unknown shift")
-    high = stream.unpack(len(base))
-    low = iter(stream.unpack(len(high) - high.count(0)))
-    halves = [struct.unpack("<e", bytes([next(low), one]))[0] if one else 0.0 for one in high]
-    return [moved(b, half * 2.0**-shift) for b, half in zip(base, halves, strict=True)]
-
-
 def int8(stream: Stream, base: list[float], tensors: list[int]) -> list[float]:
     scales = scale_of_each(stream, len(base), tensors)
     integers = struct.unpack(f"<{len(base)}b", stream.unpack(len(base)))
@@ -149,7 +139,6 @@ def added(base: list[float], integers: Sequence[int], scales: list[float]) -> li
 
 READERS: dict[str, Callable[[Stream, list[float], list[int]], list[float]]] = {
     "lossless": lossless,
-    "fp16": fp16,
     "int8": int8,
     "int4": int4,
 }

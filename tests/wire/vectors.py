@@ -14,7 +14,7 @@ from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import Known
 
 PATH = Path(__file__).parent / "encodings.json"
-NAMES = ("lossless", "fp16", "int8", "int4", "sketch", "peaks")
+NAMES = ("lossless", "int8", "int4", "sketch", "peaks")
 ABOUT = (
     "values written by each encoding (docs/wire.md, Encodings): base and decoded are little-endian float32 in"
     " hex, tensors the number of each entry's tensor (empty: all are of one), data the bytes"

@@ -21,7 +21,6 @@ RAW = "raw"
 REGISTRY = {
     RAW: "fleetune.protocols.update.encodings.raw:Raw",
     "lossless": "fleetune.protocols.update.encodings.lossless:Lossless",
-    "fp16": "fleetune.protocols.update.encodings.fp16:Float16",
     "int8": "fleetune.protocols.update.encodings.int8:Int8",
     "int4": "fleetune.protocols.update.encodings.int4:Int4",
     "sparse": "fleetune.protocols.update.encodings.sparse:Sparse",
