@@ -12,7 +12,7 @@ from benchmarks.growth.summing import Summed
 from fleetune.protocols.files import write_atomically
 
 _HEAD = ("", "a round, s", "processor a round, s", "first round after, s", "memory, MB")
-_SUMMING = ("parameters", "density", "summed by", "an update, ms", "floor, ms", "times the floor")
+_SUMMING = ("parameters", "density", "an update, ms", "floor, ms", "times the floor")
 
 
 def markdown(name: str, runs: Sequence[Run]) -> str:
@@ -36,11 +36,9 @@ def summing_markdown(found: Sequence[Summed]) -> str:
     """Markdown table of the sums."""
     lines = ["**summing updates**", "", f"| {' | '.join(_SUMMING)} |", "|--:" * len(_SUMMING) + "|"]
     for one in found:
-        by = "Numba" if one.compiled else "NumPy"
         cells = (
             f"{one.parameters:,}",
             f"{one.density:g}",
-            by,
             f"{one.ms:.3g}",
             f"{one.floor_ms:.3g}",
             f"{one.ms / one.floor_ms:.1f}",

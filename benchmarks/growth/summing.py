@@ -8,8 +8,7 @@ import numpy as np
 
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.compiled_sum import compiled_sums
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -26,14 +25,12 @@ class Summed:
         density: share of the entries in the update.
         ms: minimum of several repetitions.
         floor_ms: minimum time of NumPy's addition of as many float64 values.
-        compiled: True if the compiled loop was used, see `protocols.update.compiled_sum`.
     """
 
     parameters: int
     density: float
     ms: float
     floor_ms: float
-    compiled: bool
 
 
 def summed(parameters: int, density: float) -> Summed:
@@ -48,8 +45,7 @@ def summed(parameters: int, density: float) -> Summed:
     for _ in range(TURNS):
         took["ours"].append(_seconds(lambda: mean.add(patch, 1.0)))
         took["floor"].append(_seconds(lambda: np.add(sums, more, out=sums)))
-    compiled = compiled_sums(parameters) is not None
-    return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]), compiled)
+    return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]))
 
 
 def _seconds(act: Callable[[], object]) -> float:

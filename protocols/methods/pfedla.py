@@ -39,8 +39,7 @@ from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.combine import MEAN, Combine
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import MEAN, Combine, CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from fleetune.protocols.settings.run_settings import RunSettings as RunSettings
     from fleetune.protocols.settings.run_toml import read_run as read_run
     from fleetune.protocols.update.codec import estimate_bytes as estimate_bytes
-    from fleetune.protocols.update.covered_mean import CoveredMean as CoveredMean
+    from fleetune.protocols.update.combine import CoveredMean as CoveredMean
     from fleetune.protocols.update.patch import Patch as Patch
     from fleetune.protocols.update.selection import ChosenNeurons as ChosenNeurons
     from fleetune.protocols.update.selection import DrawnEntries as DrawnEntries
@@ -181,7 +181,7 @@ _HOMES = {  # public names by module; `name=original` where the module itself us
     "fleetune.protocols.method.targets": "PersonalTargets",
     "fleetune.protocols.method.trainer": "Fit FitPlan Pull Trainer",
     "fleetune.protocols.update.codec": "estimate_bytes",
-    "fleetune.protocols.update.covered_mean": "CoveredMean",
+    "fleetune.protocols.update.combine": "CoveredMean",
     "fleetune.protocols.update.patch": "Patch",
     "fleetune.protocols.update.selection": (
         "ChosenNeurons DrawnEntries Entries Everything Layers Neurons Selection"

@@ -12,7 +12,7 @@ from benchmarks.growth.summing import summed
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import CoveredMean
 
 
 def test_a_run_is_measured():

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray, MaskArray
-from fleetune.protocols.update.combine import Combination
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import Combination, CoveredMean
 
 Aggregation = Literal["covered", "delta", "literal"]
 

@@ -59,8 +59,7 @@ from fleetune.protocols.methods.srp_pfed.state import (
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
-from fleetune.protocols.update.combine import MEAN, Combination, Combine
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import MEAN, Combination, Combine, CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
 

@@ -8,7 +8,7 @@ from tests.protocols.methods.test_method_contract import DEVICES, SPEC, Run
 from fleetune.coordinator import combine
 from fleetune.coordinator.combine import combine_for
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import CoveredMean
 
 IDS = ["-".join([name, *options]) for name, options in SETTINGS]
 

@@ -1,6 +1,5 @@
-"""Sums of patches, chunk by chunk or by the compiled loop, are those of the plain formula, bit for bit."""
+"""Sums of patches, chunk by chunk, are those of the plain formula, bit for bit."""
 
-import sys
 import tracemalloc
 from copy import deepcopy
 
@@ -8,10 +7,8 @@ import numpy as np
 import pytest
 
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
-from fleetune.protocols.update import compiled_sum
-from fleetune.protocols.update import covered_mean as covered_mean_module
-from fleetune.protocols.update.compiled_sum import CompiledSums
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update import combine
+from fleetune.protocols.update.combine import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -42,52 +39,8 @@ def selections(draw):
 @every_weight
 @pytest.mark.parametrize("chunk", [64, 333, 4096])
 def test_the_sums_are_those_of_the_plain_formula(chunk, case, monkeypatch):
-    monkeypatch.setattr(covered_mean_module, "_CHUNK", chunk)
+    monkeypatch.setattr(combine, "_CHUNK", chunk)
     check_sums(*WEIGHTS[case])
-
-
-@every_weight
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_compiled_loop_sums_to_the_same_bits(threads, case, monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setattr(compiled_sum, "WORTH_COMPILING", SIZE)
-    monkeypatch.setattr(compiled_sum, "_OF_A_THREAD", SIZE // threads)
-    monkeypatch.setattr(compiled_sum.os, "cpu_count", lambda: threads)
-    calls = []
-    for name in ("add_all", "add_selected"):
-        loop = getattr(CompiledSums, name)
-        monkeypatch.setattr(CompiledSums, name, counted(loop, name, calls))
-    whole, in_turn, _ = WEIGHTS[case]
-    check_sums(*WEIGHTS[case])
-    assert calls == (len(whole) + 1) * ["add_all"] + (4 * len(in_turn) - 1) * ["add_selected"]
-
-
-def counted(loop, name, calls):
-    def play(*given):
-        calls.append(name)
-        loop(*given)
-
-    return play
-
-
-@pytest.fixture
-def never_compiled():
-    compiled_sum._compiled.cache_clear()
-    yield
-    compiled_sum._compiled.cache_clear()
-
-
-def test_with_a_small_model_or_without_numba_numpy_sums(monkeypatch, never_compiled):
-    assert compiled_sum.compiled_sums(SIZE) is None
-    monkeypatch.setattr(compiled_sum, "find_spec", lambda _: None)
-    assert compiled_sum.compiled_sums(10**9) is None
-
-
-def test_a_numba_that_does_not_go_with_numpy_is_said_and_numpy_sums(monkeypatch, caplog, never_compiled):
-    monkeypatch.setattr(compiled_sum, "find_spec", lambda _: True)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert compiled_sum.compiled_sums(10**9) is None
-    assert "Numba cannot be used, NumPy sums up updates: import of numba halted" in caplog.text
 
 
 def check_sums(whole_weights, weights_in_turn, kind):
@@ -116,7 +69,7 @@ def check_sums(whole_weights, weights_in_turn, kind):
 
 @pytest.mark.parametrize(("density", "most_models"), [(1.0, 2.0), (0.3, 3.0)])
 def test_it_takes_two_models_of_memory_and_three_where_devices_send_parts(density, most_models):
-    size = 900_000  # below `WORTH_COMPILING`: Numba would be loaded
+    size = 900_000
     spec = ModelSpec("flat", (TensorSpec("w", (size,), "weight", "w", ((),)),), (), (1,), 2)
     values = np.ones(size, np.float32)
     selection = Everything() if density == 1 else Entries(np.random.default_rng(0).random(size) < density)

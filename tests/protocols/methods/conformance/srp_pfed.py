@@ -6,7 +6,7 @@ import numpy as np
 
 from fleetune.protocols.methods.srp_pfed import mixing, random_walk
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
-from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.combine import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries
 
