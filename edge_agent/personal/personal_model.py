@@ -57,7 +57,7 @@ def personal_model(
         deployed = None if run else read_deployed(store.deployed.read())
     except PacketError as problem:
         raise StoreError(
-            f"{store.deployed.path}, the model that this device serves, is damaged ({problem}); --run takes"
+            f"{store.deployed.path}, the model that this device deploys, is damaged ({problem}); --run takes"
             " that of a run"
         ) from None
     named = deployed.record.run if deployed else run or _latest(store)

@@ -4,7 +4,7 @@ The public interface is `__all__`, `errors` and `bounds`. Everything else may ch
 next. Each public name is imported at its first use, so heavy packages are loaded only when they are needed.
 
 A method of your own (docs/add-a-method.md):
-    ReferenceModel classes: Method, ModelAveraging, SubModels, PersonalTargets.
+    Base classes: Method, ModelAveraging, SubModels, PersonalTargets.
     Types of the base classes: PersonalModel, SharedModel, Task, Update.
     Arguments and results of `plan` and `work`: Round, Budget, Trainer, FitPlan, Pull, Contrast, Distillation,
     Fit, lazily.

@@ -49,7 +49,8 @@ def test_any_name_is_dealt_the_same_ratio_at_every_start():
 
 
 @pytest.mark.parametrize(
-    ("own", "dealt", "wanted"), [(None, None, None), (0.5, None, 0.5), (None, 0.4, 0.4), (0.5, 0.4, 0.4)]
+    ("own", "assigned_ratio", "wanted"),
+    [(None, None, None), (0.5, None, 0.5), (None, 0.4, 0.4), (0.5, 0.4, 0.4)],
 )
 def test_the_smaller_of_the_owners_ratio_and_the_dealt_one_holds(own, assigned_ratio, wanted):
     policy = Policy(ratio=own, nice=3).at_most(assigned_ratio)

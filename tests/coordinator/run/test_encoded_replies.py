@@ -58,7 +58,7 @@ def test_an_update_written_with_another_base_is_refused_and_costs_nobody_else(tm
     )
     outcomes = played.run.controller.receive(device, turn, forged, RoundCost(), 1.0)
     refused = [one for one in outcomes if isinstance(one, ReplyRefused)]
-    assert "another base" in str(refused[0].problem)
+    assert "another reference" in str(refused[0].problem)
     played.close()
 
 

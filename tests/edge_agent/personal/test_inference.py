@@ -140,7 +140,7 @@ def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
     assert personal_model(store, "r-2").record.round == 0
     store.deployed.write(b"damaged")
     code, said = call("predict", *own)
-    assert (code, "served, the model that this device serves, is damaged" in said) == (2, True)
+    assert (code, "deployed, the model that this device deploys, is damaged" in said) == (2, True)
 
 
 @pytest.mark.parametrize(

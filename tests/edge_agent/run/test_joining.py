@@ -180,7 +180,7 @@ def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_
 
 def test_a_damaged_served_model_is_named(tmp_path):
     AgentStore(tmp_path).deployed.write(b"damaged")
-    assert "served, the model that this device deploys, is damaged" in refusal(enrolment(), tmp_path)
+    assert "deployed, the model that this device deploys, is damaged" in refusal(enrolment(), tmp_path)
 
 
 def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):

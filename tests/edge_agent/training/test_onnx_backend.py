@@ -95,7 +95,7 @@ def test_a_graph_that_gives_more_than_there_is_room_for_is_ended_by_the_runtime(
         backend.step(X, Y, KEY)
 
 
-@pytest.mark.parametrize(("kept_bytes", "keeps"), [(0, False), (100, False), (2**20, True)])
+@pytest.mark.parametrize(("cache_bytes", "keeps"), [(0, False), (100, False), (2**20, True)])
 def test_the_memory_of_a_small_run_is_kept_where_that_is_asked_for(monkeypatch, backend, cache_bytes, keeps):
     runtime, options = onnx_sessions.runtime(), []
 

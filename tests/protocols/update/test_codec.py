@@ -122,7 +122,7 @@ def test_an_array_that_is_only_named_is_fetched_from_its_keeper_and_refused_from
         return b"name"
 
     data = codec.encode(SharedModel(weights), SPEC, keep=keep)
-    assert codec.decode(data, SharedModel, SPEC, kept=keeper.__getitem__).weights is weights
+    assert codec.decode(data, SharedModel, SPEC, stored_array=keeper.__getitem__).weights is weights
     with pytest.raises(PacketCorrupt, match="array"):
         codec.decode(data, SharedModel, SPEC, limit=LIMIT)
 

@@ -60,7 +60,7 @@ def same(found, wanted):
     assert np.array_equal(update.selection.mask(SPEC), other.selection.mask(SPEC))
     assert (found.measures, found.base, found.device) == (
         wanted.measures,
-        wanted.reference,
+        wanted.base,
         wanted.device,
     )
 

@@ -191,7 +191,7 @@ def test_who_asks_for_no_mask_needs_not_what_it_was_written_with():
     writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, reference=reference)
     data = codec.encode(task, WIDE, writer=writer)
     assert codec.decode(data, OfTask, WIDE, limit=codec.payload_limit(WIDE)) == OfTask(7)
-    with pytest.raises(PacketCorrupt, match="a mask written with a base where this side has none"):
+    with pytest.raises(PacketCorrupt, match="a mask written with a reference where this side has none"):
         codec.decode(data, Task, WIDE, limit=codec.payload_limit(WIDE))
     assert preview_task(assignment(task, writer), WIDE).budget == Budget(0.5, 0.25, 0)
 
