@@ -36,7 +36,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.byte_planes import shuffled, unshuffled
+from fleetune.protocols.update.arrays import shuffled, unshuffled
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 
 RATIOS = {"fedspu": 0.4}  # ratios of devices; 1.0 for methods that are not listed

@@ -26,9 +26,8 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
-from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Everything, Layers, Selection
+from fleetune.protocols.update.selection import Everything, Layers, Selection, split_at_head
 
 S = TypeVar("S")  # coordinator state
 D = TypeVar("D")  # device state

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from fleetune.protocols.method.averaging import ModelAveraging
-from fleetune.protocols.update.layers import norm_layers
-from fleetune.protocols.update.selection import Layers
+from fleetune.protocols.update.selection import Layers, norm_layers
 
 
 @dataclass(frozen=True)

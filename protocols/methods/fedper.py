@@ -15,8 +15,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fleetune.protocols.method.averaging import ModelAveraging
-from fleetune.protocols.update.layers import split_at_head
-from fleetune.protocols.update.selection import Layers
+from fleetune.protocols.update.selection import Layers, split_at_head
 
 
 @dataclass(frozen=True)

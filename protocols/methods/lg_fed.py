@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from fleetune.protocols.method.averaging import ModelAveraging
-from fleetune.protocols.update.layers import norm_layers, split_at_head
-from fleetune.protocols.update.selection import Layers
+from fleetune.protocols.update.selection import Layers, norm_layers, split_at_head
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
-from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Layers
+from fleetune.protocols.update.selection import Layers, norm_layers, split_at_head
 
 STARTS = 100  # random fillings from which the best is chosen
 SWEEPS = 10  # largest number of passes over the devices; two to five were enough for 100 devices

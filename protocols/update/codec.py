@@ -4,7 +4,7 @@ Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash 
 uncompressed body (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd frame.
 
 The body is MessagePack. An array is [dtype, shape, data], with booleans as a bitmap and the bytes of numbers
-shuffled (`protocols.update.byte_planes`). An encoding may write the values of a patch instead
+shuffled (`protocols.update.arrays`). An encoding may write the values of a patch instead
 (`protocols.update.patch_values`). In a state on disk, an array may be replaced by the name under which it is
 stored elsewhere (see `encode`).
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.byte_planes import shuffled
+from fleetune.protocols.update.arrays import shuffled
 from fleetune.protocols.update.encodings.chunks import (
     Bytes,
     Chunked,

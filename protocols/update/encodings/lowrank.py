@@ -27,7 +27,7 @@ from fleetune.protocols.update.encodings.chunks import chunks, difference, part_
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
 from fleetune.protocols.update.encodings.lowrank_tensors import Parts, TensorReader, TensorWriter
-from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, magnitude, nearest
+from fleetune.protocols.update.entropy.octaves import MAGNITUDES, magnitude, nearest
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 _AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # forms from 2 on are reserved for later versions

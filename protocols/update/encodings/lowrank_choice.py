@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.encodings.chunks import CHUNK, chunks
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.octaves import Ints
 from fleetune.protocols.update.products.outer_products import (
     Matrix,
     Product,

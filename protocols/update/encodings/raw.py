@@ -5,7 +5,7 @@ import numpy as np
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.byte_planes import shuffled, unshuffled
+from fleetune.protocols.update.arrays import shuffled, unshuffled
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 
 _FLOAT32 = np.dtype("<f4")

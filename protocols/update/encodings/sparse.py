@@ -28,8 +28,7 @@ from fleetune.protocols.update.encodings.sparse_entries import (
     Writer,
     tensors_of,
 )
-from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, SUBNORMAL, magnitude
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.octaves import MAGNITUDES, SUBNORMAL, Ints, magnitude
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 _AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # forms from 2 on are reserved for later versions

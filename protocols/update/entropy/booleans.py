@@ -1,27 +1,213 @@
-"""Write and read booleans of given levels: rare surprises by the gaps between them, others eight in a symbol.
+"""Entropy coding of booleans by level: rare surprises by the gaps between them, others eight in a symbol.
 
-So the number of symbols is at most about one for eight booleans, or one for a surprise. Bytes: docs/wire.md,
-*Masks*, `Booleans`.
+A level is the probability of a boolean in quarter octaves of its odds: a boolean of level q is True with odds
+of 2^(q / 4) to 1. Its rarer value is called the surprise. The number of symbols is at most about one for
+eight booleans, or one for a surprise. All arithmetic uses whole numbers, so that every machine and language
+computes the same tables. Bytes: docs/wire.md, *Masks*, `Booleans`.
 """
 
+from dataclasses import dataclass
+from functools import cache
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray
-from fleetune.protocols.update.entropy.boolean_levels import (
-    MOST,
-    PATTERN,
-    RUNS_FROM,
-    TOTAL,
-    Runs,
-    patterns,
-    runs,
-    surprise,
-)
-from fleetune.protocols.update.entropy.boolean_symbols import symbols_of
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.symbols import write_symbols
+from fleetune.protocols.update.entropy.octaves import PER_OCTAVE, Ints
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder, Symbols, write_symbols
+
+MOST = 60  # at this level a surprise has a probability of about 2^-15
+TOTAL = 1 << 16
+RUNS_FROM = 12  # from this level on, surprises are so rare that the gaps between them are written
+PATTERN = 8  # booleans in one symbol, below that level
+_QUARTERS = (32768, 38968, 46341, 55109)  # 2^15 * 2^(k / 4)
+
+
+def _surprise(level: int) -> int:
+    """Probability of a surprise, out of 2^32."""
+    odds = _QUARTERS[level % PER_OCTAVE] << level // PER_OCTAVE
+    return (1 << 47) // ((1 << 15) + odds)
+
+
+_OF_LEVEL = [_surprise(level) >> 16 for level in range(MOST + 1)]
+# probability of True, out of `TOTAL`, at index level + MOST
+CHANCES: Ints = np.array([*_OF_LEVEL[:0:-1], *(TOTAL - each for each in _OF_LEVEL)])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Code of the gap before a surprise: the cell by `starts`, then the place in the cell as `shift` even
+    bits.
+
+    Attributes:
+        shift: log2 of the booleans in a cell.
+        starts: first number, out of `TOTAL`, of each symbol 0..escape. Symbol `escape` means that none of
+            that many cells has a surprise.
+        escape: the last symbol.
+    """
+
+    shift: int
+    starts: list[int]
+    escape: int
+
+
+@cache
+def runs(level: int) -> Runs:
+    """Code of gaps for booleans of this level or its negative. `level` is from `RUNS_FROM` to `MOST`."""
+    shift = level // PER_OCTAVE - 3
+    none_in_cell = (1 << 32) - _surprise(level)
+    for _ in range(shift):
+        none_in_cell = none_in_cell * none_in_cell >> 32
+    starts, none_yet = [0], 1 << 32
+    while len(starts) < 64 and none_yet >= 1 << 22:
+        none_yet = none_yet * none_in_cell >> 32
+        starts.append(TOTAL - (none_yet >> 16))
+    return Runs(shift, starts, len(starts) - 1)
+
+
+@cache
+def patterns(level: int) -> list[int]:
+    """Starts of the 256 patterns of eight booleans, the first boolean in the highest bit, and then their
+    total.
+    """
+    chance = _OF_LEVEL[level]
+    sizes = [max(1, chance**k * (TOTAL - chance) ** (PATTERN - k) >> 112) for k in range(PATTERN + 1)]
+    starts = [0]
+    for pattern in range(1 << PATTERN):
+        starts.append(starts[-1] + sizes[pattern.bit_count()])
+    return starts
+
+
+def surprise(level: int) -> int:
+    """Probability of a surprise, out of `TOTAL`; `level` is at least 0."""
+    return _OF_LEVEL[level]
+
+
+@cache
+def pattern_table() -> Ints:
+    """`patterns` of all levels below `RUNS_FROM`, shape (RUNS_FROM, 257)."""
+    return np.array([patterns(level) for level in range(RUNS_FROM)])
+
+
+@cache
+def run_table() -> tuple[Ints, Ints]:
+    """`starts` of each level up to MOST, padded with `TOTAL`, and `escape` of each; 0 for levels without
+    runs.
+    """
+    tables = [runs(level) for level in range(RUNS_FROM, MOST + 1)]
+    starts = np.full((MOST + 1, 1 + max(len(table.starts) for table in tables)), TOTAL)
+    escape = np.zeros(MOST + 1, np.int64)
+    for level, table in enumerate(tables, RUNS_FROM):
+        starts[level, : len(table.starts)], escape[level] = table.starts, table.escape
+    return starts, escape
+
+
+LEVELS = 2 * MOST + 1  # number of order values that the booleans of a batch use
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Groups of booleans. A group has all booleans of one batch and one level, next to each other.
+
+    Attributes:
+        order: order value of each group's symbols.
+        level: level of each group without its sign.
+        begin: index of each group's first boolean among all booleans.
+        length: number of booleans in each group.
+    """
+
+    order: Ints
+    level: Ints
+    begin: Ints
+    length: Ints
+
+
+def symbols_of(booleans: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
+    """Symbols of booleans, in the order of their batches.
+
+    Args:
+        booleans: booleans of all batches, shape (n,), those of each batch in their order.
+        levels: level of each boolean, from -MOST to MOST.
+        batches: batch of each boolean. The order values of a batch start at LEVELS times its number.
+    """
+    if not booleans.size:
+        return []
+    members = np.argsort(levels.astype(np.int8), kind="stable")
+    members = members[np.argsort(batches[members], kind="stable")]
+    own = levels[members]
+    order = batches[members].astype(np.int64) * LEVELS + own + MOST
+    begin = np.concatenate([[0], np.flatnonzero(order[1:] != order[:-1]) + 1])
+    groups = _Groups(order[begin], np.abs(own[begin]), begin, np.diff(begin, append=booleans.size))
+    surprises = booleans[members] ^ (own > 0)
+    in_runs = groups.level >= RUNS_FROM
+    return [*_patterns(surprises, groups, ~in_runs), _runs(surprises, groups, in_runs)]
+
+
+def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[Symbols]:
+    """Symbols of eight booleans each, and then one symbol for each boolean that remains in a group."""
+    symbols = np.where(chosen, groups.length // PATTERN, 0)
+    within = np.arange(surprises.size) - np.repeat(groups.begin, groups.length)
+    whole = within < np.repeat(PATTERN * symbols, groups.length)
+    pattern, of_group = np.packbits(surprises[whole]).astype(np.int64), np.repeat(groups.order, symbols)
+    level, table = np.repeat(groups.level, symbols), pattern_table()
+    start = table[level, pattern]
+    many = Symbols(of_group, start, table[level, pattern + 1] - start, table[level, -1])
+    single = np.flatnonzero(~whole & np.repeat(chosen, groups.length))
+    group = np.searchsorted(groups.begin, single, "right") - 1
+    chance = CHANCES[MOST - groups.level[group]]
+    found = surprises[single]
+    start, size = np.where(found, 0, chance), np.where(found, chance, TOTAL - chance)
+    return [many, Symbols(groups.order[group], start, size, np.full(size.size, TOTAL))]
+
+
+def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
+    """Symbols of the gap before each surprise: `escape` as often as needed, the cell, and the bits in the
+    cell.
+
+    After the last surprise of a group, cells without surprises fill the group.
+    """
+    numbers = np.flatnonzero(chosen)
+    place = np.flatnonzero(surprises)
+    group = np.searchsorted(groups.begin, place, "right") - 1
+    place, group = place[chosen[group]], group[chosen[group]]
+    last = np.searchsorted(group, numbers, "right")  # insert the end of each group after its surprises
+    ends = np.insert(np.zeros(place.size, np.bool_), last, values=True)
+    place = np.insert(place, last, groups.begin[numbers] + groups.length[numbers])
+    group = np.insert(group, last, numbers)
+    before = np.empty_like(place)
+    before[1:] = place[:-1] + 1
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    before[first] = groups.begin[group[first]]
+    return _gaps(place - before, groups.level[group], groups.order[group], ends)
+
+
+def _gaps(gap: Ints, level: Ints, order: Ints, ends: MaskArray) -> Symbols:
+    """Symbols of the gaps before surprises and before the ends of groups. Gaps before ends take whole
+    cells.
+    """
+    starts, escapes = run_table()
+    shift, escape = level // PER_OCTAVE - 3, escapes[level]
+    cells = np.where(ends, -(-gap >> shift), gap >> shift)
+    escaped = cells // escape
+    cell = cells - escaped * escape
+    has_cell, has_bits = ~ends | (cell > 0), ~ends & (shift > 0)
+    count = escaped + has_cell + has_bits
+    every = np.repeat(np.arange(gap.size), count)
+    number = np.arange(every.size) - np.repeat(np.cumsum(count) - count, count) - escaped[every]
+    cell = np.where(number < 0, escape[every], cell[every])
+    start = starts[level[every], cell]
+    stop = np.where(
+        ends[every] | (number < 0), TOTAL, starts[level[every], np.minimum(cell + 1, starts.shape[1] - 1)]
+    )
+    bits = number > 0
+    even = np.int64(1) << shift[every]
+    return Symbols(
+        order[every],
+        np.where(bits, gap[every] & even - 1, start),
+        np.where(bits, 1, stop - start),
+        np.where(bits, even, TOTAL),
+    )
 
 
 def write_booleans(out: RangeEncoder, booleans: MaskArray, levels: Ints) -> None:

@@ -7,8 +7,13 @@ encoding (1979). A carry is added to the bytes already written. Bytes: docs/wire
 
 import struct
 from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
+from fleetune.protocols.update.entropy.octaves import Ints
 
 _WORD = 32
 _TOP = 1 << 64
@@ -200,3 +205,36 @@ class RangeDecoder:
         """Check that all bytes were read. Raises PacketCorrupt if some remain."""
         if self._offset < len(self._data):
             raise PacketCorrupt(f"{len(self._data) - self._offset} bytes behind the entropy-coded values")
+
+
+Interval = tuple[int, int, int]  # (start, size, total)
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Intervals for a range coder, see `RangeEncoder.write`.
+
+    Attributes:
+        order: sort key of each symbol; symbols with equal keys are written as they stand here; shape (n,).
+        start, size, total: interval of each symbol, same shape.
+    """
+
+    order: Ints
+    start: Ints
+    size: Ints
+    total: Ints
+
+
+def symbols_in_order(found: Iterable[tuple[int, int, int, int]]) -> Symbols:
+    """Symbols from tuples (order, start, size, total)."""
+    return Symbols(*np.array(list(found), np.int64).reshape(-1, 4).T)
+
+
+def write_symbols(out: RangeEncoder, parts: list[Symbols]) -> None:
+    """Write the symbols of all parts, sorted by their order."""
+    by_order = np.argsort(np.concatenate([part.order for part in parts]), kind="stable")
+    start, size, total = (
+        np.concatenate([getattr(part, name) for part in parts])[by_order].tolist()
+        for name in ("start", "size", "total")
+    )
+    out.write_all(start, size, total)

@@ -12,12 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.update.entropy.boolean_levels import MOST
-from fleetune.protocols.update.entropy.boolean_symbols import LEVELS, symbols_of
-from fleetune.protocols.update.entropy.booleans import read_booleans
-from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
+from fleetune.protocols.update.entropy.booleans import LEVELS, MOST, read_booleans, symbols_of
+from fleetune.protocols.update.entropy.octaves import PER_OCTAVE, Ints, quarter_octaves
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder, Symbols, write_symbols
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers at most; larger magnitudes are then written as a number

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.octaves import Ints
 from fleetune.protocols.update.entropy.small_integers import LARGEST
 
 MAX_PRODUCTS = 255

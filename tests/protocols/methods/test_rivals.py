@@ -14,9 +14,8 @@ from fleetune.protocols.methods.per_fedavg import meta_gradient
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Entries, Everything, Layers
+from fleetune.protocols.update.selection import Entries, Everything, Layers, split_at_head
 
 SPEC = tiny_spec()
 STATS = slice(SPEC.num_parameters, SPEC.size)

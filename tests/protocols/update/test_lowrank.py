@@ -13,10 +13,14 @@ from fleetune.protocols.update.encodings.lowrank import LowRank
 from fleetune.protocols.update.encodings.lowrank_choice import cheapest
 from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
 from fleetune.protocols.update.encodings.sparse import Sparse
-from fleetune.protocols.update.entropy.magnitudes import magnitude, nearest
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.octaves import magnitude, nearest
+from fleetune.protocols.update.entropy.range_coder import (
+    RangeDecoder,
+    RangeEncoder,
+    symbols_in_order,
+    write_symbols,
+)
 from fleetune.protocols.update.entropy.small_integers import LARGEST, TURN, IntegerReader, IntegerWriter
-from fleetune.protocols.update.entropy.symbols import symbols_in_order, write_symbols
 from fleetune.protocols.update.products.outer_products import sum_of
 from fleetune.protocols.update.products.product_search import products_of
 

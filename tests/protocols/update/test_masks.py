@@ -20,7 +20,7 @@ from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.entropy.boolean_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
+from fleetune.protocols.update.entropy.booleans import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
 from fleetune.protocols.update.masks.coded_mask import MOST_BOOLEANS, evenly, predicted, read_mask, write_mask
 from fleetune.protocols.update.masks.coding_time import coding_time
 from fleetune.protocols.update.patch import Patch

@@ -10,8 +10,7 @@ import pytest
 
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.products.outer_products import sum_of
-from fleetune.protocols.update.products.product_search import products_of
-from fleetune.protocols.update.products.whole_matrices import WholeMatrix, gram, product
+from fleetune.protocols.update.products.product_search import WholeMatrix, gram, product, products_of
 
 DIGEST = """
 import hashlib
