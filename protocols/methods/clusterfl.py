@@ -29,16 +29,15 @@ epochs a round, new F every third round):
 - The code's devices add the linear term and omit F_kj w_k. Both follow the Lagrangian here.
 - `relations = "k-means"` is DC-PFL's description of ClusterFL (section V-A). Each device in a group of n then
   has 1 / sqrt(n) in the group's column.
-- `solver = "direct"` uses the gradient of the objective itself, without copies and multipliers. The device is
-  pulled with strength `shrink` towards attract / shrink times the mean of its K-means group.
 
 All devices start from the run's initial weights. The coordinator keeps the last model of an absent device. A
 device that has sent no update yet is pulled towards the mean of all models.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -46,14 +45,15 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import LARGEST_AMOUNT, Number, Positive
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.method.averaging import PersonalModel, Task
-from fleetune.protocols.method.choice import Budget
+from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Round, lazily
-from fleetune.protocols.method.targets import PersonalTargets, Update
+from fleetune.protocols.method.targets import Update
 from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
@@ -90,7 +90,7 @@ class ServerState:
         models: latest model of each device, same shape.
         groups: K-means group of each device; empty with soft relations.
         rounds: number of aggregated rounds.
-        consensus: state of ADMM; None before the first update and with the direct solver.
+        consensus: state of ADMM; None before the first update.
     """
 
     initial: FlatArray
@@ -102,11 +102,9 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PullTask(Task):
-    """A pull of the given strength towards the patch's values. With None, `pull_towards` gives the
-    strength.
-    """
+    """A pull of the given strength towards the patch's values."""
 
-    strength: Positive | None = None
+    strength: Positive
 
 
 def farthest_points(products: NDArray[np.float64], count: int) -> list[int]:
@@ -184,36 +182,32 @@ def stepped(sums: Floats, multipliers: Floats, attract: float, penalty: float) -
 
 
 @dataclass(frozen=True)
-class ClusterFL(PersonalTargets[ServerState]):
+class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
     """Settings.
 
     Attributes:
         num_groups: K, the largest number of groups. DC-PFL's paper does not give it.
         shrink: alpha, weight of the penalty on the models' size. The authors' code has 0.001, which has
-            hardly any effect within tens of rounds: 89.8 % on the digits of tools/demo.toml (direct), against
-            89.9 % for local-only.
+            hardly any effect within tens of rounds.
         attract: beta, weight of the attraction between related models, at most alpha. The authors' code has
             alpha / 2. With more, the objective has no minimum. With beta = alpha, the penalty is alpha times
             the models' K-means distance.
-        solver: `admm`, the paper's solver, or `direct`, the plain gradient.
-        relations: how F is made: from K-means groups or `soft`. The direct solver needs groups.
+        relations: how F is made: from K-means groups or `soft`.
         regroup_rounds: number of rounds between computations of the relations; the authors' code has 3. With
             0 they change only when a new device is heard from, as DC-PFL says.
         penalty: rho, ADMM's penalty, at least 4 * attract as in the authors' code. With less, the multipliers
             do not settle. The default is 8 * attract.
-
-    A new run that leaves `solver` and `regroup_rounds` open uses the paper's values.
     """
 
+    spec: ModelSpec
     num_groups: Annotated[int, Meta(ge=1)] = 3
     shrink: Annotated[float, Meta(gt=0)] = 0.1
     attract: Annotated[float, Meta(ge=0)] = 0.1
-    solver: Literal["direct", "admm"] = "direct"
     relations: Literal["k-means", "soft"] = "k-means"
-    regroup_rounds: Annotated[int, Meta(ge=0)] = 0
+    regroup_rounds: Annotated[int, Meta(ge=0)] = 3
     penalty: Annotated[float, Meta(gt=0)] | None = None
 
-    state_type = ServerState
+    state_type, task_type, update_type = ServerState, PullTask, Update
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         Diagnostic(
             "group_devices",
@@ -232,8 +226,6 @@ class ClusterFL(PersonalTargets[ServerState]):
         ),
     )
 
-    task_type = PullTask
-
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
             raise SettingError(f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g})")
@@ -241,15 +233,8 @@ class ClusterFL(PersonalTargets[ServerState]):
             raise SettingError(
                 f"method.penalty: {self._penalty:g} is below 4 * method.attract ({4 * self.attract:g})"
             )
-        if self.solver == "admm" and not self.shrink + self._penalty <= LARGEST_AMOUNT:
+        if not self.shrink + self._penalty <= LARGEST_AMOUNT:
             raise SettingError(f"method.shrink: with method.penalty, it is above {LARGEST_AMOUNT:g}")
-
-    @classmethod
-    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
-        """The paper's solver and interval; runs of releases before these settings keep the fields'
-        defaults.
-        """
-        return {"solver": "admm", "regroup_rounds": 3}
 
     @property
     def _penalty(self) -> float:
@@ -258,20 +243,9 @@ class ClusterFL(PersonalTargets[ServerState]):
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights, {}, {})
 
-    def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """Function that returns the mean of a device's group, or of all devices if it has no group."""
-        everybody = self._mean(state, state.models)
-        means = {
-            group: self._mean(state, self._members(state, group)) for group in set(state.groups.values())
-        }
-        return lambda device: means[state.groups[device]] if device in state.groups else everybody
-
-    def pull_towards(self, target: FlatArray) -> Pull:
-        return Pull(target * target.dtype.type(self.attract / self.shrink), self.shrink)
-
-    def plan(self, state: ServerState, round_: Round, key: Key) -> tuple[ServerState, Mapping[DeviceId, Any]]:
-        if self.solver == "direct":
-            return super().plan(state, round_, key)
+    def plan(
+        self, state: ServerState, round_: Round, key: Key
+    ) -> tuple[ServerState, Mapping[DeviceId, PullTask]]:
         pulls = self.pulls(state)
 
         def task(device: DeviceId) -> PullTask:
@@ -282,7 +256,11 @@ class ClusterFL(PersonalTargets[ServerState]):
 
     def pulls(self, state: ServerState) -> Callable[[DeviceId], Pull]:
         """Function that returns a device's part of the augmented Lagrangian, without f_i, as a pull."""
-        held, newcomers = state.consensus, self.pull_towards(self._mean(state, state.models))
+        mean = self._mean(state, state.models)
+        held, newcomers = (
+            state.consensus,
+            Pull(mean * mean.dtype.type(self.attract / self.shrink), self.shrink),
+        )
         if held is None:
             return lambda _: newcomers
         linear = held.multipliers + self._penalty * (held.copies - self._sums(state, held.relations))
@@ -301,13 +279,16 @@ class ClusterFL(PersonalTargets[ServerState]):
         return pull
 
     def work(
-        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
+        self, state: PersonalModel, task: PullTask, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
-        if not isinstance(task, PullTask) or task.strength is None:
-            return super().work(state, task, trainer, budget, key)
         pull = Pull(task.patch.apply(state.weights, self.spec), task.strength)
         fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
+        """One choice: whole models both ways. The device also holds its target in memory."""
+        whole = estimate_bytes(self.spec.num_parameters)
+        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]
 
     def aggregate(
         self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
@@ -317,8 +298,8 @@ class ClusterFL(PersonalTargets[ServerState]):
             models[device] = update.patch.apply(models.get(device, state.initial), self.spec)
         now = replace(state, models=models, rounds=state.rounds + 1)
         due = bool(self.regroup_rounds) and now.rounds % self.regroup_rounds == 0
-        known = state.groups if state.consensus is None else state.consensus.relations
-        if due or models.keys() != known.keys():
+        known = {} if state.consensus is None else state.consensus.relations
+        if models and (due or models.keys() != known.keys()):
             now = self._with_new_relations(now)
         if now.consensus is None:
             return now
@@ -331,8 +312,8 @@ class ClusterFL(PersonalTargets[ServerState]):
         return self._mean(state, state.models)
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
-        labels = sorted(set(state.groups.values()))
-        sizes = {f"group {label + 1}": float(len(self._members(state, label))) for label in labels}
+        counts = Counter(state.groups.values())
+        sizes = {f"group {label + 1}": float(counts[label]) for label in sorted(counts)}
         seen: dict[str, Figure] = {"group_devices": sizes} if sizes else {}
         if state.consensus is not None:
             sums = self._sums(state, state.consensus.relations)
@@ -345,11 +326,10 @@ class ClusterFL(PersonalTargets[ServerState]):
         """`state` with newly computed relations; an unchanged column keeps its multiplier."""
         names = sorted(state.models)
         products = _products([state.models[name] for name in names], state.initial, self.spec)
-        if self.solver == "admm" and self.relations == "soft":
+        if self.relations == "soft":
             return self._with_relations(state, tuple((name,) for name in names), soft_relations(products))
         groups = dict(zip(names, k_means(products, self.num_groups).tolist(), strict=True))
-        grouped = replace(state, groups=groups)
-        return grouped if self.solver == "direct" else self._with_relations(grouped, *group_relations(groups))
+        return self._with_relations(replace(state, groups=groups), *group_relations(groups))
 
     def _with_relations(self, state: ServerState, columns: Columns, relations: Floats) -> ServerState:
         """`state` with these relations, before the step of O and U."""
@@ -369,9 +349,6 @@ class ClusterFL(PersonalTargets[ServerState]):
             for column in np.flatnonzero(row):  # just one nonzero relation if relations are groups
                 total[column] += row[column] * own
         return total
-
-    def _members(self, state: ServerState, group: int) -> list[DeviceId]:
-        return [device for device, its_group in state.groups.items() if its_group == group]
 
     def _mean(self, state: ServerState, devices: Iterable[DeviceId]) -> FlatArray:
         """The mean parameters of these devices, summed in ascending order; the initial weights if there are

@@ -9,7 +9,7 @@ from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.method.targets import Update
 from fleetune.protocols.method.trainer import Fit
-from fleetune.protocols.methods import create, from_section, with_defaults_of_run
+from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import ClusterFL, group_relations, soft_relations, stepped
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.patch import Patch
@@ -70,9 +70,7 @@ def minimum(wanted, groups, shrink, attract):
 def test_admm_ends_at_the_objectives_minimum_whatever_the_penalty(penalty):
     """Without multipliers, or without the other devices' share of the penalty, it ends elsewhere."""
     wanted = aims(5, 5, 5, -5, -5)
-    method = ClusterFL(
-        SPEC, num_groups=2, shrink=0.3, attract=0.2, solver="admm", regroup_rounds=3, penalty=penalty
-    )
+    method = ClusterFL(SPEC, num_groups=2, shrink=0.3, attract=0.2, regroup_rounds=3, penalty=penalty)
     states, found = played(method, wanted, 120)
     best = minimum(wanted, [DEVICES[:3], DEVICES[3:]], 0.3, 0.2)
     for name in DEVICES:
@@ -88,7 +86,7 @@ def test_admm_ends_at_the_objectives_minimum_whatever_the_penalty(penalty):
 
 def test_admm_ends_there_too_when_only_some_take_part_each_round():
     wanted = aims(5, 5, 5, -5, -5)
-    method = ClusterFL(SPEC, num_groups=2, shrink=0.3, attract=0.2, solver="admm")
+    method = ClusterFL(SPEC, num_groups=2, shrink=0.3, attract=0.2)
     order = [DEVICES, *[(DEVICES[at % 5], DEVICES[(at + 2) % 5]) for at in range(300)]]
     _, found = played(method, wanted, len(order), lambda number: sorted(order[number - 1]))
     for name, best in minimum(wanted, [DEVICES[:3], DEVICES[3:]], 0.3, 0.2).items():
@@ -122,7 +120,7 @@ def test_soft_relations_are_shares_of_positive_centred_products():
 
 
 def test_a_devices_relations_are_its_own_group_and_a_column_that_stays_keeps_its_multiplier():
-    method = ClusterFL(SPEC, num_groups=2, solver="admm", regroup_rounds=1)
+    method = ClusterFL(SPEC, num_groups=2, regroup_rounds=1)
     states, _ = played(method, aims(5, 5, 5, -5, -5), 3)
     before, held = states[-2].consensus, states[-1].consensus
     assert set(held.columns) == {DEVICES[:3], DEVICES[3:]}
@@ -139,7 +137,7 @@ def test_groups_are_found_anew_every_so_many_rounds():
     """d2 changes sides in round 3: it is seen after round 4, or never."""
     ends = []
     for every in (2, 0):
-        method = ClusterFL(SPEC, num_groups=2, solver="admm", regroup_rounds=every)
+        method = ClusterFL(SPEC, num_groups=2, regroup_rounds=every)
         state = method.init_coordinator(np.zeros(SPEC.size, np.float32))
         sides = []
         for number in range(1, 5):
@@ -153,7 +151,7 @@ def test_groups_are_found_anew_every_so_many_rounds():
 
 
 def test_who_was_not_heard_yet_is_pulled_towards_the_mean_of_all():
-    method = ClusterFL(SPEC, num_groups=2, shrink=0.5, attract=0.25, solver="admm")
+    method = ClusterFL(SPEC, num_groups=2, shrink=0.5, attract=0.25)
     wanted = aims(5, -5)
     (state,), found = played(method, wanted, 1, lambda number: ("d0", "d1"))
     _, tasks = method.plan(state, Round(2, ("d0", "new")), Key(2))
@@ -162,17 +160,11 @@ def test_who_was_not_heard_yet_is_pulled_towards_the_mean_of_all():
     assert tasks["d0"].strength == pytest.approx(0.5 + 2.0 / 2)  # alone in its group: shrink + rho / 2
 
 
-def test_a_run_that_begins_is_solved_as_published_and_an_old_one_as_it_was():
-    begun = from_section(with_defaults_of_run({"name": "clusterfl"}, 20), SPEC)
-    assert begun == ClusterFL(SPEC, solver="admm", regroup_rounds=3)
-    assert from_section({"name": "clusterfl"}, SPEC) == ClusterFL(SPEC, solver="direct", regroup_rounds=0)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"penalty": 0.39}, r"method.penalty: 0.39 is below 4 \* method.attract \(0.4\)"),
-        ({"solver": "admm", "shrink": 1e300}, "method.shrink: with method.penalty, it is above"),
+        ({"shrink": 1e300}, "method.shrink: with method.penalty, it is above"),
     ],
 )
 def test_settings_that_have_no_solution_are_refused(settings, message):
