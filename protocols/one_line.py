@@ -1,7 +1,8 @@
 """In every program, a user's mistake is one line on stderr and exit code 2; a fault is one line in a log."""
 
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from fleetune.protocols.errors import FleetuneError
@@ -16,6 +17,13 @@ def without_url(text: str) -> str:
     """`text` without what follows `://`, for messages, because a URL may hold a password."""
     head, mark, _ = text.partition("://")
     return f"{head}{mark}..." if mark else text
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The known name that an unknown one resembles, or all known names, for an error message."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
 
 
 def unexpected(fault: BaseException) -> str:

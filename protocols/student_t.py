@@ -1,6 +1,7 @@
 """Quantiles of Student's t and of the beta distribution, for intervals, without SciPy."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 _STEPS = 200  # steps of a continued fraction, or halvings of an interval: more than float64 needs
@@ -15,15 +16,10 @@ def student_t_quantile(share: float, freedom: float) -> float:
         share: probability of smaller values.
         freedom: degrees of freedom, above 0, not necessarily whole.
     """
-    low, high = 0.0, 1.0
+    high = 1.0
     while student_t_share(high, freedom) < share:
         high *= 2
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if student_t_share(middle, freedom) < share else (low, middle)
-    return high
+    return _crossing(lambda value: student_t_share(value, freedom) < share, high)
 
 
 def student_t_share(value: float, freedom: float) -> float:
@@ -35,12 +31,17 @@ def student_t_share(value: float, freedom: float) -> float:
 @lru_cache(1024)
 def beta_quantile(share: float, a: float, b: float) -> float:
     """The quantile of the beta distribution with shapes a, b > 0 for `share` (0 < share < 1)."""
-    low, high = 0.0, 1.0
+    return _crossing(lambda value: _incomplete_beta(value, a, b) < share, 1.0)
+
+
+def _crossing(is_below: Callable[[float], bool], high: float) -> float:
+    """The smallest value from 0 to `high` that is not below, by halving the interval."""
+    low = 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        low, high = (middle, high) if _incomplete_beta(middle, a, b) < share else (low, middle)
+        low, high = (middle, high) if is_below(middle) else (low, middle)
     return high
 
 

@@ -4,7 +4,6 @@ A built-in tracker is one file and one line of `TRACKERS`. A user-defined tracke
 `package.module:function`.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.user_code import as_line, user_module
 
@@ -137,8 +137,7 @@ def makers_of(trackers: Iterable[str | Make]) -> dict[str, Make]:
 def _known(name: str) -> _Known:
     known = TRACKERS.get(name)
     if known is None:
-        near = difflib.get_close_matches(name, TRACKERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TRACKERS)}"
+        hint = suggestion(name, TRACKERS)
         raise SettingError(f"tracker {name}: there is none; {hint} (or package.module:function of yours)")
     if find_spec(known.package) is None:
         raise SettingError(f"tracker {name}: it is not installed here: {known.install}")

@@ -225,5 +225,10 @@ class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, T
     def work(
         self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
-        fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
+        start = task.patch.apply(state.weights, self.spec)
+        fit = trainer.fit(start, self.fit_plan(state, start), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)
+
+    def fit_plan(self, state: PersonalModel, start: FlatArray) -> FitPlan:
+        """How the device trains from `start`; by default, as the run's [training] section says."""
+        return FitPlan()

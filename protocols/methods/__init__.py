@@ -5,7 +5,6 @@ the same way.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -17,7 +16,7 @@ from fleetune.protocols.method.diagnostics import Diagnostic, declared_diagnosti
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.one_line import flat
+from fleetune.protocols.one_line import flat, suggestion
 from fleetune.protocols.settings.task import TaskKind
 from fleetune.protocols.user_code import as_line, user_module
 
@@ -156,9 +155,7 @@ def _find(name: str) -> Any:
     target = REGISTRY.get(name, name)
     module, _, attribute = target.partition(":")
     if not attribute:
-        near = difflib.get_close_matches(name, REGISTRY, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(REGISTRY)}"
-        raise SettingError(f"method.name: no method {name!r}; {hint}")
+        raise SettingError(f"method.name: no method {name!r}; {suggestion(name, REGISTRY)}")
     try:
         return getattr(user_module(module), attribute)
     except Exception as problem:  # importing a user's file may raise any exception

@@ -7,12 +7,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.method.choice import Budget
-from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
-from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Everything
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel
+from fleetune.protocols.method.trainer import FitPlan, Pull
+from fleetune.protocols.model.spec import FlatArray
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,5 @@ class FedProx(ModelAveraging):
 
     proximal: Annotated[float, Meta(ge=0)] = 0.01
 
-    def work(
-        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
-    ) -> tuple[PersonalModel, Update]:
-        start = task.patch.apply(state.weights, self.spec)
-        fit = trainer.fit(start, FitPlan(pull=Pull(start, self.proximal / 2)), key)
-        sent = Patch.of(fit.weights, Everything(), self.spec)
-        return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
+    def fit_plan(self, state: PersonalModel, start: FlatArray) -> FitPlan:
+        return FitPlan(pull=Pull(start, self.proximal / 2))

@@ -23,11 +23,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget
-from fleetune.protocols.method.trainer import FitPlan, Trainer
+from fleetune.protocols.method.averaging import ModelAveraging, PersonalModel
+from fleetune.protocols.method.choice import EVALUATION_EPOCHS
+from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.loss_terms import Contrast
-from fleetune.protocols.randomness import Key
+from fleetune.protocols.model.spec import FlatArray
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,5 @@ class MOON(ModelAveraging):
         """
         return 2 * EVALUATION_EPOCHS
 
-    def work(
-        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
-    ) -> tuple[PersonalModel, Update]:
-        start = task.patch.apply(state.weights, self.spec)
-        contrast = Contrast(start, state.weights, self.strength, self.temperature)
-        fit = trainer.fit(start, FitPlan(loss_term=contrast), key)
-        return PersonalModel(fit.weights), self.update(fit.weights, trainer)
+    def fit_plan(self, state: PersonalModel, start: FlatArray) -> FitPlan:
+        return FitPlan(loss_term=Contrast(start, state.weights, self.strength, self.temperature))

@@ -35,6 +35,7 @@ from fleetune.protocols.method.averaging import PersonalDevice, PersonalModel, T
 from fleetune.protocols.method.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Round, lazily
+from fleetune.protocols.method.targets import Update
 from fleetune.protocols.method.trainer import FitPlan, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -140,13 +141,6 @@ class ServerState:
     devices: tuple[DeviceId, ...] = ()
     latest: dict[DeviceId, FlatArray] = field(default_factory=dict)
     networks: dict[DeviceId, Hypernetwork] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Update:
-    """The device's model after training."""
-
-    patch: Patch
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ only this file and its neighbours torch_*.py import torch. Where the order does 
 before ReLU, which is faster.
 """
 
-import difflib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.nn import functional
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.token_ids import blank_batch, forward_blank
 from fleetune.protocols.model.torch_dispatch import CountingFlops
+from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.user_code import as_line, user_module
 
 Shape = tuple[int, ...]
@@ -108,9 +108,9 @@ def _load(name: str) -> Build:
     """The user's function named `package.module:function`."""
     path, colon, function = name.partition(":")
     if not colon:
-        near = difflib.get_close_matches(name, _BUILT_IN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
-        raise ModelError(f"model {name!r} is unknown; {hint} (your own: package.module:function)")
+        raise ModelError(
+            f"model {name!r} is unknown; {suggestion(name, names())} (your own: package.module:function)"
+        )
     try:
         module = user_module(path)
     except Exception as problem:  # a user's file may raise anything

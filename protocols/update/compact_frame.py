@@ -8,7 +8,7 @@ replies, so that the names of fields take few bytes.
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
@@ -23,24 +23,25 @@ ZSTD_LEVEL = 3
 
 # Replies as devices send them, the most usual last: zstd refers to what an update has in common with them.
 # To change them takes another version of the frame (docs/wire.md).
+_MEASURES = {
+    "num_samples": 140,
+    "num_test": 60,
+    "train_loss": 0.25,
+    "before": 0.5,
+    "after": 1.0,
+}
+
+
+def _example(measures: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+    start = {"device": "device-0", "round": 1, "attempt": 1, "leaving": False}
+    base = "0123456789abcdef0123456789abcdef"
+    return {**start, "measures": {**_MEASURES, **measures}, "update": update, "base": base}
+
+
 EXAMPLES = (
-    {
-        "device": "device-0",
-        "round": 1,
-        "attempt": 1,
-        "leaving": False,
-        "measures": {
-            "num_samples": 140,
-            "num_test": 60,
-            "train_loss": 0.25,
-            "before": 0.5,
-            "after": 1.0,
-            "personal": 0.5,
-            "kept": 0.5,
-            "scores": {"accuracy": 0.5},
-            "local_work": 0.5,
-        },
-        "update": {
+    _example(
+        {"personal": 0.5, "kept": 0.5, "scores": {"accuracy": 0.5}, "local_work": 0.5},
+        {
             "patch": {
                 "selection": {"type": "Entries", "active": ["?c", [61706], b""]},
                 "values": ["lossless", [61706], b""],
@@ -49,27 +50,14 @@ EXAMPLES = (
             "loss": 0.5,
             "rate": 0.1,
         },
-        "base": "0123456789abcdef0123456789abcdef",
-    },
-    {
-        "device": "device-0",
-        "round": 1,
-        "attempt": 1,
-        "leaving": False,
-        "measures": {
-            "num_samples": 140,
-            "num_test": 60,
-            "train_loss": 0.25,
-            "before": 0.5,
-            "after": 1.0,
-            "personal": None,
-        },
-        "update": {
+    ),
+    _example(
+        {"personal": None},
+        {
             "patch": {"selection": {"type": "Everything"}, "values": ["sketch", [61706], b""]},
             "num_samples": 140,
         },
-        "base": "0123456789abcdef0123456789abcdef",
-    },
+    ),
 )
 DICTIONARY = zstandard.ZstdCompressionDict(
     b"".join(map(msgspec.msgpack.encode, EXAMPLES)), dict_type=zstandard.DICT_TYPE_RAWCONTENT

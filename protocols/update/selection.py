@@ -19,6 +19,16 @@ from fleetune.protocols.randomness import Key
 MAX_LAYERS = 4096
 
 
+class _Masked(Struct, frozen=True):
+    """Base class of selections that are counted by their mask."""
+
+    def mask(self, spec: ModelSpec) -> MaskArray:
+        raise NotImplementedError
+
+    def count(self, spec: ModelSpec) -> int:
+        return int(np.count_nonzero(self.mask(spec)))
+
+
 class Everything(Struct, frozen=True, tag=True):
     """All parameters. It takes no bytes on the wire."""
 
@@ -45,7 +55,7 @@ class Layers(Struct, frozen=True, tag=True):
         return sum(where.stop - where.start for where in (_layer(spec, name) for name in set(self.names)))
 
 
-class Neurons(Struct, frozen=True, tag=True):
+class Neurons(_Masked, frozen=True, tag=True):
     """All entries between randomly drawn neurons. Both sides draw the same neurons from `key`.
 
     In each group of n neurons, `num_active(n, ratio)` are drawn, as a sample of `Key(key).child(group)`. An
@@ -61,11 +71,8 @@ class Neurons(Struct, frozen=True, tag=True):
         """
         return neuron_mask(spec, draw_neurons(spec.groups, self.ratio, self.key))
 
-    def count(self, spec: ModelSpec) -> int:
-        return int(np.count_nonzero(self.mask(spec)))
 
-
-class ChosenNeurons(Struct, frozen=True, tag=True):
+class ChosenNeurons(_Masked, frozen=True, tag=True):
     """All entries between neurons that the sender chose. They travel as a bitmap with one bit for each
     neuron.
     """
@@ -84,11 +91,8 @@ class ChosenNeurons(Struct, frozen=True, tag=True):
             )
         return np.split(self.active, np.cumsum(spec.groups, dtype=np.intp)[:-1])
 
-    def count(self, spec: ModelSpec) -> int:
-        return int(np.count_nonzero(self.mask(spec)))
 
-
-class Entries(Struct, frozen=True, tag=True):
+class Entries(_Masked, frozen=True, tag=True):
     """Any set of entries. They travel as a bitmap over the parameters."""
 
     bitmap: MaskArray  # shape (spec.num_parameters,)
@@ -101,11 +105,8 @@ class Entries(Struct, frozen=True, tag=True):
             )
         return np.concatenate([self.bitmap, np.zeros(spec.size - spec.num_parameters, dtype=bool)])
 
-    def count(self, spec: ModelSpec) -> int:
-        return int(np.count_nonzero(self.mask(spec)))
 
-
-class DrawnEntries(Struct, frozen=True, tag=True):
+class DrawnEntries(_Masked, frozen=True, tag=True):
     """A random fraction of the parameters. Both sides draw the same entries from `start`.
 
     Each entry has a random position on a circle of 2**64 points: draw i of key 0 for entry i. The selected
@@ -136,9 +137,6 @@ class DrawnEntries(Struct, frozen=True, tag=True):
         chosen = np.zeros(spec.size, dtype=bool)
         chosen[: spec.num_parameters] = distance < _arc(self.share) if self.share < 1 else True
         return chosen
-
-    def count(self, spec: ModelSpec) -> int:
-        return int(np.count_nonzero(self.mask(spec)))
 
 
 Selection = Everything | Layers | Neurons | ChosenNeurons | Entries | DrawnEntries

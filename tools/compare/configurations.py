@@ -1,7 +1,6 @@
 """Configurations from --methods and [compare], and the runs of configurations with several seeds."""
 
 import dataclasses
-import difflib
 import fnmatch
 import hashlib
 import re
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
@@ -91,9 +91,7 @@ def _configuration(settings: RunSettings, label: str) -> Configuration:
     name = section["name"]
     if not isinstance(name, str) or (name not in REGISTRY and ":" not in name):
         known = [*REGISTRY, *settings.compare]
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise SettingError(f"--methods: no method {name!r}; {hint}")
+        raise SettingError(f"--methods: no method {name!r}; {suggestion(str(name), known)}")
     changes = {path: section.pop(key) for key, path in OF_OTHER_SECTIONS.items() if key in section}
     configuration = Configuration(label, section, changes)
     try:

@@ -3,9 +3,8 @@
 Each file of tools/papers is a cell. Its `rows` are further cells.
 """
 
-import difflib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.papers.measures import MEASURES
@@ -96,15 +96,8 @@ def _places() -> dict[str, tuple[Path, str | None]]:
 def _place_of(name: str) -> tuple[Path, str | None]:
     places = _places()
     if name not in places:
-        raise SettingError(f"no cell {name!r}; {hint(name, places) or f'none in {CELLS}'}")
+        raise SettingError(f"no cell {name!r}; {suggestion(name, sorted(places)) or f'none in {CELLS}'}")
     return places[name]
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """A suggestion of similar names for an unknown name."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
 
 
 def _adapted(

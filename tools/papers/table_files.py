@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct, field
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import suggestion
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.papers.cells import hint, merged, read_variant
+from fleetune.tools.papers.cells import merged, read_variant
 from fleetune.tools.papers.measures import MEASURES, paper_of
 
 TABLES = Path(__file__).parent / "tables"
@@ -114,7 +115,7 @@ def read_table(name: str) -> PaperTable:
         SettingError: there is none, or its file is wrong.
     """
     if name not in table_names():
-        raise SettingError(f"no table {name!r}; {hint(name, table_names())}")
+        raise SettingError(f"no table {name!r}; {suggestion(name, table_names())}")
     file = TABLES / f"{name}.toml"
     try:
         return msgspec.toml.decode(file.read_bytes(), type=PaperTable)

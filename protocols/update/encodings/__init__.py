@@ -4,7 +4,6 @@ An encoding is an `Encoding` (encoding.py). A payload names the encoding of each
 here are looked up, whatever name a peer sends. A module is imported when its encoding is first used.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.one_line import flat
+from fleetune.protocols.one_line import flat, suggestion
 from fleetune.protocols.update.encodings.encoding import Encoding
 
 RAW = "raw"
@@ -69,8 +68,6 @@ def in_words(choice: str | Mapping[str, Any]) -> str:
 
 def _kind(name: str) -> Any:
     if name not in REGISTRY:
-        near = difflib.get_close_matches(name, REGISTRY, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(REGISTRY)}"
-        raise SettingError(f"no encoding {name!r}; {hint}")
+        raise SettingError(f"no encoding {name!r}; {suggestion(name, REGISTRY)}")
     module, _, kind = REGISTRY[name].partition(":")
     return getattr(import_module(module), kind)

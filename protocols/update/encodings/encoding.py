@@ -5,6 +5,7 @@ the model nor the sender. `protocols.update.patch_values` cuts reference and res
 patch, and frames the bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -42,6 +43,21 @@ class Known:
     row_sizes: tuple[int, ...] = ()
     places: NDArray[np.int32] | None = None
     spare: bool = False
+
+    def start(self, count: int) -> FlatArray:
+        """Values to which decoded changes are added, shape (count,): the reference, or zeros."""
+        if self.reference is None:
+            return np.zeros(count, np.float32)
+        return self.reference if self.spare else self.reference.copy()
+
+    def parts(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """Start, stop and row size (0 if unknown) of each tensor in a patch of `count` entries."""
+        start = 0
+        while start < count:
+            number = self.tensors[start] if self.tensors.size else 0
+            stop = int(np.searchsorted(self.tensors, number, "right")) if self.tensors.size else count
+            yield start, stop, self.row_sizes[number] if self.row_sizes else 0
+            start = stop
 
     def beginnings(self, chunk: slice) -> list[int]:
         """Starts of further tensors in a chunk, counted from the start of the chunk."""

@@ -67,9 +67,8 @@ class LowRank(Encoding):
             decode_ns=100 + 550 / self.step,
             held_bytes=8,
             relative_error=error,
-            compression_error=min(
-                1.0, 2.5 * error
-            ),  # 1.10, 1.17 and 1.34 times as many rounds at steps of 1, 2 and 4
+            # 1.10, 1.17 and 1.34 times as many rounds at steps of 1, 2 and 4
+            compression_error=min(1.0, 2.5 * error),
             delays=True,
         )
 
@@ -104,9 +103,7 @@ class LowRank(Encoding):
         return nearest(width) if width > 0 else None
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        spare = known.reference if known.spare else None
-        values = _copied(known, count) if spare is None else spare
-        source = RangeDecoder(data)
+        values, source = known.start(count), RangeDecoder(data)
         form = source.read_even(_FORMS)
         if form != _form(known):
             raise PacketCorrupt(
@@ -135,7 +132,8 @@ def _written(
     values: FlatArray, residual: FlatArray | None, known: Known, width: int | None
 ) -> tuple[bytes, FlatArray]:
     """Bytes for steps of this width, and the decoded values. With width None, no change is written."""
-    out, arrived = RangeEncoder(), _copied(known, values.size)
+    out = RangeEncoder()
+    arrived = np.zeros_like(values) if known.reference is None else known.reference.copy()
     out.write(_form(known), 1, _FORMS)
     out.write(width or 0, 1, MAGNITUDES)
     writer = TensorWriter(out)
@@ -149,10 +147,6 @@ def _written(
             _add(arrived, writer.write(tensor, steps), width or 0)
     writer.finish()
     return out.finish(), arrived
-
-
-def _copied(known: Known, count: int) -> FlatArray:
-    return np.zeros(count, np.float32) if known.reference is None else known.reference.copy()
 
 
 def _in_steps(change: FlatArray, width: int) -> FlatArray:

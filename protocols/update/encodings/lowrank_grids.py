@@ -107,13 +107,8 @@ class Tensor:
 
 def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
     """Divide a patch of `count` entries into its tensors."""
-    start = 0
-    while start < count:
-        number = known.tensors[start] if known.tensors.size else 0
-        stop = int(np.searchsorted(known.tensors, number, "right")) if known.tensors.size else count
-        row_size = known.row_sizes[number] if known.row_sizes else 0
+    for start, stop, row_size in known.parts(count):
         yield _tensor(start, stop, row_size, None if known.places is None else known.places[start:stop])
-        start = stop
 
 
 def _tensor(start: int, stop: int, row_size: int, places: Numbers | None) -> Tensor:
@@ -121,18 +116,16 @@ def _tensor(start: int, stop: int, row_size: int, places: Numbers | None) -> Ten
     if row_size <= 1:
         return Tensor(start, stop)
     if places is None:
-        return (
-            Tensor(start, stop, size // row_size, row_size) if size % row_size == 0 else Tensor(start, stop)
-        )
+        fills_rows = size % row_size == 0
+        return Tensor(start, stop, size // row_size, row_size) if fills_rows else Tensor(start, stop)
     has_row = np.zeros(int(places[-1]) // row_size + 1, np.bool_)
     has_column = np.zeros(row_size, np.bool_)
     for chunk in chunks(size):
         rows = places[chunk] // row_size
         has_row[rows] = True
         has_column[places[chunk] - rows * row_size] = True
-    rows_there = np.flatnonzero(has_row).astype(
-        np.int32
-    )  # same type as `places`, so that `searchsorted` does not copy these
+    # same type as `places`, so that `searchsorted` does not copy these
+    rows_there = np.flatnonzero(has_row).astype(np.int32)
     columns = int(np.count_nonzero(has_column))
     if size == rows_there.size * columns:
         return Tensor(start, stop, rows_there.size, columns)

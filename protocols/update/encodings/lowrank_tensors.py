@@ -33,7 +33,6 @@ _MOST_SQUARES = 1 << 50
 _BELIEVED = 2  # prior of each column: this many entries with the mean square of all
 
 
-@dataclass
 class BusyLines:
     """Sizes of the integers of each row, or each column, in the products so far, relative to all.
 
@@ -41,11 +40,8 @@ class BusyLines:
         size: number of rows or columns.
     """
 
-    size: int
-    _squares: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._squares = np.zeros(self.size, np.int64)
+    def __init__(self, size: int) -> None:
+        self.size, self._squares = size, np.zeros(size, np.int64)
 
     def expected(self, octaves: int) -> Ints:
         """4 log2 of the expected squares of a factor, for a product with a norm of about 2^octaves."""
@@ -84,7 +80,6 @@ def _line_levels(squares: Ints) -> Ints:
     return np.where(total > 0, levels, 0)
 
 
-@dataclass
 class BusyColumns:
     """Sizes of the entries of each column so far, relative to all.
 
@@ -92,12 +87,8 @@ class BusyColumns:
         size: number of columns, at least 1.
     """
 
-    size: int
-    _squares: Ints = field(init=False)
-    _seen: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._squares, self._seen = np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
+    def __init__(self, size: int) -> None:
+        self.size, self._squares, self._seen = size, np.zeros(size, np.int64), np.zeros(size, np.int64)
 
     def expected(self, size: int, columns: Ints) -> Ints:
         """4 log2 of the expected squares of a bundle's entries, same shape as `columns`. `size`: its size
@@ -214,7 +205,6 @@ class _Batches:
         return writer.symbols(numbers, squares, self.sizes, self.turns)
 
 
-@dataclass
 class TensorWriter:
     """Writes tensor after tensor. Symbols wait until enough are there to be coded together.
 
@@ -222,13 +212,9 @@ class TensorWriter:
         out: range encoder that receives the symbols.
     """
 
-    out: RangeEncoder
-    _of_products: IntegerWriter = field(init=False)
-    _of_entries: IntegerWriter = field(init=False)
-    _sizes: BundleSizes = field(init=False, default_factory=BundleSizes)
-
-    def __post_init__(self) -> None:
-        self._of_products, self._of_entries = IntegerWriter(self.out), IntegerWriter(self.out)
+    def __init__(self, out: RangeEncoder) -> None:
+        self.out, self._sizes = out, BundleSizes()
+        self._of_products, self._of_entries = IntegerWriter(out), IntegerWriter(out)
         self._start()
 
     def _start(self) -> None:
@@ -327,7 +313,6 @@ def _in_portions(bundles: Iterator[slice]) -> Iterator[list[slice]]:
         yield portion
 
 
-@dataclass
 class TensorReader:
     """Reads what `TensorWriter` wrote.
 
@@ -335,13 +320,9 @@ class TensorReader:
         data: range decoder that supplies the symbols.
     """
 
-    data: RangeDecoder
-    _of_products: IntegerReader = field(init=False)
-    _of_entries: IntegerReader = field(init=False)
-    _sizes: BundleSizes = field(init=False, default_factory=BundleSizes)
-
-    def __post_init__(self) -> None:
-        self._of_products, self._of_entries = IntegerReader(self.data), IntegerReader(self.data)
+    def __init__(self, data: RangeDecoder) -> None:
+        self.data, self._sizes = data, BundleSizes()
+        self._of_products, self._of_entries = IntegerReader(data), IntegerReader(data)
 
     def read(self, tensor: Tensor) -> Parts:
         """Read the changes of one tensor, part by part. Raises PacketCorrupt, PacketTruncated."""

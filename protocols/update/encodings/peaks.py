@@ -112,7 +112,7 @@ class Peaks(Encoding):
             raise PacketCorrupt(f"peaks of {len(data)} bytes begin with {data[:1]!r}")
         if known.reference is None:
             raise PacketCorrupt("peaks of differences to a reference that this side does not hold")
-        values = known.reference if known.spare else known.reference.copy()
+        values = known.start(count)
         if first == _NOTHING:
             check_length(data, 1)
             return values

@@ -123,7 +123,7 @@ class Sketch(Encoding):
             values = LowRank().decode(data[end:], count, known)
         else:
             check_length(data, end)
-            values = known.reference if known.spare else known.reference.copy()
+            values = known.start(count)
         if sums is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 for chunk, low_rank in sums.entries(count):

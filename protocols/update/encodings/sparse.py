@@ -116,11 +116,7 @@ class Sparse(Encoding):
         return Encoded(out.finish(), new_residual)
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        if known.reference is None:
-            values = np.zeros(count, np.float32)
-        else:
-            values = known.reference if known.spare else known.reference.copy()
-        source = RangeDecoder(data)
+        values, source = known.start(count), RangeDecoder(data)
         form = source.read_even(_FORMS)
         if form != (_AS_THEY_ARE if known.reference is None else _DIFFERENCES):
             raise PacketCorrupt(
@@ -187,10 +183,8 @@ def _write_magnitudes(out: RangeEncoder, magnitudes: list[int]) -> None:
 
 
 def _read_magnitudes(data: RangeDecoder) -> list[int]:
-    num_levels = data.peek(MAX_LEVELS) + 1
-    data.take(num_levels - 1, 1)
-    magnitudes = [data.peek(MAGNITUDES)]
-    data.take(magnitudes[0], 1)
+    num_levels = data.read_even(MAX_LEVELS) + 1
+    magnitudes = [data.read_even(MAGNITUDES)]
     while len(magnitudes) < num_levels:
         magnitudes.append(magnitudes[-1] + data.read_number(_STRIDE_LENGTHS))
     if magnitudes[-1] >= MAGNITUDES:

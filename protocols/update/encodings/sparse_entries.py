@@ -10,15 +10,15 @@ distributed. All arithmetic uses whole numbers, so that every machine computes t
 docs/wire.md, `sparse`, *Places*.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.entropy.booleans import TOTAL, Runs
 from fleetune.protocols.update.entropy.octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
@@ -27,7 +27,6 @@ BLOCK = 1 << 15  # entries; the memory that reading needs in addition to the val
 ALONE = 64  # a block of this many entries or fewer is one batch
 LEVELS = 97
 _POWERS = (1 << 32, 3611622603, 3037000500, 2553802834)  # 2^(32 - k / 4)
-_TOTAL = 1 << 16
 _MOST = 1 << 20  # a limit that keeps sums of squares below 2^63
 # in 1/256: a prior, because few hits say little about how much rows differ
 _PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000
@@ -37,24 +36,15 @@ _PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000
 CodeBatch = Callable[[Ints, list[int], int], Ints]
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Code of the gap before a hit: the cell by `starts`, then the place in the cell as `shift` even bits."""
-
-    shift: int
-    # starts of the symbols 0..escape; `escape` means that none of that many cells has a hit
-    starts: list[int]
-    escape: int
-
-
-def _gaps(level: int) -> _Gaps:
+def _gaps(level: int) -> Runs:
+    """Code of the gaps between hits of a level; see `Runs`, with hits as surprises."""
     shift = max(0, level // PER_OCTAVE - 3)
     hit = _POWERS[level % PER_OCTAVE] >> (level // PER_OCTAVE - shift)
     starts, none_yet = [0], 1 << 32
     while len(starts) < 64 and none_yet >= 1 << 22:
         none_yet -= none_yet * hit >> 32
-        starts.append(_TOTAL - (none_yet >> 16))
-    return _Gaps(shift, starts, len(starts) - 1)
+        starts.append(TOTAL - (none_yet >> 16))
+    return Runs(shift, starts, len(starts) - 1)
 
 
 _GAPS = [_gaps(max(1, level)) for level in range(LEVELS)]
@@ -141,13 +131,13 @@ def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
             while place < end and left:
                 cells = target - place >> shift
                 if target < end and cells < escape:
-                    out.write(starts[cells], starts[cells + 1] - starts[cells], _TOTAL)
+                    out.write(starts[cells], starts[cells + 1] - starts[cells], TOTAL)
                     if shift:
                         out.write(target - place & ((1 << shift) - 1), 1, 1 << shift)
                     place, left, target = target + 1, left - 1, next(hits)
                 else:
                     last = min(escape, _cells(end - place, shift))
-                    out.write(starts[last], _TOTAL - starts[last], _TOTAL)
+                    out.write(starts[last], TOTAL - starts[last], TOTAL)
                     place = min(end, place + (last << shift))
         return places
 
@@ -165,17 +155,16 @@ def read_hits(data: RangeDecoder) -> CodeBatch:
             gaps = _GAPS[level]
             while place < end and len(places) < left:
                 last = min(gaps.escape, _cells(end - place, gaps.shift))
-                cells = min(last, bisect_right(gaps.starts, data.peek(_TOTAL)) - 1)
+                cells = data.read_symbol(gaps.starts, last)
+                place += cells << gaps.shift
                 if cells < last:
-                    data.take(gaps.starts[cells], gaps.starts[cells + 1] - gaps.starts[cells])
-                    place += (cells << gaps.shift) + data.read_bits(gaps.shift)
+                    place += data.read_bits(gaps.shift)
                     if place >= end:
                         raise PacketCorrupt("an entry behind the last of its kind")
                     places.append(place)
                     place += 1
                 else:
-                    data.take(gaps.starts[last], _TOTAL - gaps.starts[last])
-                    place = min(end, place + (last << gaps.shift))
+                    place = min(end, place)
         return np.array(places, np.int64)
 
     return code
@@ -229,17 +218,10 @@ class Tensor:
             yield block, rows - rows[0], columns
 
 
-def tensors_of(known: Known, count: int) -> list[Tensor]:
+def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
     """Divide a patch of `count` entries into its tensors."""
-    tensors, start = [], 0
-    while start < count:
-        number = known.tensors[start] if known.tensors.size else 0
-        stop = int(np.searchsorted(known.tensors, number, "right")) if known.tensors.size else count
-        row_size = known.row_sizes[number] if known.row_sizes else 0
-        known_rows = row_size if 1 < row_size <= BLOCK else 0
-        tensors.append(Tensor(start, stop, known_rows, known.places))
-        start = stop
-    return tensors
+    for start, stop, row_size in known.parts(count):
+        yield Tensor(start, stop, row_size if 1 < row_size <= BLOCK else 0, known.places)
 
 
 class _Model:
@@ -275,7 +257,6 @@ class _Model:
         self._level = level
 
 
-@dataclass
 class Writer:
     """Writes the sent entries of tensor after tensor.
 
@@ -284,12 +265,8 @@ class Writer:
         num_levels: number of levels of magnitude.
     """
 
-    out: RangeEncoder
-    num_levels: int
-    _model: _Model = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._model = _Model(self.num_levels)
+    def __init__(self, out: RangeEncoder, num_levels: int) -> None:
+        self.out, self.num_levels, self._model = out, num_levels, _Model(num_levels)
 
     def write(
         self, tensor: Tensor, chosen: NDArray[np.bool_], negative: NDArray[np.bool_], levels: Ints
@@ -318,7 +295,6 @@ class Writer:
                     self._model.add_level(level)
 
 
-@dataclass
 class Reader:
     """Reads what `Writer` wrote.
 
@@ -327,12 +303,8 @@ class Reader:
         num_levels: number of levels of magnitude.
     """
 
-    data: RangeDecoder
-    num_levels: int
-    _model: _Model = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._model = _Model(self.num_levels)
+    def __init__(self, data: RangeDecoder, num_levels: int) -> None:
+        self.data, self.num_levels, self._model = data, num_levels, _Model(num_levels)
 
     def read(self, tensor: Tensor) -> Iterator[tuple[Ints, NDArray[np.bool_], Ints]]:
         """Read one tensor block by block: the sent entries of the patch, True for each negative one, and

@@ -6,8 +6,6 @@ uses whole numbers, so that every machine has the same probabilities. Bytes: doc
 *Numbers*.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,14 +35,10 @@ def expected_level(square: Ints) -> Ints:
     return levels
 
 
-@dataclass
 class _Chances:
     """Counts of the answers yes and no, in 1/64, for each kind of answer and each class."""
 
-    yes: Ints = field(init=False)
-    no: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         odds = np.array([_NOT_ZERO, *[_MORE] * (_KINDS - 1)])
         whole, quarters = odds // PER_OCTAVE, odds % PER_OCTAVE
         ratio = np.array(_POWERS)[quarters] << np.maximum(whole, 0) >> np.maximum(-whole, 0)
