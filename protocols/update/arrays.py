@@ -14,14 +14,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, PacketTooLarge
+from fleetune.protocols.one_line import flat
 from fleetune.protocols.update.body import STEP, Source
 
 FLOAT32 = "f4"
@@ -31,11 +30,7 @@ _DTYPES = {"?": np.dtype(bool), FLOAT32: np.dtype("<f4"), "f8": np.dtype("<f8"),
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Array = NDArray[Any]
-WireArray = tuple[
-    Annotated[str, Meta(max_length=32)],  # dtype, or name of the encoding that wrote the values
-    Annotated[list[Annotated[int, Meta(ge=0, lt=2**40)]], Meta(max_length=8)],
-    bytes,
-]
+WireArray = tuple[str, list[int], bytes]  # dtype or name of an encoding, shape, data
 _ROWS = 2**15  # numbers shuffled at a time; they fit into a processor's cache
 
 
@@ -105,15 +100,6 @@ def write_array(array: Array, out: memoryview) -> None:
         shuffle_into(array, out)
 
 
-def parts_of(obj: Any) -> WireArray:
-    """The name, shape and data of a received array. Raises PacketCorrupt."""
-    try:
-        parts: WireArray = msgspec.convert(obj, WireArray)
-    except msgspec.ValidationError as problem:
-        raise PacketCorrupt(f"array: {problem}") from None
-    return parts
-
-
 @dataclass
 class Arrays:
     """Reads the arrays of one payload.
@@ -130,35 +116,22 @@ class Arrays:
     left: int | None = None
     plain: bool = False
 
-    def read(self, parts: WireArray) -> Array:
-        """The array that a message describes. Raises PacketCorrupt, PacketTooLarge, PacketNotFinite."""
-        name, shape, data = parts
-        if name not in _DTYPES:
-            raise PacketCorrupt(f"array of type {name!r}, which this side does not know")
-        array = self.read_from(BytesIO(data), name, shape, len(data))
-        if array is None:
-            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} with {len(data)} bytes")
-        return self.checked(array)
-
-    def read_from(self, source: Source, name: str, shape: list[int], length: int) -> Array | None:
+    def read(self, source: Source, name: str, shape: list[int], length: int) -> Array:
         """Read an array whose `length` bytes of data come next in `source`. The caller passes it to
         `checked`.
 
-        Returns:
-            None if no array of this type and shape has so many bytes; then nothing is read.
-
         Raises:
+            PacketCorrupt: no array of this type and shape has so many bytes.
             PacketTooLarge, or any error of `source`.
         """
         lies = self.plain and name.startswith(AS_IT_LIES)
         name = name.removeprefix(AS_IT_LIES) if lies else name
         if name not in _DTYPES:
-            return None
+            raise PacketCorrupt(f"array of type {flat(name)!r}, which this side does not know")
         dtype, size = _DTYPES[name], math.prod(shape)
-        if length != (-(-size // 8) if name == "?" else size * dtype.itemsize):
-            return None
-        if not size and max(shape, default=0) > 2**31:
-            return None
+        fits = length == (-(-size // 8) if name == "?" else size * dtype.itemsize)
+        if not fits or (not size and max(shape, default=0) > 2**31):
+            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} with {length} bytes")
         self.take(size, size * dtype.itemsize)
         if lies and name != "?":
             return _read_as_it_lies(source, size, dtype).reshape(shape)

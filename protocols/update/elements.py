@@ -58,7 +58,7 @@ class Head:
 
 def without_arrays(
     body: Body,
-    lift: Callable[[Head, Body], T | None],
+    lift: Callable[[Head, Body], T],
     *,
     most: int | None = None,
     most_bytes: int | None = None,
@@ -69,8 +69,7 @@ def without_arrays(
 
     Args:
         body: the body, at its start.
-        lift: called with the head of each array; it reads the data from the body and returns an object. None:
-            it read nothing, and the data stay in the value.
+        lift: called with the head of each array; it reads the data from the body and returns an object.
         most: most elements, keys included; None: no limit.
         most_bytes: most bytes of all that stays; None: no limit.
 
@@ -95,7 +94,9 @@ def without_arrays(
         if most is not None and (count > most or len(waiting) > MAX_DEPTH):
             raise PacketTooLarge(f"packet of more than {most} elements, or more than {MAX_DEPTH} levels deep")
         if head is not None:
-            _lift(head, lift, remainder, lifted)
+            body.skip(head.size)
+            remainder.data += head.text + bytes([0xD6, PLACE]) + len(lifted).to_bytes(4, "big")
+            lifted.append(lift(head, body))
         elif held := remainder.element():
             waiting.append(held)
     if body.at != body.num_bytes:
@@ -114,29 +115,13 @@ class _Remainder:
     def element(self) -> int:
         """Copy the next element without its children. Returns the number of its children."""
         size, held = _extent(self.body.peek(_LONGEST_START))
-        self.pass_on(size)
-        if held > self.body.num_bytes - self.body.at:  # each element takes at least one byte
-            raise PacketCorrupt(f"packet says that {held} elements follow on fewer bytes")
-        return held
-
-    def pass_on(self, size: int) -> None:
-        """Copy the next `size` bytes."""
         if self.most is not None and len(self.data) + size > self.most:
             raise PacketTooLarge(f"packet of more than {self.most} bytes besides its arrays")
         for start in range(0, size, STEP):
             self.data += self.body.read(min(STEP, size - start))
-
-
-def _lift(head: Head, lift: Callable[[Head, Body], T | None], remainder: _Remainder, lifted: list[T]) -> None:
-    """Handle an array: store its object and leave a placeholder, or copy it."""
-    before = remainder.body.read(head.size)
-    found = lift(head, remainder.body)
-    if found is None:
-        remainder.data += before
-        remainder.pass_on(head.length)
-    else:
-        remainder.data += head.text + bytes([0xD6, PLACE]) + len(lifted).to_bytes(4, "big")
-        lifted.append(found)
+        if held > self.body.num_bytes - self.body.at:  # each element takes at least one byte
+            raise PacketCorrupt(f"packet says that {held} elements follow on fewer bytes")
+        return held
 
 
 def _extent(first: bytes) -> tuple[int, int]:

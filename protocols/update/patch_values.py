@@ -28,7 +28,6 @@ from fleetune.protocols.update.arrays import (
     Arrays,
     WireArray,
     all_finite,
-    parts_of,
 )
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
@@ -189,15 +188,13 @@ class PatchWriter:
 class _Unread:
     """Encoded values that are not decoded yet: `count` values in `length` bytes.
 
-    The bytes start at byte `start` of the body. If the body was read without taking arrays out, they are in
-    `data`.
+    The bytes start at byte `start` of the body.
     """
 
     name: str
     count: int
     length: int
     start: int
-    data: bytes | None = None
 
 
 @dataclass
@@ -232,7 +229,7 @@ class PatchReader:
         data, self._lifted = without_arrays(self.body(), self._lift, most=most, most_bytes=most_bytes)
         return data
 
-    def _lift(self, head: Head, body: Body) -> Array | _Unread | None:
+    def _lift(self, head: Head, body: Body) -> Array | _Unread:
         if head.name in encodings.REGISTRY and len(head.shape) == 1:
             if self._most_bytes is not None and head.length > self._most_bytes:
                 raise PacketTooLarge(f"values of {head.length} encoded bytes; at most {self._most_bytes}")
@@ -240,8 +237,11 @@ class PatchReader:
             body.skip(head.length)
             return written
         if head.name == CODED_MASK and self._may_be_mask(head.shape, head.length):
-            return self._blank_mask(head.shape, body.read(head.length))
-        return self.arrays.read_from(body, head.name, head.shape, head.length)
+            self.arrays.take(math.prod(head.shape), math.prod(head.shape))
+            blank = np.zeros(head.shape, np.bool_)
+            self._coded[id(blank)] = blank, body.read(head.length)
+            return blank
+        return self.arrays.read(body, head.name, head.shape, head.length)
 
     def read(self, obj: Any) -> Array:
         """An array of the message. Until `fill` is called, encoded values are empty and coded masks have no
@@ -251,24 +251,14 @@ class PatchReader:
             PacketCorrupt, PacketTooLarge, PacketNotFinite.
         """
         # `without_arrays` lets only our own extensions through
-        if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):
-            found = self._lifted[int.from_bytes(obj[-1].data, "big")]
-            if id(found) in self._coded:
-                # only once, even if the message refers to it several times
-                self._masks.append(self._coded.pop(id(found)))
-            if not isinstance(found, _Unread):
-                return self.arrays.checked(found)
-        else:
-            name, shape, data = parts = parts_of(obj)
-            if name == CODED_MASK and self._may_be_mask(shape, len(data)):
-                blank = self._blank_mask(shape, data)
-                self._masks.append(self._coded.pop(id(blank)))
-                return blank
-            if name not in encodings.REGISTRY:
-                return self.arrays.read(parts)
-            if len(shape) != 1:
-                raise PacketCorrupt(f"values in encoding {name} of shape {shape}; a patch has one axis")
-            found = _Unread(name, shape[0], len(data), 0, data)
+        if not (isinstance(obj, list) and obj and isinstance(obj[-1], Ext)):
+            raise PacketCorrupt("array that is not [dtype, shape, data] in the shortest MessagePack form")
+        found = self._lifted[int.from_bytes(obj[-1].data, "big")]
+        if id(found) in self._coded:
+            # only once, even if the message refers to it several times
+            self._masks.append(self._coded.pop(id(found)))
+        if not isinstance(found, _Unread):
+            return self.arrays.checked(found)
         self.arrays.take(found.count, 4 * found.count)
         stand_in = np.empty(0, np.float32)
         self._held[id(stand_in)] = stand_in, found
@@ -280,12 +270,6 @@ class PatchReader:
         """
         size = math.prod(shape)
         return self.spec is not None and 0 < size <= self.spec.size and 8 * length < size
-
-    def _blank_mask(self, shape: list[int], data: bytes) -> MaskArray:
-        self.arrays.take(math.prod(shape), math.prod(shape))
-        blank = np.zeros(shape, np.bool_)
-        self._coded[id(blank)] = blank, data
-        return blank
 
     def fill(self, message: object, reference: ReferenceModel | None = None) -> None:
         """Decode masks and values of the patches in `message`, and hold every patch against the model.
@@ -325,16 +309,13 @@ class PatchReader:
         where = _where(mask)
         del mask
         encoding, known = encodings.find(written.name), _KnownOfPatch(spec, reference, where)
-        if self.decode_cache is not None and written.data is None:
-            body.skip(written.start - body.at)
+        body.skip(written.start - body.at)
+        if self.decode_cache is not None:
             data = body.read(written.length)
             about = f"{written.name} {None if reference is None else reference.digest}"
             read = partial(encoding.decode, data, count, known)
             values = self.decode_cache.found(about, data, patch.selection.mask(spec), read)
-        elif written.data is not None:
-            values = encoding.decode(written.data, count, known)
         else:
-            body.skip(written.start - body.at)
             values = encoding.decode_from(body, written.length, count, known)
         if self.arrays.finite and not all_finite(values):
             raise PacketNotFinite("patch holds NaN or infinite values")
