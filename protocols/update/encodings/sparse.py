@@ -3,10 +3,10 @@
 The largest differences to the reference are sent, with signs and a few levels of magnitude. With one level
 this is sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
 
-Differs from the paper: places are coded by rows and columns (sparse_entries.py) instead of Golomb codes. Signs
-are predicted from the signs of their row. Several levels keep more of the largest changes than one mean: for
-LeNet-5 at a density of 0.05, the remaining norm is 0.48 instead of 0.70 of the norm of the differences.
-Bytes: docs/wire.md, `sparse`.
+Differs from the paper: places are coded by rows and columns (sparse_entries.py) instead of Golomb codes.
+Signs are predicted from the signs of their row. Several levels keep more of the largest changes than one
+mean: for LeNet-5 at a density of 0.05, the remaining norm is 0.48 instead of 0.70 of the norm of the
+differences. Bytes: docs/wire.md, `sparse`.
 """
 
 import math
