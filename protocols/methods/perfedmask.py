@@ -47,7 +47,6 @@ from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.trainer import FitPlan, Trainer
-from fleetune.protocols.methods.fedbabu import ClientState
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -69,6 +68,14 @@ class ServerState:
     weights: FlatArray
     ratios: dict[DeviceId, float]
     masks: dict[DeviceId, MaskArray]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """The fine-tuned model, shape (spec.size,), and the head that all started with."""
+
+    weights: FlatArray
+    initial_head: Patch
 
 
 @dataclass(frozen=True)
