@@ -12,7 +12,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.clusterfl import farthest_points
-from fleetune.protocols.methods.dcpfl.loss_curve import rapid_decrease_end
+from fleetune.protocols.methods.dcpfl.splitting import rapid_decrease_end
 from fleetune.protocols.methods.kapc import bls
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.randomness import Key

@@ -7,7 +7,7 @@ One round:
 3. The coordinator averages each group's layers separately.
 
 Over the first rounds, the discrepancy of the devices' models gives a tree of groups (`groups`). If the loss
-curve stops falling fast (`loss_curve`), the groups of the next lower gamma go on trial. Devices train the
+curve stops falling fast (`splitting`), the groups of the next lower gamma go on trial. Devices train the
 models of their old and their new group, and the new groups stay if they lead to a lower training loss.
 
 Differs from the paper: a trial needs one task and one update.

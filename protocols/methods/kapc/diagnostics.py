@@ -1,12 +1,29 @@
 """Diagnostics of KAPC and BLS: shares r_ii in the own target, and numbers of layers that travel each way."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
-from fleetune.protocols.methods.kapc.state import Coached
+
+
+@dataclass(frozen=True)
+class Coached:
+    """Record of the targets sent to the last round's participants; rows in the order of participants.
+
+    Attributes:
+        own: share of each participant in its own target (r_ii), float64, shape (participants, L).
+        reach: number of layers, from the first, that each one exchanges, int64, shape (participants,).
+        sent: True at layers whose target was sent down, bool, shape (participants, L).
+    """
+
+    own: NDArray[np.float64]
+    reach: NDArray[np.int64]
+    sent: NDArray[np.bool_]
+
 
 _OWN = "the share r_ii that a device has in its own target"
 
@@ -67,9 +84,7 @@ def diagnose_self_taught(coached: Coached, threshold: float) -> Mapping[str, Fig
     return {"self_taught": float((coached.own > threshold)[_exchanged(coached)].mean())}
 
 
-def _exchanged(coached: Coached) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _exchanged(coached: Coached) -> NDArray[np.bool_]:
     """Mark the layers that each participant exchanges, shape (participants, L)."""
-    places: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
-        np.arange(coached.own.shape[1]) < coached.reach[:, np.newaxis]
-    )
+    places: NDArray[np.bool_] = np.arange(coached.own.shape[1]) < coached.reach[:, np.newaxis]
     return places

@@ -8,7 +8,7 @@ One round:
 
 Layers are convolutional and linear modules with their bias. Normalisation layers are neither related, pulled
 nor sent. BLS leaves out layers in both directions (`KAPCwithBLS`). `relationship_cube.py` has the cube's
-steps, `bls.py` those of BLS, and `state.py` the coordinator's state.
+steps, and `bls.py` those of BLS.
 
 Partial participation: R is restricted to a round's participants, stepped and normalised among them (centre
 1/|C|), and written back. Targets mix participants only. The coordinator keeps the last layers of an absent
@@ -23,10 +23,11 @@ without a pull.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Literal
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from msgspec import Meta
@@ -41,21 +42,110 @@ from fleetune.protocols.method.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.method.utility import training_utility
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
-from fleetune.protocols.methods.kapc.circles import Circle, circles
 from fleetune.protocols.methods.kapc.diagnostics import (
     BLS_DIAGNOSTICS,
     DIAGNOSTICS,
+    Coached,
     diagnose_round,
     diagnose_self_taught,
     diagnose_update,
 )
-from fleetune.protocols.methods.kapc.state import Coached, ServerState
+from fleetune.protocols.methods.kapc.relationship_cube import Cube, Vector, grow, server_model
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Coordinator state.
+
+    Attributes:
+        initial: initial weights of all devices, shape (spec.size,).
+        devices: all admitted devices, ascending.
+        related: devices that the cube covers, ascending; the other devices join it at the next plan.
+        cube: R, float64, shape (len(related), layers, len(related)).
+        latest: latest layers of each device that sent some, shape (spec.size,); `initial` elsewhere.
+        uploaded: number of layers, from the first, in each device's last update.
+        ratios: reported ratios; a missing device runs at 1.
+        coached: record of the last planned round; None before the first.
+    """
+
+    initial: FlatArray
+    devices: tuple[DeviceId, ...]
+    related: tuple[DeviceId, ...]
+    cube: NDArray[np.float64]
+    latest: dict[DeviceId, FlatArray]
+    uploaded: dict[DeviceId, int]
+    ratios: dict[DeviceId, float] = field(default_factory=dict)
+    coached: Coached | None = None
+
+    @classmethod
+    def of(cls, initial: FlatArray, num_layers: int) -> Self:
+        """The state before any device is known."""
+        return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
+
+    def with_devices(self, newcomers: Iterable[DeviceId]) -> Self:
+        """The state with these devices admitted. The cube grows only at the next plan, so that admitting a
+        thousand devices does not copy it a thousand times.
+        """
+        return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
+
+    def related_to_all(self) -> Self:
+        """The state with a cube that covers every device admitted."""
+        if self.related == self.devices:
+            return self
+        at = {device: place for place, device in enumerate(self.devices)}
+        cube = grow(self.cube, [at[device] for device in self.related], len(self.devices))
+        return replace(self, related=self.devices, cube=cube)
+
+    def places(self, devices: Iterable[DeviceId]) -> list[int]:
+        """Indices of these devices in the cube."""
+        at = {device: place for place, device in enumerate(self.related)}
+        return [at[device] for device in devices]
+
+    def copies(self, devices: Iterable[DeviceId], layers: Iterable[slice]) -> list[list[FlatArray]]:
+        """Latest received copy of each layer (outer) of each device (inner), as views."""
+        weights = [self.latest.get(device, self.initial) for device in devices]
+        return [[vector[where] for vector in weights] for where in layers]
+
+
+@dataclass(frozen=True)
+class Circle:
+    """Consecutive layers that the same participants exchange.
+
+    Attributes:
+        layers: numbers of the layers, from 0.
+        devices: participants, ascending.
+        shares: part of the cube for these layers, shape (devices, layers, devices).
+        copies: latest received copy of each layer (outer) of each device (inner).
+    """
+
+    layers: range
+    devices: tuple[DeviceId, ...]
+    shares: Cube
+    copies: Sequence[Sequence[Vector]]
+
+    def targets(self, device: DeviceId, layers: Sequence[int]) -> list[Vector]:
+        """The device's float64 targets for the `layers` in this circle; empty if the device is not in it."""
+        if device not in self.devices:
+            return []
+        chosen = [layer - self.layers.start for layer in layers if layer in self.layers]
+        rows = self.shares[self.devices.index(device), chosen]
+        return list(server_model(rows, [self.copies[layer] for layer in chosen]))
+
+
+def circles(reach: Mapping[DeviceId, int]) -> Iterator[tuple[range, tuple[DeviceId, ...]]]:
+    """Circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
+
+    Layers beyond the largest reach are in no circle.
+    """
+    for start, stop in pairwise([0, *sorted(set(reach.values()))]):
+        yield range(start, stop), tuple(device for device, own in reach.items() if own >= stop)
+
 
 PLAIN_RATE, THEOREM_RATE = 0.01, 1.0
 _BEYOND = 0.4  # exponent of the utility of local training beyond the run's epochs

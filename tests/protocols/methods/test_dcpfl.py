@@ -15,7 +15,7 @@ from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create, with_defaults_of_run
 from fleetune.protocols.methods.dcpfl.dcpfl import DCPFL, Update
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, calm_layers, groups_at, next_gamma
-from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
+from fleetune.protocols.methods.dcpfl.splitting import radius, rapid_decrease_end, smooth
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.codec import estimate_bytes

@@ -11,7 +11,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create
-from fleetune.protocols.methods.srp_pfed.mixing import num_shared, shared_mask
+from fleetune.protocols.methods.srp_pfed import num_shared, shared_mask
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import DrawnEntries, Everything

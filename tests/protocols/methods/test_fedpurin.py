@@ -19,8 +19,7 @@ from fleetune.protocols.method.critical_parameters import (
 )
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create
-from fleetune.protocols.methods.fedpurin.fedpurin import FedPURIN, combined, shared_entries
-from fleetune.protocols.methods.fedpurin.state import Update
+from fleetune.protocols.methods.fedpurin import FedPURIN, Update, combined, shared_entries
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

@@ -11,8 +11,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.methods import create, with_defaults_of_run
 from fleetune.protocols.methods.kapc import relationship_cube
-from fleetune.protocols.methods.kapc.kapc import KAPC, THEOREM_RATE, KAPCwithBLS, Update
-from fleetune.protocols.methods.kapc.state import ServerState
+from fleetune.protocols.methods.kapc.kapc import KAPC, THEOREM_RATE, KAPCwithBLS, ServerState, Update
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec

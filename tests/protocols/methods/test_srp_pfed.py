@@ -14,16 +14,20 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.methods import create
-from fleetune.protocols.methods.srp_pfed.mixing import choose, num_shared, shared_mask
-from fleetune.protocols.methods.srp_pfed.random_walk import (
+from fleetune.protocols.methods.srp_pfed import (
+    RatedUpdate,
+    SRPpFed,
+    Task,
+    Update,
+    choose,
     distinct,
     draw,
     increment,
+    num_shared,
     probabilities,
     reinforce,
+    shared_mask,
 )
-from fleetune.protocols.methods.srp_pfed.srp_pfed import SRPpFed
-from fleetune.protocols.methods.srp_pfed.state import RatedUpdate, Task, Update
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

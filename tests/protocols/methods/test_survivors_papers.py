@@ -14,8 +14,7 @@ from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, groups_at, i
 from fleetune.protocols.methods.dcpfl.splitting import Update
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
-from fleetune.protocols.methods.srp_pfed.mixing import num_shared, shared_mask
-from fleetune.protocols.methods.srp_pfed.random_walk import increment
+from fleetune.protocols.methods.srp_pfed import increment, num_shared, shared_mask
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch

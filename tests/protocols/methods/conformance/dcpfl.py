@@ -6,7 +6,7 @@ import numpy as np
 
 from fleetune.protocols.method.averaging import Update, covered_average
 from fleetune.protocols.methods.dcpfl import discrepancy
-from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
+from fleetune.protocols.methods.dcpfl.splitting import radius, rapid_decrease_end, smooth
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers

@@ -10,7 +10,7 @@ from fleetune.protocols.method.critical_parameters import (
     overlap_ratios,
     perturbation,
 )
-from fleetune.protocols.methods.fedpurin.fedpurin import combined
+from fleetune.protocols.methods.fedpurin import combined
 
 
 def metric(g, theta, hessian=False):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleetune.protocols.methods.srp_pfed import mixing, random_walk
+from fleetune.protocols.methods import srp_pfed
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.update.combine import CoveredMean
 from fleetune.protocols.update.patch import Patch
@@ -12,8 +12,8 @@ from fleetune.protocols.update.selection import Entries
 
 
 def sample_rates(pi, u):
-    drawn = random_walk.draw(np.asarray(pi), np.asarray(u))
-    return [drawn, list(random_walk.distinct(drawn))]
+    drawn = srp_pfed.draw(np.asarray(pi), np.asarray(u))
+    return [drawn, list(srp_pfed.distinct(drawn))]
 
 
 def aggregate(w_prev, uploads, masks, n, mode="covered"):
@@ -21,31 +21,31 @@ def aggregate(w_prev, uploads, masks, n, mode="covered"):
     mean = CoveredMean(ModelSpec("flat", (tensor,), (), (1,), 2))
     for upload, mask, weight in zip(uploads, np.asarray(masks, dtype=bool), n, strict=True):
         mean.add(Patch(Entries(mask), upload[mask]), weight)
-    return mixing.merge(w_prev, mean, float(np.sum(n)), mode)
+    return srp_pfed.merge(w_prev, mean, float(np.sum(n)), mode)
 
 
 def choose(losses):
-    return mixing.choose(losses)
+    return srp_pfed.choose(losses)
 
 
 def fuse(w_global, w_local, m):
-    return mixing.fuse(m == 1, w_global, w_local)
+    return srp_pfed.fuse(m == 1, w_global, w_local)
 
 
 def increment(losses, reduce="mean"):
-    return random_walk.increment(losses, reduce)
+    return srp_pfed.increment(losses, reduce)
 
 
 def shared_mask(w, p):
-    return mixing.shared_mask(w, p)
+    return srp_pfed.shared_mask(w, p)
 
 
 def probabilities(h):
-    return random_walk.probabilities(h)
+    return srp_pfed.probabilities(h)
 
 
 def update_h(h, selected, b, lam=0.9):
-    return random_walk.reinforce(h, selected, b, lam)
+    return srp_pfed.reinforce(h, selected, b, lam)
 
 
 STEPS: dict[str, Callable] = {

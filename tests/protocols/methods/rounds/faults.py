@@ -10,11 +10,9 @@ import numpy as np
 from fleetune.protocols.method import critical_parameters
 from fleetune.protocols.method.averaging import equally_weighted
 from fleetune.protocols.method.trainer import FitPlan
-from fleetune.protocols.methods import fedspu
+from fleetune.protocols.methods import fedpurin, fedspu, srp_pfed
 from fleetune.protocols.methods.dcpfl import dcpfl, discrepancy, groups, splitting
-from fleetune.protocols.methods.fedpurin import fedpurin
 from fleetune.protocols.methods.kapc import bls, kapc, relationship_cube
-from fleetune.protocols.methods.srp_pfed import srp_pfed
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries
 

@@ -17,6 +17,7 @@ the share r of the coordinator's entries, other ones in every round (`DrawnEntri
 At r = 1 the round is the paper's to the bit.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,43 +26,178 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.bounds import Ratio
+from fleetune.protocols.bounds import Loss, NumSamples, Ratio
 from fleetune.protocols.finite import check_loss
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.method.staleness import blend_with
 from fleetune.protocols.method.trainer import FitPlan, Rows, Trainer
-from fleetune.protocols.methods.srp_pfed.mixing import (
-    Aggregation,
-    choose,
-    fuse,
-    merge,
-    num_shared,
-    shared_mask,
-)
-from fleetune.protocols.methods.srp_pfed.random_walk import (
-    Reduction,
-    distinct,
-    draw,
-    increment,
-    probabilities,
-    reinforce,
-)
-from fleetune.protocols.methods.srp_pfed.state import (
-    MAX_RATES,
-    ClientState,
-    RatedUpdate,
-    ServerState,
-    Task,
-    Update,
-)
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combination, Combine, CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
+
+MAX_RATES = 1000
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Coordinator state.
+
+    Attributes:
+        weights: w_g, shape (spec.size,).
+        memory: h, one float64 number for each candidate rate.
+        ratios: ratio that each device's budget allows.
+        drawn: indices of the present round's rates, without repetition.
+        used: indices of the rates that the last round credited, ascending.
+    """
+
+    weights: FlatArray
+    memory: NDArray[np.float64]
+    ratios: dict[DeviceId, float]
+    drawn: tuple[int, ...] = ()
+    used: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """Device state: w_i, shape (spec.size,), and True if it has been trained here."""
+
+    weights: FlatArray
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """w_g, whole or a share of its entries, and the rates to try, in this order."""
+
+    patch: Patch
+    rates: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=MAX_RATES)]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Result of a device's round.
+
+    Attributes:
+        patch: shared entries after training.
+        num_samples: number of training samples.
+        loss: training loss of the mixture before training.
+    """
+
+    patch: Patch
+    num_samples: NumSamples
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class RatedUpdate(Update):
+    """An update with the rate at which the device shared; None in updates that do not report it
+    (`credit`).
+    """
+
+    rate: Ratio | None = None
+
+
+Aggregation = Literal["covered", "delta", "literal"]
+
+
+def num_shared(rate: float, size: int) -> int:
+    """Number of shared entries among `size`: rate * size, half rounded up, within 1..size."""
+    return min(size, max(1, math.floor(rate * size + 0.5)))
+
+
+def shared_mask(weights: FlatArray, rate: float) -> MaskArray:
+    """Mark the `num_shared` entries of least magnitude (section III-A2). Ties go to the first entry."""
+    magnitude, count = np.abs(weights), num_shared(rate, weights.size)
+    threshold = np.partition(magnitude, count - 1)[count - 1]
+    mask: MaskArray = magnitude < threshold
+    equal = np.flatnonzero(magnitude == threshold)
+    mask[equal[: count - np.count_nonzero(mask)]] = True
+    return mask
+
+
+def fuse(mask: MaskArray, shared: FlatArray, own: FlatArray) -> FlatArray:
+    """Mixture of a model: shared values where the mask is True, own values elsewhere (eq. 5)."""
+    return np.where(mask, shared, own)
+
+
+def choose(losses: Sequence[float]) -> int | None:
+    """Index of the least loss (eq. 8), the first among ties; None if no loss is finite."""
+    finite = [index for index, loss in enumerate(losses) if math.isfinite(loss)]
+    return min(finite, key=losses.__getitem__, default=None)
+
+
+def merge(previous: FlatArray, combination: Combination, num_samples: float, how: Aggregation) -> FlatArray:
+    """The next w_g from the sums over the updates.
+
+    Args:
+        previous: w_g of the present round, shape (spec.size,).
+        combination: sum(n m w) and sum(n m), with n training samples, mask m and weights w of each update.
+        num_samples: sum(n).
+        how: `covered` averages each entry over the devices that sent it; an entry that no device sent stays.
+            `delta` is previous + sum(n m (w - previous)) / sum(n), the form of the proof (eq. 16). `literal`
+            is sum(n m w) / sum(n) (eq. 4), which shrinks entries that only some devices send.
+    """
+    if how == "covered" or not num_samples or not isinstance(combination, CoveredMean):
+        return combination.over(previous)
+    base = previous if how == "delta" else np.zeros_like(previous)
+    return (base + (combination.sums - combination.weights * base) / num_samples).astype(previous.dtype)
+
+
+Reduction = Literal["mean", "sum"]
+
+
+def probabilities(memory: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probability of each rate, its share of h (eq. 7), shape (c,). Uniform if the sum of h is 0 or
+    overflows.
+    """
+    total = float(memory.sum())
+    if not 0 < total < math.inf:
+        return np.full(memory.size, 1 / memory.size)
+    chances: NDArray[np.float64] = memory / total
+    return chances
+
+
+def draw(chances: NDArray[np.float64], u: NDArray[np.float64]) -> list[int]:
+    """Draw a rate for each number in `u`: the smallest index j with F_j >= u (Alg. 2, SAMPLEUPDATERATE).
+
+    Args:
+        chances: probability of each rate, shape (c,). F is their cumulative sum.
+        u: uniform random numbers in (0, 1].
+    """
+    last = chances.size - 1  # rounding may leave the last F just below 1
+    return [min(int(j), last) for j in np.searchsorted(np.cumsum(chances), u, side="left")]
+
+
+def distinct(drawn: Iterable[int]) -> tuple[int, ...]:
+    """The drawn indices without repetition, in the order of their first draw."""
+    return tuple(dict.fromkeys(drawn))
+
+
+def increment(losses: Sequence[float], reduction: Reduction) -> float:
+    """Credit b of a round (eq. 6): 1 - sigmoid(loss).
+
+    Differs from the paper: the loss is the mean over devices unless `reduction` is "sum". The credit of a sum
+    is almost 0: ten devices with a loss of 2.3 give 1e-10, and h decays to zero.
+    """
+    total = sum(losses)
+    loss = total / max(1, len(losses)) if reduction == "mean" else total
+    grown = math.exp(-abs(loss))
+    return (grown if loss > 0 else 1.0) / (1.0 + grown)
+
+
+def reinforce(
+    memory: NDArray[np.float64], drawn: Sequence[int], gain: float, decay: float
+) -> NDArray[np.float64]:
+    """The next h: decay * h, plus `gain` once for each rate in `drawn` (eq. 6; `decay` is lambda)."""
+    renewed = decay * memory
+    renewed[list(distinct(drawn))] += gain
+    return renewed
+
 
 DIAGNOSTICS = (
     Diagnostic(

@@ -25,17 +25,19 @@ The paper has every device in every round. With partial participation:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 
+from fleetune.protocols.bounds import Number, NumSamples, Ratio
 from fleetune.protocols.finite import check_finite
 from fleetune.protocols.method.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.method.critical_parameters import (
     COLLABORATION_DIAGNOSTICS,
     EARLIER_BETA,
+    Collaboration,
     Floats,
     beta_of_run,
     collaborated_models,
@@ -47,13 +49,90 @@ from fleetune.protocols.method.critical_parameters import (
 from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 from fleetune.protocols.method.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.method.trainer import FitPlan, Trainer
-from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.combine import MEAN, Combine
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything, Layers
+
+
+@dataclass(frozen=True)
+class Held:
+    """The coordinator's record of a device.
+
+    Attributes:
+        number: round of its latest update.
+        critical: m_i, shape (spec.size,).
+        collaborated: delta_i at the critical entries, shape (critical.sum(),); None if the device keeps its
+            own values there.
+    """
+
+    number: int
+    critical: MaskArray
+    collaborated: FlatArray | None
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Coordinator state.
+
+    Attributes:
+        weights: bar, shape (spec.size,); normalisation layers keep their initial values.
+        number: t of the present round.
+        merged: True if `weights` is a bar, False if it is the initial model.
+        ratios: ratio that each device's budget allows, an upper bound of its tau.
+        held: record of every device that has sent an update.
+        collaboration: overlaps of the last round's devices; None if they were not computed.
+    """
+
+    weights: FlatArray
+    number: int = 0
+    merged: bool = False
+    ratios: dict[DeviceId, float] = field(default_factory=dict)
+    held: dict[DeviceId, Held] = field(default_factory=dict)
+    collaboration: Collaboration | None = None
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """Device state between its rounds.
+
+    Attributes:
+        weights: the whole model after local training, shape (spec.size,).
+        critical: m_i, shape (spec.size,).
+        number: round of both; 0 before the first training.
+    """
+
+    weights: FlatArray
+    critical: MaskArray
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Start of a device's local training.
+
+    Attributes:
+        number: t of this round.
+        holds: round of the device's latest update at the coordinator; 0 if there is none.
+        ratio: an upper bound of tau.
+        patch: entries of the device's next model that it cannot know.
+    """
+
+    number: Number
+    holds: Number
+    ratio: Ratio
+    patch: Patch
+
+
+@dataclass(frozen=True)
+class Update:
+    """The critical entries, and the number of training samples (for `weighted`)."""
+
+    patch: Patch
+    num_samples: NumSamples
+
 
 LOWEST_RATIO = 0.05
 SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on the device (section 4.3)
