@@ -87,7 +87,7 @@ def from_section(
     if kind is not None and method.tasks is not None and kind not in method.tasks:
         its_own = ", ".join(sorted(method.tasks))
         raise SettingError(
-            f"method.name: {name} is for {its_own}, and task.kind is {kind!r}: choose another method"
+            f"method.name: {name} supports {its_own} only, and task.kind is {kind!r}; choose another method"
         )
     return method
 
@@ -112,8 +112,8 @@ def with_defaults_of_run(
         key = next((key for key in missing if other.get(key) != missing[key]), None)
         if key is not None:
             raise SettingError(
-                f'method.{key}: {section["name"]} takes it from run.rounds, which is "open":'
-                f" give it, e.g. {key} = 50"
+                f'method.{key}: its default depends on run.rounds, which is "open"; set a value,'
+                f" e.g. {key} = 50"
             )
     decided = {**defaults, **(kind.defaults_of_objective() if time_counts else {})}
     return {**section, **{key: value for key, value in decided.items() if key not in section}}

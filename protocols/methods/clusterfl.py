@@ -228,13 +228,17 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
 
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
-            raise SettingError(f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g})")
+            raise SettingError(
+                f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g}); lower it"
+            )
         if self._penalty < 4 * self.attract:
             raise SettingError(
                 f"method.penalty: {self._penalty:g} is below 4 * method.attract ({4 * self.attract:g})"
             )
         if not self.shrink + self._penalty <= LARGEST_AMOUNT:
-            raise SettingError(f"method.shrink: with method.penalty, it is above {LARGEST_AMOUNT:g}")
+            raise SettingError(
+                f"method.shrink: the sum with method.penalty is above {LARGEST_AMOUNT:g}; lower one"
+            )
 
     @property
     def _penalty(self) -> float:

@@ -111,7 +111,7 @@ class FedAMP(PersonalTargets[ServerState]):
         if not math.isfinite(self.alpha / self.sigma) or not math.isfinite(self.pull / (2 * self.alpha)):
             raise SettingError(
                 f"method.alpha: {self.alpha:g} with method.sigma {self.sigma:g} and method.pull {self.pull:g}"
-                " makes alpha / sigma or pull / (2 alpha) infinite"
+                " makes alpha / sigma or pull / (2 alpha) infinite; choose values nearer to 1"
             )
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:

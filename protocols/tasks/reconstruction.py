@@ -48,7 +48,9 @@ class Reconstruction(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.users_loss:
-            raise SettingError(f"task.loss: reconstruction has {', '.join(self.losses)}")
+            raise SettingError(
+                f"task.loss: reconstruction cannot use a loss of yours; choose {', '.join(self.losses)}"
+            )
 
     def num_outputs(self, input_shape: tuple[int, ...], _: Array) -> int:
         return math.prod(input_shape)
@@ -58,7 +60,9 @@ class Reconstruction(Task):
             return np.zeros(len(labels), np.int64)
         labels = as_classes(labels)
         if labels.ndim != 1 or not np.isin(labels, (NORMAL, ANOMALY)).all():
-            raise DataError(f"{where}: labels for reconstruction are 0 (normal) and 1 (anomaly)")
+            raise DataError(
+                f"{where}: labels other than 0 (normal) and 1 (anomaly); reconstruction needs these"
+            )
         return labels.astype(np.int64, copy=False)
 
     def trained_on(self, labels: Array) -> NDArray[np.bool_] | None:

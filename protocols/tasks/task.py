@@ -53,7 +53,7 @@ class Task(ABC):
                 f"task.score: {self.kind} has no {self.section.score!r}; choose {', '.join(names)}"
             )
         if self.section.class_weights and not self.weighs_classes:
-            raise SettingError(f"task.class_weights: {self.kind} has no classes; leave it out")
+            raise SettingError(f"task.class_weights: {self.kind} has no classes; remove the key")
 
     @property
     def loss(self) -> str:
@@ -147,7 +147,7 @@ def as_classes(labels: Array) -> Array:
 def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int64]:
     """Class numbers for a model with this number of outputs. Raises DataError."""
     if labels.size == 0 and len(labels):
-        raise DataError(f"{where}: there are no labels")
+        raise DataError(f"{where}: the samples have no labels; this task needs them")
     labels = as_classes(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "bui":
         raise DataError(
@@ -162,10 +162,12 @@ def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int
 def numbers(labels: Array, num_numbers: int, where: str) -> Floats:
     """Numbers for a model, shape (n, num_numbers). Raises DataError."""
     if labels.size == 0 and len(labels):
-        raise DataError(f"{where}: there are no labels")
+        raise DataError(f"{where}: the samples have no labels; this task needs them")
     rows = labels.reshape(len(labels), -1 if len(labels) else num_numbers).astype(np.float32, copy=False)
     if len(labels) and rows.shape[1] != num_numbers:
-        raise DataError(f"{where}: {rows.shape[1]} numbers a label; the model is asked for {num_numbers}")
+        raise DataError(
+            f"{where}: {rows.shape[1]} numbers a label; the model has {num_numbers} outputs for them"
+        )
     if rows.size and not np.isfinite(rows).all():
         raise DataError(f"{where}: NaN or infinite labels; clean or drop them")
     return rows.reshape(len(labels), num_numbers)

@@ -127,11 +127,13 @@ class Arrays:
         lies = self.plain and name.startswith(AS_IT_LIES)
         name = name.removeprefix(AS_IT_LIES) if lies else name
         if name not in _DTYPES:
-            raise PacketCorrupt(f"array of type {flat(name)!r}, which this side does not know")
+            raise PacketCorrupt(
+                f"array of unknown type {flat(name)!r}; this program reads {', '.join(_DTYPES)}"
+            )
         dtype, size = _DTYPES[name], math.prod(shape)
         fits = length == (-(-size // 8) if name == "?" else size * dtype.itemsize)
         if not fits or (not size and max(shape, default=0) > 2**31):
-            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} with {length} bytes")
+            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} does not take {length} bytes")
         self.take(size, size * dtype.itemsize)
         if lies and name != "?":
             return _read_as_it_lies(source, size, dtype).reshape(shape)
@@ -156,7 +158,7 @@ class Arrays:
         if self.left is not None:
             self.left -= num_bytes
             if self.left < 0:
-                raise PacketTooLarge("the arrays of a packet are larger than it may be altogether")
+                raise PacketTooLarge("the payload's arrays take more memory than its limit allows")
 
 
 def all_finite(array: Array) -> bool:

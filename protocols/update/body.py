@@ -56,7 +56,7 @@ class Body:
             return
         try:
             if zstandard.get_frame_parameters(packed).content_size != num_bytes:
-                raise PacketCorrupt("the compressed body is not as long as the header says")
+                raise PacketCorrupt("the compressed body has another length than the header says")
         except zstandard.ZstdError as problem:
             raise _not_unpacked(problem) from None
         unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MOST_WINDOW)
@@ -72,7 +72,7 @@ class Body:
     def read(self, size: int, /) -> bytes:
         """Read the next `size` bytes. Raises PacketCorrupt or PacketTruncated if the body ends before."""
         if size > self.num_bytes - self.at:
-            raise PacketCorrupt("packet ends in the middle of a value")
+            raise PacketCorrupt("the payload ends in the middle of a value")
         taken = self._ahead[self._passed : self._passed + size]
         self._passed += len(taken)
         if len(taken) < size:

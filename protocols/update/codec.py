@@ -240,12 +240,12 @@ def check_model(data: bytes, spec: ModelSpec) -> None:
     if compact_frame.is_compact(data):
         model = compact_frame.model_of(data)
     elif len(data) < _HEADER.size:
-        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+        raise PacketTruncated(f"payload of {len(data)} bytes, shorter than its header of {_HEADER.size}")
     else:
         _, _, model, _, _ = _HEADER.unpack_from(data)
     if model.hex() != spec.hash:
         raise PacketForeign(
-            f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({flat(spec.name)})"
+            f"payload for model {model.hex()}; this run's model is {spec.hash} ({flat(spec.name)})"
         )
 
 
@@ -256,20 +256,20 @@ def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bo
         check_model(data, spec)
     if limit is not None and max(opened.num_bytes, len(opened.packed)) > limit:
         longest = max(opened.num_bytes, len(opened.packed))
-        raise PacketTooLarge(f"packet of {longest} bytes unpacked; at most {limit}")
+        raise PacketTooLarge(f"payload of {longest} bytes when unpacked; at most {limit} are allowed")
     if not verified and (compact_frame.is_damaged(data) if is_compact else _is_damaged(data)):
-        raise PacketTruncated("checksum differs: the packet is damaged or cut short")
+        raise PacketTruncated("the checksum differs: the payload is damaged or cut short")
     return opened
 
 
 def _unframed(data: bytes, *, own: bool) -> compact_frame.Opened:
     if len(data) < _HEADER.size:
-        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+        raise PacketTruncated(f"payload of {len(data)} bytes, shorter than its header of {_HEADER.size}")
     magic, version, _, num_bytes, _ = _HEADER.unpack_from(data)
     if own and magic == MAGIC and version == _PLAIN_VERSION:
         packed = memoryview(data)[_HEADER.size :]
         if len(packed) != num_bytes:
-            raise PacketTruncated(f"{len(packed)} bytes of {num_bytes}")
+            raise PacketTruncated(f"state of {len(packed)} bytes; its header says {num_bytes}")
         return compact_frame.Opened(packed, num_bytes, plain=True)
     if magic != MAGIC:
         raise PacketVersion(f"the payload begins with {magic!r}: it is not a payload of fleetune")

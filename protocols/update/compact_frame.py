@@ -94,7 +94,7 @@ def is_compact(data: bytes) -> bool:
 def model_of(data: bytes) -> bytes:
     """The hash of the model that it is for. Raises PacketTruncated."""
     if len(data) < HEADER.size:
-        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {HEADER.size}")
+        raise PacketTruncated(f"payload of {len(data)} bytes, shorter than its header of {HEADER.size}")
     return bytes(HEADER.unpack_from(data)[2])
 
 
@@ -107,7 +107,7 @@ def opened(data: bytes) -> Opened:
     except zstandard.ZstdError as problem:
         raise PacketCorrupt(f"body does not unpack: {problem}") from None
     if length == zstandard.CONTENTSIZE_UNKNOWN:
-        raise PacketCorrupt("the compressed body does not say how long it is")
+        raise PacketCorrupt("the compressed body does not state its length")
     return Opened(packed, length, dictionary=DICTIONARY)
 
 

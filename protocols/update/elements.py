@@ -92,7 +92,9 @@ def without_arrays(
         head = _head(body)
         count += 1 if head is None else 4 + len(head.shape)
         if most is not None and (count > most or len(waiting) > MAX_DEPTH):
-            raise PacketTooLarge(f"packet of more than {most} elements, or more than {MAX_DEPTH} levels deep")
+            raise PacketTooLarge(
+                f"the payload has more than {most} elements, or more than {MAX_DEPTH} levels"
+            )
         if head is not None:
             body.skip(head.size)
             remainder.data += head.text + bytes([0xD6, PLACE]) + len(lifted).to_bytes(4, "big")
@@ -100,7 +102,7 @@ def without_arrays(
         elif held := remainder.element():
             waiting.append(held)
     if body.at != body.num_bytes:
-        raise PacketCorrupt(f"packet goes on for {body.num_bytes - body.at} bytes behind its end")
+        raise PacketCorrupt(f"the payload has {body.num_bytes - body.at} bytes after its end")
     return bytes(remainder.data), lifted
 
 
@@ -116,11 +118,11 @@ class _Remainder:
         """Copy the next element without its children. Returns the number of its children."""
         size, held = _extent(self.body.peek(_LONGEST_START))
         if self.most is not None and len(self.data) + size > self.most:
-            raise PacketTooLarge(f"packet of more than {self.most} bytes besides its arrays")
+            raise PacketTooLarge(f"the payload has more than {self.most} bytes in addition to its arrays")
         for start in range(0, size, STEP):
             self.data += self.body.read(min(STEP, size - start))
         if held > self.body.num_bytes - self.body.at:  # each element takes at least one byte
-            raise PacketCorrupt(f"packet says that {held} elements follow on fewer bytes")
+            raise PacketCorrupt(f"the payload announces {held} elements in fewer bytes")
         return held
 
 
@@ -129,7 +131,7 @@ def _extent(first: bytes) -> tuple[int, int]:
     children.
     """
     if not first:
-        raise PacketCorrupt("packet ends in the middle of a value")
+        raise PacketCorrupt("the payload ends in the middle of a value")
     code = first[0]
     if code < 0x80 or code >= 0xE0 or 0xC0 <= code <= 0xC3:
         return 1, 0
@@ -139,7 +141,9 @@ def _extent(first: bytes) -> tuple[int, int]:
         return 1 + (code & 0x1F), 0
     type_at = _TYPE_AT.get(code)
     if type_at is not None and first[type_at : type_at + 1] == bytes([PLACE]):
-        raise PacketCorrupt(f"packet with an extension of type {PLACE}, which none may hold")
+        raise PacketCorrupt(
+            f"the payload contains a MessagePack extension of type {PLACE}, which is reserved"
+        )
     if code in _FIXED:
         return 1 + _FIXED[code], 0
     width, more = _SIZED.get(code) or _HOLDING[code]

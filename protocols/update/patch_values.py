@@ -294,7 +294,7 @@ class PatchReader:
             for patch in patches_in(message):
                 patch.check(self.spec)
         if self._held:
-            raise PacketCorrupt("encoded values that are not those of a patch of a known model")
+            raise PacketCorrupt("the payload has encoded values that belong to no patch of a known model")
 
     def _mask(self, data: bytes, size: int, spec: ModelSpec, reference: ReferenceModel | None) -> MaskArray:
         read = partial(read_mask, data, size, spec, reference)

@@ -161,7 +161,9 @@ def draw_neurons(groups: Sequence[int], ratio: float, key: int) -> list[MaskArra
         PacketCorrupt: the ratio is outside (0, 1] or the key is no 64-bit number.
     """
     if not 0 < ratio <= 1 or not 0 <= key < 2**64:
-        raise PacketCorrupt(f"neurons drawn at ratio {ratio} from key {key}: not possible")
+        raise PacketCorrupt(
+            f"neurons drawn at ratio {ratio} from key {key}; expected a ratio in (0, 1] and a key of 64 bits"
+        )
     drawn = []
     for group, neurons in enumerate(groups):
         active = np.zeros(neurons, dtype=bool)
@@ -267,13 +269,13 @@ def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
     weighted = [name for name in names if name not in norms]
     if len(weighted) == 1:
         raise SettingError(
-            f"method: it parts a model's head from its body, and of model {spec.name!r} one layer with"
-            f" weights trains, {weighted[0]!r}; let more train (model.trainable), or take another method"
+            f"method: it needs a body and a head, but in model {spec.name!r} only one layer with weights trains,"
+            f" {weighted[0]!r}; let more layers train (model.trainable), or choose another method"
         )
     if count >= len(weighted):
         raise SettingError(
-            f"method: {count} layers apart leave nothing of the {len(weighted)} with weights in model"
-            f" {spec.name!r}; set at most {len(weighted) - 1}"
+            f"method: a head of {count} layers leaves no body of the {len(weighted)} layers with weights in"
+            f" model {spec.name!r}; set at most {len(weighted) - 1}"
         )
     start = names.index(weighted[-count])
     return Layers(names[:start]), Layers(names[start:])

@@ -98,7 +98,7 @@ def read_whole(data: bytes, count: int) -> FlatArray:
 def check_length(data: bytes, length: int) -> None:
     """Check the length of the data. Raises PacketCorrupt if it is another."""
     if len(data) != length:
-        raise PacketCorrupt(f"encoded values of {len(data)} bytes; {length} are due")
+        raise PacketCorrupt(f"encoded values of {len(data)} bytes; expected {length}")
 
 
 def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> list[bytes]:
@@ -164,19 +164,21 @@ class Reader:
         """
         tag = self.take(1)
         if tag not in (WITHOUT_REFERENCE, WITH_REFERENCE):
-            raise PacketCorrupt(f"encoded values begin with {tag!r}; this side knows 0 and 1")
+            raise PacketCorrupt(f"encoded values begin with {tag!r}; expected 0 or 1")
         if tag == WITHOUT_REFERENCE:
             return None
         if known.reference is None:
             raise PacketCorrupt(
-                "values are written as differences to a reference that this side does not hold"
+                "the values are differences to a reference model that this side does not hold"
             )
         return known.reference
 
     def take(self, length: int) -> bytes:
         """Read the next bytes. Raises PacketCorrupt if there are too few."""
         if length > self.left:
-            raise PacketCorrupt(f"encoded values are cut short: {length} bytes are due, {self.left} are left")
+            raise PacketCorrupt(
+                f"encoded values are cut short: expected {length} more bytes, {self.left} remain"
+            )
         self.left -= length
         return self.source.read(length)
 
@@ -192,7 +194,7 @@ class Reader:
         packed = self.take(stored)
         try:
             if zstandard.get_frame_parameters(packed).content_size != length:
-                raise PacketCorrupt(f"a stream of encoded values is not of {length} bytes")
+                raise PacketCorrupt(f"a stream of encoded values does not have {length} bytes")
             return np.frombuffer(self._unpacker.decompress(packed), np.uint8)
         except zstandard.ZstdError as problem:
             raise PacketCorrupt(f"a stream of encoded values does not unpack: {problem}") from None
@@ -200,4 +202,4 @@ class Reader:
     def end(self) -> None:
         """Check that all bytes were read. Raises PacketCorrupt if some remain."""
         if self.left:
-            raise PacketCorrupt(f"{self.left} bytes behind the encoded values")
+            raise PacketCorrupt(f"{self.left} bytes after the end of the encoded values")

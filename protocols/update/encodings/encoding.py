@@ -143,7 +143,8 @@ class Encoding(Protocol):
         """Encoding to write tasks with. Raises SettingError if this one cannot be used for tasks."""
         if self.on_average:
             raise SettingError(
-                f"{self.name} is for `up` alone, where means are taken: take lowrank or sparse"
+                f"{self.name} is for `up` only, because a mean over updates removes its noise;"
+                " use lowrank or sparse"
             )
         return self
 

@@ -107,7 +107,7 @@ class LowRank(Encoding):
         form = source.read_even(_FORMS)
         if form != _form(known):
             raise PacketCorrupt(
-                "written with a reference where this side has none, or without, or in a later form"
+                f"values of form {form}: written with another reference model, or by a later version"
             )
         width = source.read_even(MAGNITUDES)
         reader = TensorReader(source)
@@ -115,7 +115,7 @@ class LowRank(Encoding):
             for tensor in tensors_of(known, count):
                 _add(values, reader.read(tensor), width)
                 if not np.isfinite(values[tensor.start : tensor.stop]).all():
-                    raise PacketNotFinite("a difference leads beyond the largest float32")
+                    raise PacketNotFinite("a decoded value is beyond the largest float32")
         source.finish()
         return values
 

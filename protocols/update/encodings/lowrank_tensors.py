@@ -335,7 +335,9 @@ class TensorReader:
     def _read_products(self, tensor: Tensor) -> list[Product]:
         number = self.data.read_number(MAX_PRODUCTS.bit_length() + 1) + 1
         if number > tensor.most_products:
-            raise PacketCorrupt(f"{number} products of a tensor that has {tensor.most_products} at most")
+            raise PacketCorrupt(
+                f"{number} outer products; the tensor can have {tensor.most_products} at most"
+            )
         busy_rows, busy_columns = BusyLines(tensor.rows), BusyLines(tensor.columns)
         products = []
         for _ in range(number):
@@ -345,7 +347,7 @@ class TensorReader:
             right = self._of_products.read(busy_columns.expected(octaves))
             busy_columns.add(right)
             if not left.any() or not right.any():
-                raise PacketCorrupt("an outer product that is 0")
+                raise PacketCorrupt("an outer product has a factor of zeros")
             products.append(Product(octaves, left, right))
         return products
 

@@ -111,7 +111,7 @@ class Peaks(Encoding):
         if not _NOTHING <= first <= _GROUPS_OF + _LARGEST_GROUP_LOG:
             raise PacketCorrupt(f"peaks of {len(data)} bytes begin with {data[:1]!r}")
         if known.reference is None:
-            raise PacketCorrupt("peaks of differences to a reference that this side does not hold")
+            raise PacketCorrupt("the peaks are differences to a reference model that this side does not hold")
         values = known.start(count)
         if first == _NOTHING:
             check_length(data, 1)

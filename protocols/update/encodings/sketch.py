@@ -117,7 +117,9 @@ class Sketch(Encoding):
         if form & ~(_SUMS | _PRODUCTS) != _DIFFERENCES:
             raise PacketCorrupt(f"a sketch of {len(data)} bytes begins with {data[:1]!r}")
         if known.reference is None:
-            raise PacketCorrupt("a sketch of differences to a reference that this side does not hold")
+            raise PacketCorrupt(
+                "the sketch is of differences to a reference model that this side does not hold"
+            )
         sums, end = _read_sums(data, count) if form & _SUMS else (None, 1)
         if form & _PRODUCTS:
             values = LowRank().decode(data[end:], count, known)

@@ -120,7 +120,7 @@ class Sparse(Encoding):
         form = source.read_even(_FORMS)
         if form != (_AS_THEY_ARE if known.reference is None else _DIFFERENCES):
             raise PacketCorrupt(
-                "written with a reference where this side has none, or without, or in a later form"
+                f"values of form {form}: written with another reference model, or by a later version"
             )
         sizes = np.array([magnitude(one) for one in _read_magnitudes(source)])
         reader = Reader(source, sizes.size)
@@ -129,7 +129,7 @@ class Sparse(Encoding):
                 with np.errstate(over="ignore"):
                     values[hits] += np.where(negative, -sizes[levels], sizes[levels])
                 if not np.isfinite(values[hits]).all():
-                    raise PacketNotFinite("a difference leads beyond the largest float32")
+                    raise PacketNotFinite("a decoded value is beyond the largest float32")
         source.finish()
         return values
 

@@ -160,7 +160,7 @@ def read_hits(data: RangeDecoder) -> CodeBatch:
                 if cells < last:
                     place += data.read_bits(gaps.shift)
                     if place >= end:
-                        raise PacketCorrupt("an entry behind the last of its kind")
+                        raise PacketCorrupt("an entry lies after the end of its level")
                     places.append(place)
                     place += 1
                 else:
@@ -321,10 +321,12 @@ class Reader:
             last = block.stop == tensor.stop
             num_hits = left if last else self.data.read_number(rows.size.bit_length() + 1)
             if num_hits > min(left, rows.size):
-                raise PacketCorrupt(f"{num_hits} of {rows.size} entries, where {left} are left")
+                raise PacketCorrupt(
+                    f"a block announces {num_hits} of {rows.size} entries; {left} remain in the tensor"
+                )
             hits = places_of(rows, columns, busy_columns, num_hits, read_hits(self.data))
             if hits.size < num_hits:
-                raise PacketCorrupt(f"{hits.size} entries where {num_hits} were announced")
+                raise PacketCorrupt(f"a block has {hits.size} entries; it announced {num_hits}")
             left -= num_hits
             self._model.start_block()
             found = [self._read_entry(row) for row in rows[hits].tolist()]

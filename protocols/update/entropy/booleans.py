@@ -262,7 +262,7 @@ def _read_runs(data: RangeDecoder, size: int, table: Runs) -> list[int]:
         if cells < last:
             place += data.read_bits(shift)
             if place >= size:
-                raise PacketCorrupt("a boolean behind the last of its level")
+                raise PacketCorrupt("a boolean lies after the end of its level")
             places.append(place)
             place += 1
     return places

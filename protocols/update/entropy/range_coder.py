@@ -124,7 +124,7 @@ class RangeDecoder:
         self._step = self._width // total
         value = self._code // self._step
         if value >= total:
-            raise PacketCorrupt("entropy-coded values leave their interval")
+            raise PacketCorrupt("damaged entropy code: a number lies outside its interval")
         return value
 
     def take(self, start: int, size: int) -> None:
@@ -137,7 +137,7 @@ class RangeDecoder:
     def _refill(self) -> None:
         while self._width <= _LOW_WORD:
             if self._offset >= len(self._data) + _SLACK_BYTES:
-                raise PacketTruncated("entropy-coded values end too early")
+                raise PacketTruncated("the entropy-coded values are cut short")
             word = self._data[self._offset : self._offset + 4].ljust(4, b"\0")
             self._code = (self._code << _WORD) | int.from_bytes(word, "big")
             self._offset += 4
@@ -174,7 +174,7 @@ class RangeDecoder:
             step = width // total
             value = code // step
             if value >= total:
-                raise PacketCorrupt("entropy-coded values leave their interval")
+                raise PacketCorrupt("damaged entropy code: a number lies outside its interval")
             symbols[place] = symbol = bisect_right(starts, value) - 1
             start = starts[symbol]
             code -= step * start
@@ -204,7 +204,9 @@ class RangeDecoder:
     def finish(self) -> None:
         """Check that all bytes were read. Raises PacketCorrupt if some remain."""
         if self._offset < len(self._data):
-            raise PacketCorrupt(f"{len(self._data) - self._offset} bytes behind the entropy-coded values")
+            raise PacketCorrupt(
+                f"{len(self._data) - self._offset} bytes after the end of the entropy-coded values"
+            )
 
 
 Interval = tuple[int, int, int]  # (start, size, total)

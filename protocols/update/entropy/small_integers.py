@@ -178,7 +178,7 @@ class IntegerReader:
         larger = [self._data.read_number(LARGEST.bit_length() + 1) for _ in range(members.size)]
         integers[members] += np.array(larger, np.int64)
         if integers.max(initial=0) > LARGEST:
-            raise PacketCorrupt("an integer beyond all that are written")
+            raise PacketCorrupt(f"an integer above {LARGEST}")
         nonzero = np.flatnonzero(integers)
         negative = read_booleans(self._data, np.zeros(nonzero.size, np.int64))
         integers[nonzero[negative]] *= -1

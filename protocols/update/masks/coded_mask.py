@@ -340,7 +340,7 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, reference: ReferenceModel
                 booleans[order] = walk.block(rows, columns, lambda levels, _: read_booleans(source, levels))
     else:
         raise PacketCorrupt(
-            "a mask written with a reference where this side has none, or without, or a later form"
+            f"mask of form {form}: written with another reference model, or by a later version"
         )
     source.finish()
     return booleans

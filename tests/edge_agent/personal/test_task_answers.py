@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.edge_agent.training.test_tasks import SECTIONS, SHAPE, data_for, name_of
+from tests.helpers.errors import raises
 from typer.testing import CliRunner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
@@ -86,7 +87,7 @@ def test_only_what_is_asked_of_such_a_task_is_answered():
     predictor = Predictor.of(write_inference(bundle, weights, {}))
     with pytest.raises(DataError, match="a regression, which has no probabilities"):
         predictor.probabilities(data.x_test)
-    with pytest.raises(DataError, match="2 numbers a label; the model is asked for 3"):
+    with raises(DataError, "2 numbers", "3 outputs"):
         predictor.figures(predictor.answers(data.x_test), data.y_test[:, :2], "test")
 
 

@@ -1,9 +1,8 @@
 """Every method over every task: rounds with real training, or one line that says what the method is for."""
 
-import re
-
 import numpy as np
 import pytest
+from tests.helpers.errors import raises
 from torch import nn
 
 from fleetune.coordinator.spec.spec_from_torch import draw
@@ -63,8 +62,7 @@ def test_two_rounds_of_every_method_over_every_task_or_one_line(fleet, name):
     kind, weights, trainers = fleet
     spec = trainers["d0"].spec
     if name in FOR_CLASSES and kind != "classification":
-        words = f"method.name: {name} is for classification, and task.kind is '{kind}': choose another method"
-        with pytest.raises(SettingError, match=re.escape(words)):
+        with raises(SettingError, "method.name", name, "task.kind", kind):
             from_section({"name": name}, spec, kind)
         return
     method = from_section({"name": name}, spec, kind)

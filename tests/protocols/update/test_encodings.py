@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.conftest import tiny_spec
+from tests.helpers.errors import raises
 from tests.protocols.update.test_codec import forged
 
 from fleetune.protocols.errors import (
@@ -381,7 +382,7 @@ def test_an_encoding_that_this_side_does_not_know_is_refused_by_name():
 
 
 def test_a_peer_can_name_no_module_to_be_loaded():
-    with pytest.raises(PacketCorrupt, match="does not know"):
+    with raises(PacketCorrupt, "'this:s'"):
         codec.decode(packet(Everything(), "this:s", [3], b"123"), Task, SPEC, limit=LIMIT)
 
 
@@ -416,7 +417,7 @@ def _watched(decode, seen):
 
 def test_encoded_values_elsewhere_than_in_a_patch_of_a_known_model_are_refused():
     stray = forged(msgspec.msgpack.encode({"weights": ["half", [2], b"\0\0\0\0"]}))
-    with pytest.raises(PacketCorrupt, match="not those of a patch"):
+    with raises(PacketCorrupt, "patch"):
         codec.decode(stray, SharedModel, SPEC, limit=LIMIT)
     count = SPEC.num_parameters
     with pytest.raises(PacketCorrupt, match="known model"):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.conftest import tiny_spec
+from tests.helpers.errors import raises
 from tests.protocols.update.test_codec import forged
 from tests.wire.mask_vectors import model, small_ones
 
@@ -191,7 +192,7 @@ def test_who_asks_for_no_mask_needs_not_what_it_was_written_with():
     writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, reference=reference)
     data = codec.encode(task, WIDE, writer=writer)
     assert codec.decode(data, OfTask, WIDE, limit=codec.payload_limit(WIDE)) == OfTask(7)
-    with pytest.raises(PacketCorrupt, match="a mask written with a reference where this side has none"):
+    with raises(PacketCorrupt, "mask of form 2"):
         codec.decode(data, Task, WIDE, limit=codec.payload_limit(WIDE))
     assert preview_task(assignment(task, writer), WIDE).budget == Budget(0.5, 0.25, 0)
 

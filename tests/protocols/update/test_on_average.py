@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import PacketCorrupt, PacketError, SettingError
 from fleetune.protocols.randomness import Key
@@ -92,13 +93,13 @@ def test_without_a_base_and_at_the_ends_of_float32_values_go_as_they_are(encodin
         data = encoding.encode(given, known, None, KEY).data
         assert len(data) == 201
         assert encoding.decode(data, 50, known).tobytes() == given.tobytes()
-        with pytest.raises(PacketCorrupt, match="201 are due"):
+        with raises(PacketCorrupt, "200", "201"):
             encoding.decode(data[:-1], 50, known)
 
 
 @pytest.mark.parametrize("make", ON_AVERAGE)
 def test_tasks_take_none_and_a_share_that_is_none_is_refused(make):
-    with pytest.raises(ValueError, match=f"down: {make.name} is for `up` alone"):
+    with pytest.raises(ValueError, match=f"down: {make.name} .*`up`.*lowrank"):
         EncodingSection(down=make.name)
     for bits in (0, -1, 1.5, float("nan")):
         with pytest.raises(SettingError, match="bits"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from tests.conftest import tiny_spec
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTruncated, PacketVersion
 from fleetune.protocols.method.averaging import Task
@@ -77,5 +78,5 @@ def test_nor_are_its_arrays_in_packets_of_other_versions(weights, monkeypatch):
     monkeypatch.setattr(codec, "dtype_name", lambda _: "=f4")
     forged = codec.encode(weights, SPEC)
     assert codec.decode(whole, np.ndarray, SPEC, limit=LIMIT).tobytes() == weights.tobytes()
-    with pytest.raises(PacketCorrupt, match="array of type '=f4', which this side does not know"):
+    with raises(PacketCorrupt, "'=f4'"):
         codec.decode(forged, np.ndarray, SPEC, limit=LIMIT)

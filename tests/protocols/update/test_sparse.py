@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinite, SettingError
 from fleetune.protocols.randomness import Key
@@ -265,7 +266,7 @@ def test_hostile_bytes_give_finite_values_or_are_refused():
         assert values.shape == (count,)
         assert np.isfinite(values).all()
     assert 150 < refused < 500
-    with pytest.raises(PacketCorrupt, match="behind"):
+    with raises(PacketCorrupt, "bytes after the end"):
         Sparse().decode(good + b"\1" * 12, count, known)
 
 
