@@ -1,20 +1,20 @@
-"""Everything Fleetune raises on purpose.
+"""The exceptions that Fleetune raises on purpose.
 
     FleetuneError
     ├── SettingError        a key of run.toml or an option of a command is wrong
     ├── DataError           a data source is missing, damaged or does not fit the model
     ├── ModelError          a model cannot be built, described, or is not the fleet's model
     │   └── TrainingDiverged    local training ended in numbers that are not finite
-    ├── MethodError         a method's step failed, or returned what cannot be kept or sent
+    ├── MethodError         a method's step failed, or returned a value that cannot be stored or sent
     ├── StoreError          state on disk is missing, damaged, or the disk is full
     │   ├── StoreInUse          another process holds the state on disk
     │   └── StoreVersion        state on disk has a format that this program does not read
-    ├── AgentClosed         an Agent of yours was asked for something after it was closed
-    ├── TransportError      the broker cannot be reached or refuses us
+    ├── AgentClosed         a program used an Agent after it had closed it
+    ├── TransportError      the broker cannot be reached or refuses the connection
     ├── TrainingStopped     local training was asked to stop; nothing was changed
     ├── ReadingStopped      reading a file was asked to stop; nothing of it was taken
-    └── PacketError         the peer sent something we refuse (never our own mistake)
-        ├── PacketTruncated     shorter than it says
+    └── PacketError         the peer sent something invalid
+        ├── PacketTruncated     shorter than announced
         ├── PacketVersion       a format that this program does not read
         ├── PacketTooLarge      a length beyond the limit, found before anything is allocated
         ├── PacketCorrupt       checksum or structure is wrong

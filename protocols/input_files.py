@@ -1,5 +1,4 @@
-"""Opening files that a user or another program supplies: regular files only, bounded, each fault in one
-line.
+"""Open files that a user or another program supplies: regular files of limited size.
 
 Such a file may be an endless pipe, a link to a device, a sparse file of 100 GB, or change while it is read.
 `open_input` follows links and accepts regular files only. It never blocks, and reads at most the bytes that

@@ -1,8 +1,8 @@
 """The format of a SQLite file: its tables, its number, and the steps from one format to the next.
 
-SQLite keeps the number (`PRAGMA user_version`). Whoever changes what a file holds adds a step: another table,
-another meaning of a stored value, another default of a setting. Until the first release the change may raise
-`first` instead: files of an earlier format are then refused.
+SQLite stores the number in each file (`PRAGMA user_version`). A change of the stored content needs a new
+step: for example another table, another meaning of a value, or another default of a setting. Before the first
+release, such a change may raise `first` instead. Files of an earlier format are then refused.
 """
 
 import sqlite3
@@ -25,8 +25,8 @@ class TableFormat:
     Attributes:
         first: number of the oldest format that is read, at least 1.
         tables: SQL that makes a new file in that format.
-        steps: the n-th brings a file from format `first + n` to the next.
-        remedy: what the owner of a file in another format can do.
+        steps: functions; number n converts a file from format `first + n` to the next format.
+        remedy: advice in the error message for a file of another format.
     """
 
     first: int

@@ -1,7 +1,7 @@
-"""Finding a user's own code, `package.module:function`: in the current folder too, but there last.
+"""Import a user's own code, named `package.module:function`.
 
-So no folder of the user's can hide a package of ours or of a library: a folder named `tools` next to a
-run.toml is common.
+The current folder is searched last. So a folder of the user, such as `tools` next to a run.toml, cannot hide
+a package of Fleetune or of a library.
 """
 
 import sys

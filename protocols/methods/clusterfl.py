@@ -220,7 +220,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         Diagnostic(
             "consensus_gap",
             "copies apart",
-            "|O - F' W| / |F' W|: how far ADMM's copies are from what they stand for; falls as it converges.",
+            "|O - F' W| / |F' W|: relative distance of ADMM's copies from their values; 0 after convergence.",
             "number",
             of="round",
         ),

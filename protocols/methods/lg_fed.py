@@ -11,10 +11,9 @@ model. The code shares the last 3 of 4 layers on MNIST and the last 2 of 5 on CI
 (section V-A) shares the last 3 of LeNet-5's 5.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -28,15 +27,10 @@ class LGFed(ModelAveraging):
 
     Attributes:
         global_layers: number of global layers, counted from the end. `auto` is 3, or all but the first in a
-            model of at most 3 layers. New runs that leave it open use `auto`.
+            model of at most 3 layers, as in SRP-pFed's table.
     """
 
-    global_layers: Annotated[int, Meta(ge=1)] | Literal["auto"] = 1
-
-    @classmethod
-    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
-        """Number of layers from SRP-pFed. Runs of older releases, which shared the last layer, keep that."""
-        return {"global_layers": "auto"}
+    global_layers: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
 
     @cached_property
     def shared(self) -> Layers:

@@ -229,7 +229,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return {"own_share": dict(zip(self.spec.layers, means, strict=True))} if own else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The choice of whole models; the kept layers are only known later."""
+        """The choice of whole models, because the layers that stay local are known only later."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 

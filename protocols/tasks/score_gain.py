@@ -12,7 +12,7 @@ MOST_PARTS = 200  # parts of the samples that the jackknife leaves out in turn
 
 @dataclass(frozen=True)
 class Gain:
-    """A difference of two scores; above 0 the first model is better, whichever way the score goes.
+    """A difference of two scores; above 0 the first model is better, also for scores where less is better.
 
     Attributes:
         mean: difference on all samples.

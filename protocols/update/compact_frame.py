@@ -1,8 +1,8 @@
 """The frame of a payload in compact form, version 4 (docs/wire.md): for updates on thin uplinks.
 
-Magic `FLTN`, version (1 byte), model hash (8 bytes), BLAKE2b-32 of all that follows (4 bytes), then the body
-of version 1 as one zstd frame. Its dictionary is two example
-replies, so that the names of fields take few bytes.
+Magic `FLTN`, version (1 byte), model hash (8 bytes), BLAKE2b-32 of the compressed body (4 bytes), then the
+body of version 1 as one zstd frame. The zstd dictionary consists of two example replies, so that the names of
+fields take few bytes.
 """
 
 import hashlib
@@ -65,13 +65,13 @@ DICTIONARY = zstandard.ZstdCompressionDict(
 
 
 class Opened(NamedTuple):
-    """What is behind a payload's header.
+    """The body of a payload, after its header was read.
 
     Attributes:
-        packed: the body, compressed unless it is `plain`.
-        num_bytes: of the body.
-        plain: it is not compressed.
-        dictionary: that it was compressed with; None: without.
+        packed: the body, compressed unless `plain` is True.
+        num_bytes: length of the uncompressed body.
+        plain: True if the body is not compressed.
+        dictionary: dictionary that the body was compressed with; None: none.
     """
 
     packed: memoryview
@@ -81,25 +81,25 @@ class Opened(NamedTuple):
 
 
 def framed(parts: Sequence[Data], model_hash: str) -> bytes:
-    """A body behind its header."""
+    """A payload: the header, and the compressed body after it."""
     packed = streamed(parts, ZSTD_LEVEL, 0, DICTIONARY).getvalue()
     return HEADER.pack(MAGIC, VERSION, bytes.fromhex(model_hash), _checksum(packed)) + packed
 
 
 def is_compact(data: bytes) -> bool:
-    """Whether this is such a payload, or the beginning of one."""
+    """True if the data are a payload in compact form, or begin like one."""
     return data[:5] == MAGIC + bytes([VERSION])
 
 
 def model_of(data: bytes) -> bytes:
-    """The hash of the model that it is for. Raises PacketTruncated."""
+    """The hash of the model that a payload belongs to. Raises PacketTruncated."""
     if len(data) < HEADER.size:
         raise PacketTruncated(f"payload of {len(data)} bytes, shorter than its header of {HEADER.size}")
     return bytes(HEADER.unpack_from(data)[2])
 
 
 def opened(data: bytes) -> Opened:
-    """Raises PacketTruncated, PacketCorrupt."""
+    """Open the body of a payload in compact form. Raises PacketTruncated, PacketCorrupt."""
     model_of(data)
     packed = memoryview(data)[HEADER.size :]
     try:
@@ -112,7 +112,7 @@ def opened(data: bytes) -> Opened:
 
 
 def is_damaged(data: bytes) -> bool:
-    """Whether the checksum differs."""
+    """True if the checksum does not match the body."""
     return bool(HEADER.unpack_from(data)[3] != _checksum(memoryview(data)[HEADER.size :]))
 
 

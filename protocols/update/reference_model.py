@@ -70,7 +70,7 @@ class ReferenceModelCache:
     again.
 
     Attributes:
-        most: number of models that are kept.
+        most: largest number of cached models.
     """
 
     most: int = _FEWEST

@@ -269,7 +269,7 @@ def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
     weighted = [name for name in names if name not in norms]
     if len(weighted) == 1:
         raise SettingError(
-            f"method: it needs a body and a head, but in model {spec.name!r} only one layer with weights trains,"
+            f"method: it needs a body and a head, but of model {spec.name!r} only one layer trains,"
             f" {weighted[0]!r}; let more layers train (model.trainable), or choose another method"
         )
     if count >= len(weighted):

@@ -17,7 +17,7 @@ class EncodeCache:
     """Recently encoded patches, for tasks that several devices with the same reference model receive.
 
     Attributes:
-        most: number of encoded patches that are kept.
+        most: largest number of cached patches.
     """
 
     most: int = 4

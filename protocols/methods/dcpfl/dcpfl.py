@@ -3,7 +3,7 @@
 One round:
 
 1. A device takes over the layers that its group has averaged since the device's last round.
-2. It reports its training loss, trains, and sends the layers that are due.
+2. It reports its training loss, trains, and sends the layers whose interval ends in this round.
 3. The coordinator averages each group's layers separately.
 
 Over the first rounds, the discrepancy of the devices' models gives a tree of groups (`groups`). If the loss

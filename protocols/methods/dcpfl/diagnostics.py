@@ -19,14 +19,14 @@ DIAGNOSTICS = (
     Diagnostic(
         "trial_gain",
         "gain of a trial",
-        "by how much the new group's model leaves less training loss than the old one's; above 0 it is kept",
+        "training loss of the old group's model minus that of the new group's; above 0 the new group stays",
         "number",
         "update",
     ),
     Diagnostic("groups", "groups", "groups of devices, more with each trial that is won", "count", "round"),
     Diagnostic("gamma", "gamma", "normalised distance up to which devices share a group", "number", "round"),
-    Diagnostic("trials_won", "trials won", "splits that were tried and kept so far", "count", "round"),
-    Diagnostic("trials_lost", "trials lost", "splits that were tried and dropped so far", "count", "round"),
+    Diagnostic("trials_won", "trials won", "splits that stayed after their trial", "count", "round"),
+    Diagnostic("trials_lost", "trials lost", "splits that were undone after their trial", "count", "round"),
     Diagnostic(
         "pairs_apart",
         "discrepancy of pairs",
@@ -95,7 +95,7 @@ def _of_layers(
 
 
 def _pairs_apart(pairs: PairMeans, grouping: Grouping) -> Mapping[str, float]:
-    """Mean discrepancies of compared pairs; a kind without pairs is left out."""
+    """Mean discrepancies of compared pairs; kinds without pairs are omitted."""
     met = np.triu(pairs.counts > 0, 1)
     means = pairs.sums / np.maximum(pairs.counts, 1)
     usual = means[met].mean() if met.any() else 0.0

@@ -6,9 +6,9 @@ devices and rounds are independent, and federated learning takes a mean over bot
 FedAvg learns as fast and as well as from whole updates (docs/wire-benchmarks.md). The device keeps no
 residual that could grow stale.
 
-If few entries change much (a text's word vectors), the noise in all other entries costs more than the sums
-tell. Then the largest changes can go first, as a few outer products in coarse steps (`lowrank`), and the sums
-cover the remainder.
+If only few entries change much (the word vectors of a text), the noise in all other entries does more harm
+than the sums do good. Then `step` sends the largest changes first, as a few outer products in coarse steps
+(`lowrank`), and the sums cover the remainder.
 
 Sums apply the principle of EDEN (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Differs
 from the paper: below one bit, EDEN sends some entries, drawn at random; here all entries are added up, which

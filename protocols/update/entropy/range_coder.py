@@ -217,7 +217,7 @@ class Symbols:
     """Intervals for a range coder, see `RangeEncoder.write`.
 
     Attributes:
-        order: sort key of each symbol; symbols with equal keys are written as they stand here; shape (n,).
+        order: sort key of each symbol, shape (n,). Symbols with equal keys are written in their order here.
         start, size, total: interval of each symbol, same shape.
     """
 
