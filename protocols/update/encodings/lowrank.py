@@ -1,6 +1,6 @@
 """Changes of each layer as a few outer products, rounded to steps; the rest waits for a later round.
 
-A round of local training changes a weight matrix by few outer products (`update/products`). PowerSGD (Vogels
+A round of local training changes a weight matrix by few outer products (`products.py`). PowerSGD (Vogels
 et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback.
 
 Differs from the paper:

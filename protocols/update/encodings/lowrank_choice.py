@@ -10,12 +10,12 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.encodings.chunks import CHUNK, chunks
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
 from fleetune.protocols.update.entropy.octaves import Ints
-from fleetune.protocols.update.products.outer_products import (
+from fleetune.protocols.update.products import (
     Matrix,
     Product,
+    products_of,
     rounded_down,
 )
-from fleetune.protocols.update.products.product_search import products_of
 
 # squared steps of error that one bit may save; with 0.05 or 0.2, the same error takes 2 to 3 % more bytes
 _BIT = 0.1

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.update.encodings.chunks import chunks
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.entropy.octaves import Ints
-from fleetune.protocols.update.products.outer_products import MAX_PRODUCTS, Product, Steps, sum_of
+from fleetune.protocols.update.products import MAX_PRODUCTS, Product, Steps, sum_of
 
 _NARROW = 4  # a matrix with this many rows or columns, or fewer, is written as entries
 _BUNDLE = 64  # approximate number of entries that share one size class

@@ -25,7 +25,7 @@ from fleetune.protocols.update.entropy.range_coder import (
     write_symbols,
 )
 from fleetune.protocols.update.entropy.small_integers import MOST_TURNS, TURN, IntegerReader, IntegerWriter
-from fleetune.protocols.update.products.outer_products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
+from fleetune.protocols.update.products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
 
 _SIZES = 25  # size classes of bundles: 0 if all entries are 0, else octaves of the mean square, from 2^-8 on
 _SIZE_COUNTS = 8  # weight of an observed size class; the likeliest class starts with a count of 16

@@ -22,8 +22,7 @@ from fleetune.protocols.update.entropy.range_coder import (
     write_symbols,
 )
 from fleetune.protocols.update.entropy.small_integers import LARGEST, TURN, IntegerReader, IntegerWriter
-from fleetune.protocols.update.products.outer_products import sum_of
-from fleetune.protocols.update.products.product_search import products_of
+from fleetune.protocols.update.products import products_of, sum_of
 
 KEY = Key(5)
 

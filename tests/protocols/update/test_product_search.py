@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.products.outer_products import sum_of
-from fleetune.protocols.update.products.product_search import WholeMatrix, gram, product, products_of
+from fleetune.protocols.update.products import WholeMatrix, gram, product, products_of, sum_of
 
 DIGEST = """
 import hashlib
 from tests.protocols.update.test_product_search import decaying
-from fleetune.protocols.update.products.product_search import products_of
+from fleetune.protocols.update.products import products_of
 data = hashlib.sha256()
 for one in products_of(decaying(400, 900), None, 255):
     data.update(one.left.tobytes() + one.right.tobytes())
