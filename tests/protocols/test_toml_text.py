@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run, settings_of
@@ -43,11 +44,11 @@ def test_hostile_files_are_one_line_at_once(tmp_path, text, words):
 def test_what_is_no_file_of_settings_is_one_line(tmp_path):
     path = tmp_path / "x.toml"
     os.mkfifo(path)
-    with pytest.raises(SettingError, match=r"x\.toml is a named pipe \(FIFO\); expected a regular file"):
+    with raises(SettingError, "x.toml", "FIFO"):
         read_toml(path)
     path.unlink()
     path.write_bytes(b"a = 1\n" + b"#" * 2**20)
-    with pytest.raises(SettingError, match=r"1\.0 MB; at most 1\.0 MB are read"):
+    with raises(SettingError, "1.0 MB"):
         read_toml(path)
     path.write_bytes(b"\xef\xbb\xbfa = 1")  # a byte-order mark
     assert read_toml(path) == {"a": 1}
@@ -72,7 +73,7 @@ def test_values_of_options_are_bounded_too():
     assert parse_value("3") == 3
     assert parse_value(" three ") == "three"
     assert parse_value("9" * 10_000) == "9" * 10_000
-    with pytest.raises(SettingError, match="nested deeper"):
+    with raises(SettingError, "32"):
         parse_value("[" * 50_000)
-    with pytest.raises(SettingError, match="an integer beyond 64 bits"):
+    with raises(SettingError, "64 bits"):
         settings_of({}, ["run.seed=" + "9" * 100])

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tests.helpers.errors import raises
 from tests.helpers.places import ROOT
 from tests.protocols.methods.test_method_contract import Run
 from tests.tools.simulator.test_simulate import play
@@ -48,10 +49,10 @@ def test_one_line_in_the_registry_makes_it_one_of_fleetunes_own(weights, monkeyp
         run.round(1, replying=("d0", "d3"))
     assert by_name.content() == by_place.content()
     assert "### top-changes" in run_toml_reference()
-    with pytest.raises(SettingError, match="did you mean 'top-changes'"):
+    with raises(SettingError, remedy="'top-changes'"):
         Run("top-change", {}, weights)
 
 
 def test_a_wrong_setting_is_one_line(weights):
-    with pytest.raises(SettingError, match=r"method.keep: expected `float` <= 1"):
+    with raises(SettingError, "method.keep", "`float` <= 1"):
         Run(NAME, {"keep": 2}, weights)

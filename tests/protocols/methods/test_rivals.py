@@ -140,9 +140,9 @@ def test_the_head_is_counted_in_layers_with_weights():
     ],
 )
 def test_a_head_that_is_the_whole_model_is_refused_at_once(name, setting):
-    with pytest.raises(SettingError, match="set at most 1"):
+    with raises(SettingError, remedy="1"):
         create(name, SPEC, {setting: 2})
-    with pytest.raises(SettingError, match=f"method.{setting}: expected `int` >= 1"):
+    with raises(SettingError, f"method.{setting}", "`int` >= 1"):
         create(name, SPEC, {setting: 0})
 
 
@@ -159,7 +159,7 @@ def test_lg_fed_shares_three_layers_in_a_run_that_leaves_it_open_and_fewer_of_sh
 
 def test_a_model_of_nothing_but_norms_has_nothing_to_share():
     tensor = TensorSpec("n.weight", (3,), "norm", "n", ((),))
-    with pytest.raises(SettingError, match="nothing of model 'norms' is left to share"):
+    with raises(SettingError, "'norms'"):
         create("fedbn", ModelSpec("norms", (tensor,), (), (3,), 3), {})
 
 
@@ -252,7 +252,7 @@ def test_per_fedavg_sends_the_meta_step_and_keeps_the_adapted_model(approximatio
 
 def test_per_fedavg_that_diverges_says_what_to_lower(weights):
     method = create("per-fedavg", SPEC, {"meta_rate": 1e30})
-    with np.errstate(all="ignore"), pytest.raises(ModelError, match=r"lower method.meta_rate \(now 1e\+30\)"):
+    with np.errstate(all="ignore"), pytest.raises(ModelError, match=r"method.meta_rate .*1e\+30"):
         method.work(method.init_device(weights), task_of(method, weights), Recorder(SPEC), Budget(), KEY)
 
 
