@@ -8,7 +8,7 @@ together with the round. Everything an extension remembers beyond one round lies
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
@@ -62,19 +62,6 @@ class Arrival:
     report: DeviceReport | None
     counts: bool
     others: Callable[[], Iterator[Any]]
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """One device's update before it is aggregated.
-
-    Attributes:
-        reply: the reply with the update; the extension may change it.
-        update: the update, as changed so far.
-    """
-
-    reply: Reply[Any]
-    update: Any
 
 
 @dataclass(frozen=True)
@@ -173,9 +160,9 @@ class Extension:
         """Return the record of an accepted reply."""
         return row
 
-    def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:  # noqa: ARG002
-        """Yield a round's updates one by one, as they should count."""
-        yield from updates
+    def weigh(self, replies: Iterator[Reply[Any]], round_: RoundUpdates) -> Iterator[Reply[Any]]:  # noqa: ARG002
+        """Yield the replies of a round one by one, with their updates as they should count."""
+        return replies
 
     def after_round(self, closed: ClosedRound) -> Iterable[str]:  # noqa: ARG002
         """Process a closed round, training or final evaluation. Returns messages for the log."""
@@ -224,13 +211,11 @@ class Extensions:
 
     def updates(self, round_: RoundUpdates) -> Iterator[tuple[DeviceId, Any]]:
         """The round's updates, read one by one and weighed by each extension in turn."""
-        stream: Iterator[Contribution] = (
-            Contribution(reply, reply.update) for reply in map(round_.reply_of, round_.devices)
-        )
+        replies: Iterator[Reply[Any]] = map(round_.reply_of, round_.devices)
         for one in self._chain:
-            stream = one.weigh(stream, round_)
-        for contribution in stream:
-            yield contribution.reply.device, contribution.update
+            replies = one.weigh(replies, round_)
+        for reply in replies:
+            yield reply.device, reply.update
 
     def after_round(self, closed: ClosedRound) -> list[str]:
         """See `Extension`."""
@@ -240,8 +225,3 @@ class Extensions:
         """See `Extension`."""
         for one in self._chain:
             one.after_rollback(number)
-
-
-def with_update(contribution: Contribution, update: Any) -> Contribution:
-    """The contribution with another update."""
-    return replace(contribution, update=update)

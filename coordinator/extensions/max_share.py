@@ -6,22 +6,12 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any, Self
 
-from fleetune.coordinator.extensions.extension import (
-    ClosedRound,
-    Contribution,
-    Extension,
-    RoundUpdates,
-    RunContext,
-    with_update,
-)
+from fleetune.coordinator.extensions.extension import ClosedRound, Extension, RoundUpdates, RunContext
 from fleetune.coordinator.rounds.records import DeviceRound
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.wire.payloads import Reply
 
 log = logging.getLogger(__name__)
-
-MAX_SHARE = 0.3
-"""Default of `round.max_share`."""
 
 
 class MaxShare(Extension):
@@ -33,31 +23,30 @@ class MaxShare(Extension):
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._samples: dict[
-            DeviceId, int
-        ] = {}  # behind replies, so that they need not be read again for them
-        self._counted: dict[DeviceId, int] = {}  # as what the updates count that were weighed last
+        # of the open round's replies, so that they need not be read again
+        self._samples: dict[DeviceId, int] = {}
+        self._counted: dict[DeviceId, int] = {}  # samples that each limited update counted as last
         self._logged: set[DeviceId] = set()
 
     @classmethod
     def of_run(cls, run: RunContext) -> Self | None:
-        asked = run.settings.round.max_share
-        limit = MAX_SHARE if asked is None else asked
+        limit = run.settings.round.max_share
         return cls(limit) if limit < 1 and run.method.weighs_by_samples else None
 
     def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:
         self._samples[reply.device] = samples_of(reply)
         return row
 
-    def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:
+    def weigh(self, replies: Iterator[Reply[Any]], round_: RoundUpdates) -> Iterator[Reply[Any]]:
         for device in round_.devices:
             if device not in self._samples:  # an earlier process recorded it
                 self._samples[device] = samples_of(round_.reply_of(device))
         claimed = {device: self._samples[device] for device in round_.devices}
         counted = self._counted = samples_cut(claimed, self._limit)
-        for one in updates:
-            samples = counted.get(one.reply.device)
-            yield one if samples is None else with_update(one, replace(one.update, num_samples=samples))
+        for reply in replies:
+            samples = counted.get(reply.device)
+            update: Any = reply.update
+            yield reply if samples is None else replace(reply, update=replace(update, num_samples=samples))
 
     def after_round(self, closed: ClosedRound) -> Iterable[str]:
         if closed.record.final_evaluation:

@@ -4,6 +4,7 @@ import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -67,8 +68,9 @@ class MethodDiagnostics(Extension):
             with np.errstate(all="ignore"):
                 reported = dict(tell())
             for name, diagnostic in declared.items():
-                if (figure := self._checked(diagnostic, reported.pop(name, None))) is not None:
-                    found[name] = figure
+                figure = reported.pop(name, None)
+                if figure is not None:
+                    found |= self._checked(diagnostic, figure)
         except Exception as fault:  # noqa: BLE001 - a user's own method may do anything
             self._say(f"of the {of}: {unexpected(fault)}")
             return {}
@@ -76,27 +78,25 @@ class MethodDiagnostics(Extension):
             self._say(f"{name!r:.60} of the {of} is not declared")
         return found
 
-    def _checked(self, diagnostic: Diagnostic, reported: object) -> float | dict[str, float] | None:
-        if reported is None:
-            return None
+    def _checked(self, diagnostic: Diagnostic, reported: object) -> Diagnostics:
+        """The figure by its name, without what is no finite number; empty if nothing remains."""
+        name = diagnostic.name
         if diagnostic.by is None:
-            return self._number(diagnostic.name, reported)
+            value = self._number(name, reported)
+            return {} if value is None else {name: value}
         if not isinstance(reported, Mapping):
-            self._say(f"{diagnostic.name} has no parts")
-            return None
+            self._say(f"{name} has no parts")
+            return {}
         if len(reported) > MOST_PARTS:
-            self._say(f"{diagnostic.name} has {len(reported)} parts; the first {MOST_PARTS} are kept")
-        parts = {str(part)[:_LONGEST_PART]: value for part, value in list(reported.items())[:MOST_PARTS]}
-        known = {part: self._number(diagnostic.name, value) for part, value in parts.items()}
-        return {part: value for part, value in known.items() if value is not None} or None
+            self._say(f"{name} has {len(reported)} parts; the first {MOST_PARTS} are kept")
+        known = ((str(part)[:_LONGEST_PART], self._number(name, reported[part])) for part in reported)
+        parts = {part: value for part, value in islice(known, MOST_PARTS) if value is not None}
+        return {name: parts} if parts else {}
 
     def _number(self, name: str, reported: object) -> float | None:
-        if not isinstance(reported, numbers.Real | np.bool_):
-            self._say(f"{name} is {type(reported).__name__}, not a number")
-            return None
-        value = float(reported)
-        if not math.isfinite(value) or abs(value) > _GREATEST:
-            self._say(f"{name} is not finite, or beyond {_GREATEST:g}")
+        value = float(reported) if isinstance(reported, numbers.Real | np.bool_) else math.nan
+        if not abs(value) <= _GREATEST:
+            self._say(f"{name} is {reported!r:.60}, which is no number up to {_GREATEST:g}")
             return None
         return float(f"{value:.{_DIGITS}g}")
 

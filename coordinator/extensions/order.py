@@ -5,7 +5,6 @@ from fleetune.coordinator.extensions.extension import Extension, Extensions, Run
 from fleetune.coordinator.extensions.max_share import MaxShare
 from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.extensions.norm_bound import NormBound
-from fleetune.coordinator.extensions.partial_work import PartialWork
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
@@ -17,7 +16,6 @@ ORDER: tuple[type[Extension], ...] = (
     Releases,
     ProposedWork,
     StalenessDiscount,
-    PartialWork,
     MaxShare,  # last of those that weigh: it limits what an update counts as after all other changes
     MethodDiagnostics,
     Downsampling,

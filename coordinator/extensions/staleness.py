@@ -1,16 +1,12 @@
 """Staleness: an update counts for less when its task was planned on a model that has been replaced since."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self
 
-from fleetune.coordinator.extensions.extension import (
-    Contribution,
-    Extension,
-    RoundUpdates,
-    RunContext,
-    with_update,
-)
+from fleetune.coordinator.extensions.extension import Extension, RoundUpdates, RunContext
 from fleetune.protocols.method.method import Method
+from fleetune.protocols.wire.payloads import Reply
 
 
 class StalenessDiscount(Extension):
@@ -29,14 +25,14 @@ class StalenessDiscount(Extension):
         section = run.settings.round
         return None if section.mode == "synchronous" else cls(run.method, section.staleness_power)
 
-    def weigh(self, updates: Iterable[Contribution], round_: RoundUpdates) -> Iterator[Contribution]:
-        for one in updates:
-            staleness = round_.number - one.reply.round
+    def weigh(self, replies: Iterator[Reply[Any]], round_: RoundUpdates) -> Iterator[Reply[Any]]:
+        for reply in replies:
+            staleness = round_.number - reply.round
             if not staleness:
-                yield one
+                yield reply
                 continue
             factor = staleness_factor(staleness, self._power)
-            yield with_update(one, self._method.discount(round_.planned, one.update, factor))
+            yield replace(reply, update=self._method.discount(round_.planned, reply.update, factor))
 
 
 def staleness_factor(staleness: int, power: float) -> float:

@@ -16,6 +16,7 @@ from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, PREDI
 from fleetune.coordinator.metrics.summary import AdoptionSummary
 from fleetune.coordinator.queries.waiting import schedule_reason, waiting_reason
 from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.policies.deadline import keeps_pace
 from fleetune.coordinator.rounds.policies.selection import needed, target
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.stages import Stage
@@ -308,7 +309,7 @@ class StatusReader:
         end = now if ledger.ended_at is None else ledger.ended_at
         elapsed_s = 0.0 if ledger.began_at is None else end - ledger.began_at
         until = open_round.until if state.running else None
-        predicted_deadline = until is not None and settings.round.deadline == "predicted"
+        predicted_deadline = until is not None and keeps_pace(settings.round, settings.objective)
         return RunStatus(
             run=settings.run.name,
             running=running,

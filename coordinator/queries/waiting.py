@@ -1,6 +1,5 @@
 """One-line descriptions of what a round waits for, and which devices are missing and why."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import shorten
@@ -8,7 +7,6 @@ from textwrap import shorten
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.policies.civil_time import utc
 from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.rounds.policies.selection import START_S, eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
@@ -49,17 +47,11 @@ def schedule_reason(state: EngineState, schedule: Schedule, now: float, *, count
     if look.plan.due:
         return ""
     left = None if look.again_at is None else max(0.0, look.again_at - now)
-    when = "" if look.again_at is None else _local_time(look.again_at + state.timing.ahead_s, schedule)
+    at_s = None if look.again_at is None else look.again_at + state.timing.ahead_s
+    when = "" if at_s is None else f"{schedule.local_time(at_s):%Y-%m-%d %H:%M}"
     within = f"in {readable.duration(left)}" if left is not None and countdown else ""
     parts = [when, within, _new_data(schedule, reporting)]
-    missed = f"; {state.plan.missed} went by without a round" if state.plan.missed else ""
-    return "due " + ", ".join(filter(None, parts)) + missed
-
-
-def _local_time(at: float, schedule: Schedule) -> str:
-    """Date and time of day in the schedule's time zone."""
-    civil = utc(at)
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(civil + schedule.zone(civil)))
+    return "due " + ", ".join(filter(None, parts))
 
 
 def _new_data(schedule: Schedule, reporting: int) -> str:

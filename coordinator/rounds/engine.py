@@ -6,9 +6,9 @@ A simulation and a fleet drive the same engine:
     ...                                     # do the actions, in order
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
-`now` is in seconds of any finite clock. When it jumps back, open deadlines move back with it. When it jumps
-ahead, at most one attempt is lost. No event raises: an invalid one is counted. A rejected reply is
-also answered with `DropReply`. After `FinishRun` no action follows; later replies are counted as late.
+`now` is in seconds of a finite clock that never goes back, such as `coordinator.run.run_clock`. When it jumps
+ahead, at most one attempt is lost. No event raises: the engine counts an invalid one. It also answers a
+rejected reply with `DropReply`. After `FinishRun` no action follows; later replies are counted as late.
 
 Where each decision is made:
 
@@ -20,7 +20,7 @@ Where each decision is made:
 - devices that never answer, and their back-off: `rounds.policies.unresponsive`
 - whether a reply counts: `rounds.rejections`
 - rounds that break training: `rounds.rollback`
-- semi-asynchronous rounds: `rounds.window_engine`
+- semi-asynchronous rounds: `rounds.policies.semi_asynchronous`
 
 **What the driver must store.** One record: the changed members of `engine.state` and the method's state,
 written together after each `handle`:
@@ -41,7 +41,6 @@ on the planned state, and `AbandonRound` drops it.
 """
 
 from dataclasses import replace
-from typing import Self
 
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
@@ -58,9 +57,10 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Aggregated, Declined, Event, NotAggregated, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
-from fleetune.coordinator.rounds.policies.deadline import keeps_pace, learn, proposed_s
+from fleetune.coordinator.rounds.policies.deadline import keeps_pace, proposed_s
 from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.rounds.policies.selection import START_S, draw, final_evaluators, needed, pool
+from fleetune.coordinator.rounds.policies.semi_asynchronous import decide_window, draw_idle, expire
 from fleetune.coordinator.rounds.policies.stragglers import Decision, decide
 from fleetune.coordinator.rounds.policies.unresponsive import note_missed
 from fleetune.coordinator.rounds.proposals.planner import Planner
@@ -93,41 +93,32 @@ class RoundEngine:
         self.state.group(schedule.pays)
         self._run = run
         self._round = round_
-        self._schedule = schedule
+        self.schedule = schedule
+        self._semi_asynchronous = round_.mode != "synchronous"
         self._look_at: float | None = None  # when a round may open next
 
-    @classmethod
-    def resume(
-        cls,
-        run: RunSection,
-        round_: RoundSection,
-        state: EngineState,
-        now: float,
-        schedule: Schedule = Schedule(),  # noqa: B008 - frozen
-        planner: Planner = Planner(),  # noqa: B008 - frozen
-    ) -> tuple[Self, list[Action]]:
-        """Continue from a stored state after a restart. Returns the engine and the first actions.
+    def resume(self, now: float) -> list[Action]:
+        """Continue from a stored state after a restart. Returns the first actions.
 
         Every device counts as disconnected until it reports again. Open deadlines start again with their full
         length. An open round is started again, marked `resumed`; its participants get their tasks when they
         reconnect. Between two rounds the engine waits up to `GATHER_S` for devices to reconnect. Otherwise
         the first to reconnect would train alone.
         """
-        engine = cls(run, round_, state.copy(), schedule, planner)
-        engine.state.change(seen_at=now)
+        state, deadline_s = self.state, self._round.deadline_s
+        state.change(seen_at=now)
         gathering = state.timing.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
-            member = state.members[name]
-            engine.state.put(name, ready=False, returning=member.ready or gathering)
-        for name in tuple(engine.state.groups.left) if run.is_open else ():
-            engine.state.put(name, left=False)  # the state is from before its number of rounds was made open
-        if state.stage == "waiting" and engine.state.groups.returning:
-            engine.state.change(gather_until=now + min(GATHER_S, round_.deadline_s))
+            state.put(name, ready=False, returning=state.members[name].ready or gathering)
+        for name in tuple(state.groups.left) if self._run.is_open else ():
+            state.put(name, left=False)  # the state is from before its number of rounds was made open
+        if state.stage == "waiting" and state.groups.returning:
+            state.change(gather_until=now + min(GATHER_S, deadline_s))
         if state.timing.until is not None:
-            span_s = (state.timing.span_s if state.running else None) or round_.deadline_s
-            engine.state.change(until=now + min(span_s, round_.deadline_s))
-        restart: list[Action] = [engine._start_action(resumed=True)] if state.running else []
-        return engine, restart + engine._advance(now)
+            span_s = (state.timing.span_s if state.running else None) or deadline_s
+            state.change(until=now + min(span_s, deadline_s))
+        restart: list[Action] = [self._start_action(resumed=True)] if state.running else []
+        return restart + self._advance(now)
 
     def reopen(self) -> None:
         """Return from the final evaluation, or the end of the run, to waiting for a round that was added.
@@ -154,18 +145,13 @@ class RoundEngine:
     def finished(self) -> bool:
         return self.state.stage == "finished"
 
-    @property
-    def _span_s(self) -> float:
-        """Maximum duration of the attempt that opens, in seconds."""
-        return proposed_s(self.state, self._round, self._planner.objective)
-
     def handle(self, event: Event, now: float) -> list[Action]:
         """Process one event at `now` (seconds). Returns the actions, to be done in this order."""
         if self.finished:
             if isinstance(event, ReplyArrived | Declined):
                 self.state.count("late")
             return []
-        self._see(now)
+        self.state.change(seen_at=now)
         return self._take_in(event) + self._advance(now)
 
     def _take_in(self, event: Event) -> list[Action]:
@@ -178,25 +164,23 @@ class RoundEngine:
             return self._closed(event.suspects)
         return self._not_aggregated(event.suspects)
 
-    def _see(self, now: float) -> None:
-        until, back_s = self.state.timing.until, self.state.timing.seen_at - now
-        if until is not None and back_s > 0:
-            until = min(until - back_s, now + self._round.deadline_s)
-        self.state.change(until=until, seen_at=now)
-        if self.state.timing.gather_until is not None and back_s > 0:
-            self.state.change(gather_until=self.state.timing.gather_until - back_s)
-        if self.state.timing.start_by is not None and back_s > 0:
-            self.state.change(start_by=self.state.timing.start_by - back_s)
-        if self.state.plan.since is not None and back_s > 0:
-            self.state.change(plan=replace(self.state.plan, since=self.state.plan.since - back_s))
-
     def _advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if self.state.stage in ("training", "evaluating"):
             actions += self._close_if_due(now)
         if self.state.stage == "waiting":
             actions += self._start_if_possible(now)
+        if self.state.stage == "training" and self._semi_asynchronous:
+            actions += self._ask_idle()
         return actions
+
+    def _ask_idle(self) -> list[Action]:
+        """Give the free places of an open semi-asynchronous round to idle devices."""
+        devices = draw_idle(self.state, self._round, self._run.seed)
+        if not devices:
+            return []
+        self.state.change(participants=tuple(sorted({*self.state.participants, *devices})))
+        return self._ask(devices, resumed=True)
 
     def _close_if_due(self, now: float) -> list[Action]:
         state, decision = self.state, self._decision(now)
@@ -214,15 +198,16 @@ class RoundEngine:
 
     def _decision(self, now: float) -> Decision | None:
         """Decision about the open round, or the final evaluation, at `now`; None if it stays open."""
+        if self._semi_asynchronous and self.state.stage == "training":
+            return decide_window(self.state, self._round, self._run.seed, now)
         return decide(self.state, self._round, now)
 
     def _closed(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
         round_attempt, state = self.state.round_attempt, self.state
         action = CloseRound(*round_attempt, state.replied)
-        learn(state, self._round)
         self._planner.learn(state)
-        state.change(spent=state.spent.round_closed(state.timing.seen_at))
-        if self._round.mode == "synchronous":
+        at_work = tuple(state.awaited) if self._semi_asynchronous else ()
+        if not self._semi_asynchronous:
             note_missed(state, self._round, paced=keeps_pace(self._round, self._planner.objective))
         state.change(closed=round_attempt, suspects=suspects)
         attempt, rounds_done = state.retries.next_attempt, round_attempt.number
@@ -235,6 +220,7 @@ class RoundEngine:
             until=None,
             plan=replace(state.plan, due=False),
         )
+        state.change(participants=tuple(one for one in at_work if not expire(state, one, self._round)))
         return [action]
 
     def _not_aggregated(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
@@ -258,7 +244,6 @@ class RoundEngine:
         broken, round_attempt = breaks_training(self.state), self.state.round_attempt
         if broken and self.state.retries.closed != NEVER:
             return self._roll_back()
-        learn(self.state, self._round)
         note_missed(self.state, self._round)
         self.state.count("abandoned")
         attempt = self.state.attempt + 1
@@ -288,20 +273,13 @@ class RoundEngine:
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
             return self.state.ending.ends or ALL_DONE
-        return self.state.ending.ends or self._over_budget(())
-
-    def _over_budget(self, participants: tuple[DeviceId, ...]) -> str | None:
-        """The reason why the coming round exceeds the run's budget; None: it fits."""
-        return self._planner.over_budget(self.state, participants, self._round.deadline_s)
+        return self.state.ending.ends or None
 
     def _holds(self, now: float) -> bool:
         """True if the next round is not due yet."""
         state = self.state
         telling = len(state.groups.telling)
-        look = self._schedule.look(state.plan, now, state.timing.ahead_s, telling, state.rounds_done)
-        missed = look.plan.missed - state.plan.missed
-        if missed:
-            state.count("missed-slots", missed)
+        look = self.schedule.look(state.plan, now, state.timing.ahead_s, telling, state.rounds_done)
         if look.plan != state.plan:
             state.change(plan=look.plan)
         self._look_at = None if look.plan.due else look.again_at
@@ -318,12 +296,25 @@ class RoundEngine:
 
     def _start_if_possible(self, now: float) -> list[Action]:
         self._note_first_device(now)
-        if self._gathers(now) or self.state.paused:
+        if self._gathers(now):
             return []
-        if (reason := self._over) is not None:
-            return self._end(reason, now)
-        if self._holds(now):
+        over = None if self.state.paused else self._over
+        if over is not None:
+            return self._end(over, now)
+        if self.state.paused or self._holds(now):
+            # devices at work are not awaited until the next window opens
+            self.state.change(participants=())
             return []
+        return self._reopen_window(now) if self.state.participants else self._begin_round(now)
+
+    def _reopen_window(self, now: float) -> list[Action]:
+        """Open the next semi-asynchronous round while devices are at work on tasks of earlier ones."""
+        self.state.move("round opens")
+        idle = draw_idle(self.state, self._round, self._run.seed)
+        self.state.change(participants=tuple(sorted({*self.state.participants, *idle})))
+        return self._open(idle, now)
+
+    def _begin_round(self, now: float) -> list[Action]:
         overdue = self.state.timing.until is not None and now >= self.state.timing.until
         if overdue:
             self.state.change(until=None)
@@ -331,12 +322,9 @@ class RoundEngine:
             return self._without_devices(overdue, now)
         wanted = needed(self.state, self._round)
         candidates = pool(self.state, self._round) if len(self.state.groups.eligible) >= wanted else ()
-        return self._begin_round(candidates, now) if len(candidates) >= wanted else []
-
-    def _begin_round(self, candidates: tuple[DeviceId, ...], now: float) -> list[Action]:
+        if len(candidates) < wanted:
+            return []
         participants = draw(candidates, self.state, self._round, self._run.seed)
-        if (reason := self._over_budget(participants)) is not None:
-            return self._end(reason, now)
         self.state.move("round opens", participants=participants)
         return self._open(participants, now)
 
@@ -364,8 +352,7 @@ class RoundEngine:
         """Start the round or evaluation that the stage says, and send the devices in `asked` their tasks."""
         if self.state.stage == "training":
             self._planner.assign(self.state, asked)
-        self.state.change(spent=self.state.spent.opened(now))
-        span_s = self._span_s
+        span_s = proposed_s(self.state, self._round, self._planner.objective)
         self.state.change(until=now + span_s, span_s=span_s, extended=0)
         return self._ask(asked, resumed=False)
 

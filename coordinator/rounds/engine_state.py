@@ -9,7 +9,6 @@ from msgspec import UNSET
 
 from fleetune.coordinator.rounds.compression_error import CompressionErrors
 from fleetune.coordinator.rounds.member_groups import Groups
-from fleetune.coordinator.rounds.spent_budget import SpentBudget
 from fleetune.coordinator.rounds.stages import Stage, Transition, after
 from fleetune.protocols.method.choice import Budget, DeviceReport, value_byte_share
 from fleetune.protocols.method.method import DeviceId
@@ -39,15 +38,11 @@ class ScheduleState:
 
     Attributes:
         due: True if a round is due and has not closed yet.
-        day: day of the slot that was used last, counted from 1970-01-01; None: no slot was used yet.
         since: when the last round became due, on the run's clock; None: none was due yet.
-        missed: number of slots that passed without a round.
     """
 
     due: bool = False
-    day: int | None = None
     since: float | None = None
-    missed: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,18 +53,14 @@ class Observed:
         asked_at: when its latest task was assigned, on the run's clock.
         took_s: seconds from its last task to the reply.
         loss: training loss of its last reply.
-        change: relative change of the model by its last update.
         compression_error: compression error of its last update (see `RoundCost`).
-        stretch: actual over predicted duration of its rounds, at least 1.
         missed: number of deadlines missed in a row, see `coordinator.rounds.policies.unresponsive`.
     """
 
     asked_at: float | None = None
     took_s: float | None = None
     loss: float | None = None
-    change: float | None = None
     compression_error: float | None = None
-    stretch: float = 1.0
     missed: int = 0
 
 
@@ -85,7 +76,7 @@ class Member:
         refusal: reason why it refused to join the run.
         asked: round and attempt of its latest task; NEVER before the first.
         answer: its answer to that task. "expired": it took too long (see
-            `coordinator.rounds.window_engine`).
+            `coordinator.rounds.policies.semi_asynchronous`).
         declined_round: the latest round it declined, 0 for none.
         declined_reason: reason why it declined.
         diverged: True if it declined because its training, or its task, was not finite.
@@ -225,7 +216,6 @@ class EngineState:
         plan: state of the run's schedule.
         paused: True if no round may open.
         compression_errors: of the run's encodings, as devices report them; only with an objective.
-        spent: what the run has spent.
     """
 
     stage: Stage = "waiting"
@@ -240,7 +230,6 @@ class EngineState:
     plan: ScheduleState = ScheduleState()
     paused: bool = False
     compression_errors: CompressionErrors = CompressionErrors()  # noqa: RUF009 - frozen
-    spent: SpentBudget = SpentBudget()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         self._groups: Groups | None = None

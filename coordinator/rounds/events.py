@@ -37,9 +37,8 @@ class ReplyArrived:
 
     `rejection`: reason why it does not count; None: it counts. It is checked once, when the reply is received
     (see `coordinator.rounds.rejections`). `leaving`: further training gains the device nothing, so it leaves
-    the run (early stopping). `loss`: training loss; None: not known. `num_bytes`: size of its payload.
-    `joules`: energy that its round took or was predicted to take. `change`: relative change of the model by
-    its update; None: not known or not needed. `compression_error`: see `RoundCost.compression_error`.
+    the run (early stopping). `loss`: training loss; None: not known. `compression_error`: see
+    `RoundCost.compression_error`.
     """
 
     device: DeviceId
@@ -48,9 +47,6 @@ class ReplyArrived:
     rejection: RejectionReason | None
     leaving: bool = False
     loss: float | None = None
-    num_bytes: int = 0
-    joules: float | None = None
-    change: float | None = None
     compression_error: float | None = None
 
 

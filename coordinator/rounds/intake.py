@@ -91,8 +91,6 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
     if rejection:
         state.count(rejection)
         return [DropReply(event.device, event.round, event.attempt, rejection)]
-    if state.stage == "training":
-        state.change(spent=state.spent.replied(event.num_bytes, event.joules))
     state.put(event.device, answer="update", trained=True, **_seen_of(state, event))
     return [KeepReply(event.device, event.round, event.attempt)]
 
@@ -106,8 +104,7 @@ def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]
     if member.observed.asked_at is None or state.timing.seen_at < member.observed.asked_at:
         return seen
     seen["took_s"] = state.timing.seen_at - member.observed.asked_at
-    reported = {"loss": event.loss, "change": event.change}
-    return seen | {name: figure for name, figure in reported.items() if figure is not None}
+    return seen if event.loss is None else seen | {"loss": event.loss}
 
 
 def _take_decline(state: EngineState, event: Declined) -> None:

@@ -1,4 +1,4 @@
-"""Aggregation: turns the updates of a closing round into one state of the method."""
+"""A run's method with its state, and the aggregation that turns a round's updates into the next state."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,92 @@ import numpy as np
 from fleetune.coordinator.extensions.extension import Extensions, RoundUpdates
 from fleetune.coordinator.extensions.update_norms import Sizes, UpdateNorms, not_finite, sizes_of, suspect
 from fleetune.coordinator.rounds.events import Aggregated, NotAggregated
-from fleetune.coordinator.run.method_run import MethodRun
 from fleetune.coordinator.run.open_round import OpenRound
+from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
+from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import Tasks
 from fleetune.protocols.errors import MethodError, PacketNotFinite
 from fleetune.protocols.method import steps
-from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.method.choice import DeviceReport
+from fleetune.protocols.method.method import DeviceId, Method, Round
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.combine import Combine
 
 USUAL_RATIO = 100.0  # the default of `round.norm_bound`: float32 overflows at a norm ratio of 1e38
 
 log = logging.getLogger(__name__)
+
+
+class MethodRun:
+    """The method of one run and its state.
+
+    Args:
+        method: the method, made for the run's model.
+        weights: initial weights, shape (spec.size,).
+        store: store of the run; `write` and `forget_last` write to it, inside `store.step()`.
+
+    Attributes:
+        state: the method's state before the plan of the open round. Planning again from it after a restart
+            gives the same tasks.
+        planned: the method's state after that plan; the round's updates are aggregated on it.
+    """
+
+    def __init__(self, method: Method[Any, Any, Any, Any], weights: FlatArray, store: RunStore) -> None:
+        self.method = method
+        self.state: Any = steps.init_coordinator(method, weights)
+        self.planned: Any = self.state
+        self._store = store
+        self._written: Any = None
+        self._before: Any = None  # the state before the latest closed round; None if only the store holds it
+        self._closes = False  # True if the previous state must be kept when the present one is written
+
+    @property
+    def shared_model(self) -> FlatArray:
+        """The coordinator's model, shape (spec.size,)."""
+        return self.method.shared_model(self.state)
+
+    def recall(self) -> None:
+        """Load the state from the store.
+
+        Raises:
+            StoreError: the stored state is damaged.
+        """
+        self.state = self.planned = self._written = self._read()
+
+    def admit(self, report: DeviceReport) -> None:
+        """Inform the method about a device."""
+        self.state = steps.admit(self.method, self.state, report)
+
+    def plan(self, round_: Round, key: Key) -> Mapping[DeviceId, Any]:
+        """Plan a round, or plan it again. Returns its tasks."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked before a task is sent
+            self.planned, tasks = steps.plan(self.method, self.state, round_, key)
+        return tasks
+
+    def take_over(self, merged: Any) -> None:
+        """Make an aggregated state the current state, when its round closes."""
+        self._before, self._closes, self.state = self.state, True, merged
+
+    def roll_back(self) -> None:
+        """Restore the state before the latest closed round."""
+        self.state, self._before = self._before or self._read(before_last=True), None
+
+    def write(self) -> None:
+        """Write the state if it changed."""
+        if self.state is self._written:
+            return
+        write_state(self._store, self.state, self.method.spec, keep_last=self._closes)
+        self._written, self._closes = self.state, False
+
+    def forget_last(self) -> None:
+        """Drop the state before the last round: a finished run is not rolled back."""
+        self._closes = False
+        forget_last(self._store)
+
+    def _read(self, *, before_last: bool = False) -> Any:
+        kind, spec = self.method.state_type, self.method.spec
+        return steps.frozen(read_state(self._store, kind, spec, before_last=before_last))
 
 
 class Aggregation:
@@ -60,30 +135,26 @@ class Aggregation:
         """Aggregate the updates of these devices into `merged`. Returns the event for the engine.
 
         Raises:
-            MethodError: `aggregate` failed, or gives non-finite numbers even from each update alone although
-                all updates are of usual size.
+            MethodError: `aggregate` failed, or gives non-finite numbers although all updates are of usual
+                size.
         """
         sizes: dict[DeviceId, Sizes] = {}
         self.merged = self._aggregated(number, devices, sizes)
         if self.merged is not None:
             return Aggregated(suspect(self._norms.ratios(sizes)))
-        place = self._not_finite
-        alone = tuple(one for one in devices if self._aggregated(number, (one,), {}) is None)
-        if alone == devices and place and self._are_usual(sizes, devices):
+        if self._not_finite and self._are_usual(sizes, devices):
             title = steps.title(self._method.method, "aggregate")
             raise MethodError(
-                f"{title} returns NaN or infinite numbers in {place}, though all {len(devices)} updates are "
-                "finite and of the model's size"
+                f"{title} returns NaN or infinite numbers in {self._not_finite}, though all {len(devices)} "
+                "updates are finite and of the model's size"
             )
-        # No update fails alone, or all do: then the largest is the likely cause.
-        if not 0 < len(alone) < len(devices):
-            alone = suspect(self._norms.ratios(sizes), least=0.0)
+        suspects = suspect(self._norms.ratios(sizes), least=0.0)
         log.warning(
             "round %d: its updates do not aggregate to finite numbers; %s",
             number,
-            f"left out: {', '.join(alone)}" if alone else "no update is the likely reason",
+            f"it goes on without that of {suspects[0]}, the largest" if suspects else "no update stands out",
         )
-        return NotAggregated(alone)
+        return NotAggregated(suspects)
 
     def _aggregated(
         self, number: int, devices: tuple[DeviceId, ...], sizes: dict[DeviceId, Sizes]

@@ -21,14 +21,13 @@ from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.method.method import Method
 from fleetune.protocols.methods import from_section, with_defaults_at_start
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.settings.encoding import EncodingSection
-from fleetune.protocols.settings.objective import WithinSection
 from fleetune.protocols.settings.rate_schedule import with_that_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import ScheduleSection
 
-_IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
+# [method] is compared by its meaning; only `edge-sim compare` and `edge-sim paper` read the other two
+_IGNORED = ("method", "compare", "paper")
 CHANGEABLE = (
     "run.rounds",
     "run.fleet",
@@ -37,13 +36,9 @@ CHANGEABLE = (
     "round.quorum",
     "round.start_with",
     "round.prefer",
-    "round.max_wait",
-    "round.min_battery",
-    "round.deadline",
     "round.deadline_slack",
     "round.max_share",
     "objective.at_most",
-    *(f"objective.within.{key}" for key in WithinSection.__struct_fields__),
     *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
 )
 Differences = dict[str, tuple[Any, Any]]
@@ -65,19 +60,15 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
 
 
 def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
-    """Complete `now` with the run's stored choices of method, schedule and encodings, where `now` leaves
+    """Complete `now` with the run's stored choices of method and learning-rate schedule, where `now` leaves
     them open.
 
     Raises:
         SettingError: the method does not exist.
     """
-    encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
-    for key in ("compact", "quick_masks"):
-        if getattr(encoding, key) is None:
-            encoding = replace(encoding, **{key: getattr(before.encoding, key)})
     if not now.fleet.devices:
         now = replace(now, fleet=replace(now.fleet, devices=before.fleet.devices))
-    now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
+    now = replace(now, training=with_that_of_run(now.training, before.training))
     if before.method["name"] != now.method["name"]:
         return now
     return replace(now, method=with_defaults_at_start(now.method, before.method))
@@ -105,11 +96,9 @@ def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Diffe
 
 
 def is_raised(before: RunSettings, now: RunSettings) -> bool:
-    """True if the new settings allow more rounds than before, by their number or their budget."""
-    was, is_now = before.objective.within, now.objective.within
-    pairs = [(before.run.last_round, now.run.last_round)]
-    pairs += [(getattr(was, key), getattr(is_now, key)) for key in was.__struct_fields__]
-    return any(old is not None and (new is None or new > old) for old, new in pairs)
+    """True if the new settings allow more rounds than before."""
+    last, new_last = before.run.last_round, now.run.last_round
+    return last is not None and (new_last is None or new_last > last)
 
 
 def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
@@ -138,24 +127,14 @@ def difference_words(found: Differences) -> str:
     return ", ".join(f"{key} was {_said(was)} and is {_said(now)} now" for key, (was, now) in found.items())
 
 
-def _flat(settings: RunSettings) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section in settings.__struct_fields__
-        if section not in ("method", *_IGNORED)
-        for key, value in _parts(getattr(settings, section))
-    }
-
-
-def _parts(section: msgspec.Struct) -> list[tuple[str, Any]]:
-    """Keys and values of a section and of those inside it."""
-    found = []
-    for key in section.__struct_fields__:
-        value = getattr(section, key)
-        if isinstance(value, msgspec.Struct):
-            found += [(f"{key}.{inner}", one) for inner, one in _parts(value)]
-        else:
-            found.append((key, value))
+def _flat(section: msgspec.Struct, path: str = "") -> dict[str, Any]:
+    """Values by key of a section and of the sections in it."""
+    found: dict[str, Any] = {}
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if name not in _IGNORED:
+            inner = isinstance(value, msgspec.Struct)
+            found |= _flat(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
     return found
 
 

@@ -7,13 +7,12 @@ device has joined has nothing to lose: it starts again when its settings have ch
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.window_engine import check_method
+from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.run.changed_settings import (
     Differences,
     check_changes,
@@ -45,19 +44,8 @@ from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import user_sources
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.payloads import Enrolment
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _New:
-    """The start of a new run; `settings` agree with the enrolment on method and training."""
-
-    settings: RunSettings
-    payload: bytes
-    bundle: bytes | None
-    backbone: bytes | None
 
 
 def open_run(
@@ -67,9 +55,7 @@ def open_run(
     fresh: bool = False,
     durable: bool = True,
     in_process: bool = False,
-    enrolment: Enrolment | None = None,
-    backbone: bytes | None = None,
-    bundle: bytes | None = None,
+    beginning: Beginning | None = None,
     find: Callable[[RunSettings], Model] = find_model,
 ) -> Run:
     """Open `folder` for a new run, or to continue the run in it.
@@ -83,16 +69,13 @@ def open_run(
         fresh: True to remove the files of an earlier run, see `run_folder.clear`.
         durable: True to survive a power cut; simulations use False.
         in_process: True if the devices run in this process, see `RunController`.
-        enrolment: enrolment of a new run; None to make it here.
-        backbone: backbone file of that enrolment, see `Beginning`.
-        bundle: bundle of its model, if it is already made.
+        beginning: enrolment of a new run, with its files; None to make it here.
         find: function that finds the model of a new run.
 
     Raises:
         SettingError: the folder holds a finished run, or a run with other settings or other user code.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
-    beginning = None if enrolment is None else Beginning(enrolment, backbone, bundle)
     is_there = (folder / STATE).exists() and not fresh
     new = None if is_there else _prepare(settings, beginning, folder.parent, find)
     if fresh:
@@ -103,14 +86,15 @@ def open_run(
         run = None if payload is None else _go_on(settings, folder, store, payload, in_process=in_process)
         if run is None:
             new = new or _prepare(settings, beginning, folder.parent, find)
-            run = _begin(folder, store, new, durable=durable, in_process=in_process)
+            run = _begin(folder, store, *new, durable=durable, in_process=in_process)
         opened.pop_all()
     return run
 
 
 def _prepare(
     settings: RunSettings, beginning: Beginning | None, runs: Path, find: Callable[[RunSettings], Model]
-) -> _New:
+) -> tuple[RunSettings, Beginning]:
+    """The settings of a new run, in agreement with its enrolment on method and training, and its start."""
     if beginning is None:
         model = find(settings)
         beginning = beginning_of(settings, model, runs)
@@ -128,22 +112,29 @@ def _prepare(
             f"adoption.canary: {settings.method['name']} has no shared model that devices serve as it is;"
             " leave it out, or choose a method such as fedavg"
         )
-    settings = replace(settings, method=enrolment.method, training=enrolment.training)
-    payload = codec.encode(enrolment, enrolment.spec)
-    return _New(settings, payload, beginning.bundle, beginning.backbone)
+    return replace(settings, method=enrolment.method, training=enrolment.training), beginning
 
 
-def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool, in_process: bool) -> Run:
+def _begin(
+    folder: Path,
+    store: RunStore,
+    settings: RunSettings,
+    new: Beginning,
+    *,
+    durable: bool,
+    in_process: bool,
+) -> Run:
+    payload = codec.encode(new.enrolment, new.enrolment.spec)
     if new.backbone is not None:
         write_atomically(folder / BACKBONE, new.backbone, durable=durable)
     with store.step():
         store.clear()
-        store.put("enrolment", new.payload)
-        store.put("settings", msgspec.json.encode(new.settings))
-        store.put(SOURCES, msgspec.json.encode(user_sources(new.settings)))
+        store.put("enrolment", payload)
+        store.put("settings", msgspec.json.encode(settings))
+        store.put(SOURCES, msgspec.json.encode(user_sources(settings)))
         if new.bundle is not None:
             store.put(BUNDLE, new.bundle)
-    return _run(new.settings, folder, store, new.payload, resumed=False, in_process=in_process)
+    return _run(settings, folder, store, payload, resumed=False, in_process=in_process)
 
 
 def _go_on(

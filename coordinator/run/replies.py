@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from msgspec import UNSET
 
-from fleetune.coordinator.extensions.partial_work import share_done
 from fleetune.coordinator.rounds.engine_state import Member, RoundAttempt
 from fleetune.coordinator.rounds.records import DeviceRound
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.method.choice import LOCAL_WORKS
 from fleetune.protocols.method.method import DeviceId, Method
-from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.shared_payload_cache import DecodeCache, PayloadContent
-from fleetune.protocols.wire.payloads import Reply
+from fleetune.protocols.wire.payloads import Measures, Reply
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,6 @@ class ArrivingReply:
     actual: RoundCost
     predicted: RoundCost
     staleness: int
-
-    def change(self, member: Member, spec: ModelSpec) -> float | None:
-        """`rms_change` of the update, divided by the share of local training that was done; None if
-        unknown.
-        """
-        if self.reply.update is None or self.delivered is None:
-            return None
-        change = rms_change(self.reply.update, self.delivered.reference, spec)
-        return None if change is None else change / share_done(member, self.reply.measures)
 
 
 def row_of(
@@ -130,14 +119,8 @@ def read_reply(
     return reply
 
 
-def rms_change(update: Any, brought: ReferenceModel, spec: ModelSpec) -> float | None:
-    """Root mean square of the change, over the entries that both `update` and its task hold; None if there
-    are none.
-    """
-    squares, entries = 0.0, 0
-    for patch in patches_in(update):
-        mask = patch.selection.mask(spec)
-        held = brought.held[mask]
-        change = (patch.values - brought.values[mask])[held].astype(np.float64)
-        squares, entries = squares + float(change @ change), entries + change.size
-    return float(np.sqrt(squares / entries)) if entries else None
+def share_done(member: Member, measures: Measures) -> float:
+    """The share of the local training that a device did, at most the share that its task asked for."""
+    asked = 1.0 if member.assigned is None else member.assigned.local_work
+    reported = 1.0 if measures.local_work is UNSET else measures.local_work
+    return min(asked, max(reported, LOCAL_WORKS[0]))

@@ -1,25 +1,42 @@
 """Processes arriving replies: reads each with its reference, checks it, and keeps it for the open round."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET
 
 from fleetune.coordinator.extensions.extension import Arrival
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
-from fleetune.coordinator.rounds.events import ReplyArrived
-from fleetune.coordinator.rounds.rejections import RejectionReason
+from fleetune.coordinator.rounds.events import Declined, ReplyArrived
+from fleetune.coordinator.rounds.rejections import RejectionReason, rejection_of
 from fleetune.coordinator.run.replies import ArrivingReply, ReadAhead, read_reply
+from fleetune.coordinator.run.run_events import ReplyRefused
 from fleetune.coordinator.run.run_parts import RunParts
 from fleetune.coordinator.tasks.downlink import Delivered, add_unsent
-from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.errors import PacketError, PacketForeign
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.shared_payload_cache import PayloadContent
-from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.messages import TransferKey, readable
 from fleetune.protocols.wire.payloads import Reply
+
+
+@dataclass(frozen=True)
+class Received:
+    """What follows from a reply, or an offer of one.
+
+    Attributes:
+        event: the event for the engine.
+        arriving: the reply, if it counts.
+        refused: the run event of a reply that is damaged, implausible or not the one that was offered.
+    """
+
+    event: ReplyArrived | Declined
+    arriving: ArrivingReply | None = None
+    refused: ReplyRefused | None = None
 
 
 class ReplyIntake:
@@ -32,9 +49,55 @@ class ReplyIntake:
     def __init__(self, run: RunParts) -> None:
         self._run = run
         self._encodes = any(one.name != RAW for one in run.enrolment.uplinks)
-        self._measures_change = run.settings.round.prefer == "pyramid"
 
-    def read(
+    def receive(
+        self,
+        device: DeviceId,
+        round_attempt: RoundAttempt,
+        data: bytes,
+        actual: RoundCost,
+        predicted: RoundCost,
+        ahead: ReadAhead | None,
+    ) -> Received:
+        """Read and check a reply. The arguments are those of `RunController.receive`."""
+        rejection = rejection_of(self._run.state, device, round_attempt)
+        try:
+            arriving = self._read(device, round_attempt, data, rejection, actual, predicted, ahead)
+        except PacketError as problem:
+            if rejection and self._is_unreadable(device, round_attempt):
+                return Received(ReplyArrived(device, *round_attempt, rejection))
+            return self._refuse(device, round_attempt, problem)
+        reply = arriving.reply
+        event = ReplyArrived(
+            device,
+            *round_attempt,
+            rejection,
+            leaving=reply.leaving,
+            loss=reply.measures.train_loss,
+            compression_error=actual.compression_error,
+        )
+        return Received(event, arriving if rejection is None else None)
+
+    def refuse_offer(self, device: DeviceId, transfer_key: TransferKey, reason: str) -> Received | None:
+        """Refuse an offered reply, for this reason. None: the offer is from another run or not awaited."""
+        state, round_attempt = self._run.state, RoundAttempt.of(transfer_key)
+        if transfer_key.run == self._run.enrolment.run:
+            rejection = rejection_of(state, device, round_attempt)
+            if rejection is not None:
+                return Received(ReplyArrived(device, *round_attempt, rejection))
+            if state.awaited_attempt(device) == round_attempt:
+                return self._refuse(device, round_attempt, PacketForeign(reason))
+        self._run.accounts.ledger.refuse(PacketForeign.__name__)
+        return None
+
+    def _refuse(self, device: DeviceId, round_attempt: RoundAttempt, problem: PacketError) -> Received:
+        """Refuse a reply as if its device had declined. Counted by kind and device."""
+        kind = type(problem).__name__
+        self._run.accounts.ledger.refuse(kind, device=device)
+        declined = Declined(device, *round_attempt, readable(f"{kind}: {problem}"), replied=True)
+        return Received(declined, refused=ReplyRefused(device, *round_attempt, problem))
+
+    def _read(
         self,
         device: DeviceId,
         round_attempt: RoundAttempt,
@@ -44,24 +107,15 @@ class ReplyIntake:
         predicted: RoundCost,
         ahead: ReadAhead | None,
     ) -> ArrivingReply:
-        """Read a reply and check it.
-
-        Args:
-            device: the device that sent it.
-            round_attempt: the round and attempt it was offered for.
-            data: the encoded `Reply`, verified by the transfer.
-            rejection: reason why the reply does not count; None if it counts.
-            actual: measured cost of the round on the device.
-            predicted: cost of the round as the device predicted it.
-            ahead: result of `reading` for this data; None to read it now.
+        """Read a reply and check it. `rejection`: reason why it does not count; None: it counts.
 
         Raises:
             PacketError: the reply is damaged, implausible, or not the one that was offered.
         """
         # by now, less may be known of the task than when `ahead` was read
         ahead = ahead if rejection is None else None
-        delivered = self.delivered(device, round_attempt) if ahead is None else ahead.delivered
-        reference, method, state = self.reference(delivered), self._run.method.method, self._run.state
+        delivered = self._delivered(device, round_attempt) if ahead is None else ahead.delivered
+        reference, method, state = self._reference(delivered), self._run.method.method, self._run.state
         reply = read_reply(data, device, round_attempt, method, reference) if ahead is None else ahead.reply
         if rejection is None and reply.base not in (
             UNSET,
@@ -84,35 +138,15 @@ class ReplyIntake:
 
         The function raises PacketError.
         """
-        delivered = self.delivered(device, round_attempt)
-        reference, method = self.reference(delivered), self._run.method.method
+        delivered = self._delivered(device, round_attempt)
+        reference, method = self._reference(delivered), self._run.method.method
         return lambda data, content: ReadAhead(
             delivered, read_reply(data, device, round_attempt, method, reference, content)
         )
 
-    def is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
+    def _is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
         """True if replies are encoded over a reference, and this device's reference is no longer known."""
-        return self._encodes and self.delivered(device, round_attempt) is None
-
-    def arrived(
-        self, arriving: ArrivingReply, round_attempt: RoundAttempt, rejection: RejectionReason | None
-    ) -> ReplyArrived:
-        """The engine's event for a reply."""
-        reply = arriving.reply
-        member = self._run.state.member(reply.device)
-        change = arriving.change(member, self._run.method.method.spec) if self._measures_change else None
-        joules = arriving.predicted.joules if arriving.actual.joules is None else arriving.actual.joules
-        return ReplyArrived(
-            reply.device,
-            *round_attempt,
-            rejection,
-            leaving=reply.leaving,
-            loss=reply.measures.train_loss,
-            num_bytes=len(arriving.data),
-            joules=joules,
-            change=change,
-            compression_error=arriving.actual.compression_error,
-        )
+        return self._encodes and self._delivered(device, round_attempt) is None
 
     def keep(self, arriving: ArrivingReply) -> None:
         """Store a counted reply so that it can be read without its reference. Call inside `store.step()`."""
@@ -138,13 +172,13 @@ class ReplyIntake:
             key = TransferKey("task", run.enrolment.run, *round_attempt, reply.update is None)
             run.count_delivered(device, key, len(run.tasks.payload(device, key)))
 
-    def delivered(self, device: DeviceId, round_attempt: RoundAttempt) -> Delivered | None:
+    def _delivered(self, device: DeviceId, round_attempt: RoundAttempt) -> Delivered | None:
         """The task as the device received it; None if no longer known, or not needed."""
-        if not self._encodes and self._run.tasks.downlink is None and not self._measures_change:
+        if not self._encodes and self._run.tasks.downlink is None:
             return None
         return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
-    def reference(self, delivered: Delivered | None) -> ReferenceModel | None:
+    def _reference(self, delivered: Delivered | None) -> ReferenceModel | None:
         """The reference over which an update's values were encoded; empty if unknown, None if values are
         plain.
         """

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC
 from typing import Self
 
-from fleetune.coordinator.rounds.policies.civil_time import Zone, utc
 from fleetune.coordinator.rounds.policies.schedule import Schedule
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.protocols.settings.schedule import UTC, ScheduleSection
+from fleetune.protocols.settings.schedule import UTC as UTC_NAME
+from fleetune.protocols.settings.schedule import ScheduleSection
 
 
 class RunClock:
@@ -56,16 +56,7 @@ class RunClock:
 
 def schedule_of(section: ScheduleSection) -> Schedule:
     """The schedule that a run's [schedule] describes, in its time zone."""
-    return Schedule(section, zone_of(section.zone))
-
-
-def zone_of(name: str | None) -> Zone:
-    """A time zone by its name, which the settings have checked; None for this machine's zone."""
-    if name is None:
-        return lambda at_s: float(time.localtime(utc(at_s)).tm_gmtoff)
-    if name == UTC:
-        return lambda _: 0.0
     from zoneinfo import ZoneInfo
 
-    zone = ZoneInfo(name)
-    return lambda at_s: (datetime.fromtimestamp(utc(at_s), zone).utcoffset() or timedelta()).total_seconds()
+    zone = UTC if section.zone == UTC_NAME else None if section.zone is None else ZoneInfo(section.zone)
+    return Schedule(section, zone)

@@ -13,26 +13,24 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetune.coordinator.rounds.actions import Action, Aggregate
-from fleetune.coordinator.rounds.engine import RoundEngine
-from fleetune.coordinator.rounds.engine_state import RoundAttempt
-from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event, ReplyArrived
-from fleetune.coordinator.rounds.rejections import RejectionReason, rejection_of
-from fleetune.coordinator.run.engine_rules import EngineRules
+from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
+from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event
+from fleetune.coordinator.run.engine_rules import engine_of
 from fleetune.coordinator.run.replies import ArrivingReply, ReadAhead
-from fleetune.coordinator.run.reply_intake import ReplyIntake
+from fleetune.coordinator.run.reply_intake import Received, ReplyIntake
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
-from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
+from fleetune.coordinator.run.run_events import RoundClosed, RunFinished
 from fleetune.coordinator.run.run_parts import parts_of
 from fleetune.coordinator.run.run_view import RunView
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
+from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update.shared_payload_cache import PayloadContent
-from fleetune.protocols.wire.messages import TransferKey, readable
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
 
@@ -62,14 +60,13 @@ class RunController(RunView):
         self._method = method
         self._store = store
         self._in_process = in_process
-        self._rules = EngineRules(settings, enrolment, method)
-        self._begin(self._rules.engine())
+        self._begin()
 
-    def _begin(self, engine: RoundEngine) -> None:
-        """Start with this engine and new, empty parts."""
-        self._engine = engine
-        parts = self._settings, self._enrolment, self._method, self._store, engine.state
-        self._run = parts_of(*parts, in_process=self._in_process)
+    def _begin(self, state: EngineState | None = None) -> None:
+        """Start with an engine in this state and new, empty parts."""
+        run = self._settings, self._enrolment, self._method
+        self._engine = engine_of(*run, state)
+        self._run = parts_of(*run, self._store, self._engine.state, in_process=self._in_process)
         self._intake = ReplyIntake(self._run)
         self._execution = RoundExecution(self._run, self._intake)
 
@@ -78,7 +75,7 @@ class RunController(RunView):
         StoreError.
         """
         state = read_engine(self._store)
-        self._begin(self._rules.engine(state))
+        self._begin(state)
         self._run.recall(state)
         return state is not None
 
@@ -100,9 +97,9 @@ class RunController(RunView):
         if stored is None:
             self.recall()
             return []
-        engine, actions = self._rules.resume(stored, now)
-        self._begin(engine)
-        self._run.recall(stored)
+        self._begin(stored)
+        actions = self._engine.resume(now)
+        self._run.recall(self._engine.state)
         return self._carry_out(lambda: actions, now)
 
     def admit(self, report: DeviceReport) -> None:
@@ -143,15 +140,8 @@ class RunController(RunView):
             The tasks to send, and the run events: `ReplyRefused` if the reply is damaged, implausible or not
             the one that was offered; `ReplyDropped` if it does not count.
         """
-        rejection = self.rejection(device, round_attempt)
-        try:
-            arriving = self._intake.read(device, round_attempt, data, rejection, actual, predicted, ahead)
-        except PacketError as problem:
-            if rejection and self._intake.is_unreadable(device, round_attempt):
-                return self._handle(ReplyArrived(device, *round_attempt, rejection), now, None)
-            return self._refuse_reply(device, round_attempt, problem, now)
-        event = self._intake.arrived(arriving, round_attempt, rejection)
-        return self._handle(event, now, arriving if rejection is None else None)
+        received = self._intake.receive(device, round_attempt, data, actual, predicted, ahead)
+        return self._take(received, now)
 
     def reading(
         self, device: DeviceId, round_attempt: RoundAttempt
@@ -173,24 +163,12 @@ class RunController(RunView):
             reason: why it was refused.
             now: present time on the run's clock.
         """
-        round_attempt = RoundAttempt.of(transfer_key)
-        if transfer_key.run == self._enrolment.run:
-            rejection = self.rejection(device, round_attempt)
-            if rejection is not None:
-                return self._handle(ReplyArrived(device, *round_attempt, rejection), now, None)
-            if self.awaited_attempt(device) == round_attempt:
-                return self._refuse_reply(device, round_attempt, PacketForeign(reason), now)
-        self.count_refused(PacketForeign.__name__)
-        return []
+        received = self._intake.refuse_offer(device, transfer_key, reason)
+        return [] if received is None else self._take(received, now)
 
-    def _refuse_reply(
-        self, device: DeviceId, round_attempt: RoundAttempt, problem: PacketError, now: float
-    ) -> list[Outcome]:
-        """Refuse a reply as if its device had declined. Counted by kind and device."""
-        kind = type(problem).__name__
-        self.count_refused(kind, device=device)
-        declined = Declined(device, *round_attempt, readable(f"{kind}: {problem}"), replied=True)
-        return [ReplyRefused(device, *round_attempt, problem), *self.handle(declined, now)]
+    def _take(self, received: Received, now: float) -> list[Outcome]:
+        outcomes = self._handle(received.event, now, received.arriving)
+        return outcomes if received.refused is None else [received.refused, *outcomes]
 
     def count_refused(self, kind: str, times: int = 1, *, device: DeviceId | None = None) -> None:
         """Count refused messages of a peer by kind and, if it is known, by device."""
@@ -210,10 +188,6 @@ class RunController(RunView):
     def note_measured(self, device: DeviceId, round_attempt: RoundAttempt, actual: RoundCost) -> None:
         """Note figures that a device reports after its reply has arrived: upload time and energy."""
         self._run.open_round.note_late(device, round_attempt, self.round_attempt, actual)
-
-    def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
-        """Reason why a reply of `device` to `round_attempt` does not count; None if it counts."""
-        return rejection_of(self._engine.state, device, round_attempt)
 
     def write_down(self) -> None:
         """Write all unwritten changes, inside a step of the store.

@@ -9,8 +9,7 @@ from fleetune.coordinator.extensions.extension import Extensions, RunContext
 from fleetune.coordinator.extensions.order import extensions_of
 from fleetune.coordinator.extensions.update_norms import UpdateNorms
 from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
-from fleetune.coordinator.run.aggregation import Aggregation
-from fleetune.coordinator.run.method_run import MethodRun
+from fleetune.coordinator.run.aggregation import Aggregation, MethodRun
 from fleetune.coordinator.run.open_round import OpenRound
 from fleetune.coordinator.run.traffic_accounts import Accounts
 from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger

@@ -6,7 +6,7 @@ from typing import Any
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
-from fleetune.coordinator.run.engine_rules import EngineRules
+from fleetune.coordinator.rounds.rejections import RejectionReason, rejection_of
 from fleetune.coordinator.run.run_parts import RunParts
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.model.spec import FlatArray
@@ -14,9 +14,8 @@ from fleetune.protocols.update.shared_payload_cache import PayloadContent
 
 
 class RunView:
-    """Read-only state of a run. `RunController` makes and changes its three parts."""
+    """Read-only state of a run. `RunController` makes and changes its parts."""
 
-    _rules: EngineRules
     _engine: RoundEngine
     _run: RunParts
 
@@ -38,6 +37,10 @@ class RunView:
         """The round and attempt of the task that the device is expected to answer; None if there is none."""
         return self._engine.state.awaited_attempt(device)
 
+    def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
+        """Reason why a reply of `device` to `round_attempt` does not count; None if it counts."""
+        return rejection_of(self._engine.state, device, round_attempt)
+
     @property
     def round_attempt(self) -> RoundAttempt:
         """The round and attempt that is open or comes next."""
@@ -57,7 +60,7 @@ class RunView:
     def is_due(self) -> bool:
         """True if a round is open, or opens as soon as enough devices are ready."""
         state = self._engine.state
-        return state.running or state.plan.due or self._rules.schedule.settings.is_free
+        return state.running or state.plan.due or self._engine.schedule.settings.is_free
 
     @property
     def members(self) -> Mapping[DeviceId, Member]:

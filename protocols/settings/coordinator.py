@@ -51,19 +51,12 @@ class RoundSection(Settings, frozen=True):
         over_selection: factor on the number of selected devices. The round closes once `participants` of them
             have replied.
         deadline_s: longest duration of a round.
-        deadline: how the deadline of a round is set. `fixed`: every round may take `deadline_s`. `predicted`:
-            the selected devices' forecasts tell when enough of them will have replied. The round may take
-            `deadline_slack` times that, at least 1 s and at most `deadline_s`.
-        deadline_slack: factor on the predicted duration, see `deadline`.
-        prefer: rule of the client selection. `any`: a uniform random draw. `able`: a device is selected last
-            if it predicts a round longer than `deadline_s`, has a metered link, or runs on a battery below
-            `min_battery`. `oort`: utility-based selection by training loss and speed. `pyramid`: like `oort`,
-            but with the norm of the last update instead of the training loss. `tiers`: devices of similar
-            speed share a round, drawn by utility within their tier (docs/ratios.md).
-        max_wait: with `prefer = "oort"`, `"pyramid"` or `"tiers"`, the most rounds that a connected device is
-            passed over. If left out, it is three times the number of rounds in which every device could take
-            part once.
-        min_battery: battery charge, 0 to 1, below which `prefer = "able"` selects a device last.
+        deadline_slack: with `objective.minimise = "time"`, a round may take this many times the duration that
+            its devices predict, at least 1 s and at most `deadline_s`.
+        prefer: rule of the client selection. `any`: a uniform random draw. `oort`: utility-based selection by
+            training loss and speed. `tiers`: devices of similar speed share a round, drawn by utility within
+            their tier (docs/ratios.md). With `oort` and `tiers`, no connected device waits longer than three
+            times the number of rounds in which every device could take part once.
         quorum: smallest number of updates that a round needs. With fewer at the deadline nothing is
             aggregated and the round is tried again.
         start_with: number of devices that must be connected before round 1 starts. If left out, round 1 waits
@@ -81,8 +74,7 @@ class RoundSection(Settings, frozen=True):
             of the shared model's value and of the other updates' value. The device then counts as having
             declined. 0: no bound.
         max_share: largest weight of one update in the mean of a round with n updates, but at least 2/n. The
-            excess goes to the other updates in proportion to their samples. 1: no limit. If left out, it is
-            0.3, or 1 in a run that a release without this key began (docs/security.md).
+            excess goes to the other updates in proportion to their samples. 1: no limit (docs/security.md).
         max_samples: a device that reports more training samples is not selected, because the number of
             samples is its weight.
     """
@@ -90,11 +82,8 @@ class RoundSection(Settings, frozen=True):
     participants: Count | None = None
     over_selection: Factor = 1.0
     deadline_s: Positive = 600.0
-    deadline: Literal["fixed", "predicted"] = "fixed"
     deadline_slack: Factor = 1.5
-    prefer: Literal["any", "able", "oort", "pyramid", "tiers"] = "any"
-    max_wait: Count | None = None
-    min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    prefer: Literal["any", "oort", "tiers"] = "any"
     quorum: Count = 1
     start_with: Count | None = None
     mode: Literal["synchronous", "window", "buffer"] = "synchronous"
@@ -104,16 +93,14 @@ class RoundSection(Settings, frozen=True):
     max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
     norm_bound: NonNegative = 100.0
     max_samples: Count = 10_000_000
-    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
 
     @property
     def by_utility(self) -> bool:
         """True if the client selection ranks devices by utility."""
-        return self.prefer in ("oort", "pyramid", "tiers")
+        return self.prefer != "any"
 
     def __post_init__(self) -> None:
-        if self.max_wait is not None and not self.by_utility:
-            raise ValueError('max_wait goes with prefer = "oort", "pyramid" and "tiers"')
         at_most = None if self.mode != "synchronous" else self.participants
         if at_most is not None and self.quorum > at_most:
             raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")
@@ -126,5 +113,3 @@ class RoundSection(Settings, frozen=True):
             raise ValueError(f"window_s = {self.window_s:g} is longer than deadline_s = {self.deadline_s:g}")
         if self.mode != "synchronous" and self.over_selection != 1:
             raise ValueError(f'over_selection is for mode = "synchronous"; with "{self.mode}" leave it out')
-        if self.mode != "synchronous" and self.deadline != "fixed":
-            raise ValueError(f'deadline = "{self.deadline}" is for mode = "synchronous", not "{self.mode}"')

@@ -32,6 +32,16 @@ RENAMED = {
     "round.max_strain": "round.norm_bound",
 }
 """Renamed settings: the present name by the old one."""
+REMOVED = {
+    "round.deadline": 'set objective.minimise = "time" for deadlines that follow the devices\' predictions',
+    "round.max_wait": "no device waits longer than three times the rounds in which all could take part once",
+    "round.min_battery": "each owner limits its device with `edge-agent run --min-battery`",
+    "schedule.at": 'set window and every, e.g. window = "02:00-05:00" and every = "24h"',
+    "objective.normalise": "it made runs slower; updates count by their samples",
+    "objective.within": "set run.rounds, or stop the run with `edge-coordinator stop`",
+    "objective.price": 'set objective.minimise = "bytes" or "energy"',
+}
+"""Removed settings, each with what to do instead."""
 
 
 def read_run(
@@ -100,11 +110,13 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_names(content: dict[str, Any]) -> None:
-    """Raise SettingError if a setting has its old name."""
-    for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
+    """Raise SettingError if a setting has its old name or was removed."""
+    said = {old: f"{old} is called {new} now" for old, new in RENAMED.items()}
+    said |= {old: f"{old} was removed; leave it out: {instead}" for old, instead in REMOVED.items()}
+    for path, line in said.items():
+        section, _, key = path.partition(".")
         if key in _section(content, section):
-            raise SettingError(f"{old} is called {new} now")
+            raise SettingError(line)
 
 
 def _change_all(content: dict[str, Any], changes: Changes) -> None:

@@ -4,6 +4,7 @@
 """
 
 import re
+from datetime import time
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,6 +14,7 @@ from fleetune.protocols.settings.section import Count, Settings
 
 DAY_S = 86_400
 UTC = "UTC"  # valid even where no time zone data are installed
+_TIME = "([01]?[0-9]|2[0-3]):([0-5][0-9])"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S}
 _LONGEST_S = 3660 * DAY_S
 
@@ -20,16 +22,15 @@ _LONGEST_S = 3660 * DAY_S
 class ScheduleSection(Settings, frozen=True):
     """[schedule] When a round may start. Without this section each round starts when the previous one ends.
 
-    `every`, `at` and `window` limit the time; `new_samples` and `drift` require new data. Both conditions
-    must hold.
+    `every` and `window` limit the time; `new_samples` and `drift` require new data. Both conditions must
+    hold.
 
     Attributes:
-        every: shortest time between the starts of two rounds, e.g. "24h", "90m", "7d". With `at`, or with a
-            `window` and whole days, it counts calendar days.
-        at: time of day at which a round is due, e.g. "02:00". If the coordinator was down at that time, the
-            round starts when it is back, provided that `window` is still open.
-        window: times of day between which a round may start, e.g. "01:00-05:00" or "22:00-06:00". A running
-            round is always finished.
+        every: shortest time between the starts of two rounds, e.g. "24h", "90m", "7d". With a `window` it
+            counts from the opening of the window. So `every = "24h"` is one round in each night's window.
+        window: times of day between which a round may start, e.g. "01:00-05:00" or "22:00-06:00". A round
+            that is open when the window ends is finished. If the coordinator was down when the window opened,
+            the round starts when it is back, provided that the window is still open.
         zone: time zone of these times, e.g. "Europe/Berlin". If left out, the coordinator's own.
         new_samples: number of new samples since its last round that a device must have to count. A round
             starts when `devices` devices have as many.
@@ -41,7 +42,6 @@ class ScheduleSection(Settings, frozen=True):
     """
 
     every: str | None = None
-    at: str | None = None
     window: str | None = None
     zone: str | None = None
     new_samples: Count | None = None
@@ -51,11 +51,7 @@ class ScheduleSection(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         # each raises a ValueError that names its key
-        span, at_s, every_s = self.window_s, self.at_s, self.every_s
-        if every_s is not None and at_s is not None and every_s % DAY_S:
-            raise ValueError(f'every = "{self.every}" with at: say whole days, e.g. "24h"')
-        if span is not None and at_s is not None and (at_s - span[0]) % DAY_S >= span[1]:
-            raise ValueError(f'at = "{self.at}" is not in window = "{self.window}"')
+        _ = self.hours, self.every_s
         if self.devices != 1 and not self.asks_devices:
             raise ValueError("devices goes with new_samples or drift")
         if self.zone is not None:
@@ -64,7 +60,7 @@ class ScheduleSection(Settings, frozen=True):
     @property
     def is_free(self) -> bool:
         """True if the schedule sets no condition, so that each round starts when the previous one ends."""
-        return self.every is None and self.at is None and self.window is None and not self.asks_devices
+        return self.every is None and self.window is None and not self.asks_devices
 
     @property
     def asks_devices(self) -> bool:
@@ -77,25 +73,18 @@ class ScheduleSection(Settings, frozen=True):
         return None if self.every is None else seconds_of_span(self.every, "every")
 
     @property
-    def at_s(self) -> int | None:
-        """`at` in seconds since midnight; None if it is left out. Raises ValueError if it is no time of
-        day.
-        """
-        return None if self.at is None else seconds_of_day(self.at, "at")
+    def hours(self) -> tuple[time, time] | None:
+        """Start and end of `window`; None if it is left out. Raises ValueError if it is not two times of day.
 
-    @property
-    def window_s(self) -> tuple[int, int] | None:
-        """Start of `window` in seconds since midnight, and its length in seconds; None if it is left out.
-
-        A window may cross midnight. Raises ValueError if it is not two times of day.
+        A window that does not end later than it starts crosses midnight.
         """
         if self.window is None:
             return None
-        first, dash, last = self.window.partition("-")
-        if not dash:
-            raise ValueError(f'window = "{self.window}": say two times of day, e.g. "01:00-05:00"')
-        start, end = (seconds_of_day(one.strip(), "window") for one in (first, last))
-        return start, (end - start) % DAY_S or DAY_S
+        found = re.fullmatch(rf"{_TIME} ?- ?{_TIME}", self.window)
+        if not found:
+            raise ValueError(f'window = "{self.window}": give two times of day, e.g. "01:00-05:00"')
+        hour, minute, last_hour, last_minute = map(int, found.groups())
+        return time(hour, minute), time(last_hour, last_minute)
 
 
 def seconds_of_span(text: str, key: str) -> int:
@@ -103,18 +92,8 @@ def seconds_of_span(text: str, key: str) -> int:
     found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= _LONGEST_S:
-        raise ValueError(f'{key} = "{text}": say a number and s, m, h, d or w, e.g. "24h"')
+        raise ValueError(f'{key} = "{text}": give a number and s, m, h, d or w, e.g. "24h"')
     return seconds
-
-
-def seconds_of_day(text: str, key: str) -> int:
-    """Seconds from midnight to a time of day such as "02:00". Raises ValueError that names `key` if it is
-    none.
-    """
-    found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text)
-    if not found:
-        raise ValueError(f'{key} = "{text}": say a time of day, e.g. "02:00"')
-    return 3600 * int(found[1]) + 60 * int(found[2])
 
 
 def _check_zone(name: str) -> None:

@@ -13,7 +13,7 @@ from tests.helpers.slow_proxy import SlowProxy
 from fleetune.coordinator.extensions.staleness import staleness_factor
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.enrolment import Beginning, prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.run_store import RunStore
@@ -150,8 +150,8 @@ class Desk:
     def __init__(self, folder, run_settings, *, restart, in_process=False):
         self.folder, self.settings, self.restart = folder, run_settings, restart
         self.enrolment = prepare(run_settings)
-        begin = {"durable": False, "in_process": in_process, "enrolment": self.enrolment}
-        self.run = open_run(run_settings, folder, **begin)
+        begin = {"durable": False, "in_process": in_process}
+        self.run = open_run(run_settings, folder, beginning=Beginning(self.enrolment), **begin)
         self.now, self.tasks, self.closed = 0.0, {}, []
 
     def play(self, step=0, until_closed=None):

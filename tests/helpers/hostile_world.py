@@ -6,6 +6,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
+from fleetune.coordinator.run.enrolment import Beginning
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
 from fleetune.coordinator.tasks.assignment import OutgoingTask
@@ -89,7 +90,7 @@ class World:
             activation_bytes_per_sample=1.0,
             weights=weights,
         )
-        self.run = open_run(self.settings, folder, durable=False, enrolment=self.enrolment)
+        self.run = open_run(self.settings, folder, durable=False, beginning=Beginning(self.enrolment))
         _open.append(self)
         self.sessions = {name: self._session(name) for name in DEVICES}
         self.now, self.tasks, self.closed, self.finished = 0.0, {}, [], None

@@ -15,6 +15,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
+from fleetune.coordinator.run.enrolment import Beginning
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.stored_run import Run
@@ -59,8 +60,6 @@ def settings(
     up: str = "raw",
     down: str = "raw",
     minimise: str = "none",
-    *,
-    normalise: bool = False,
 ) -> RunSettings:
     return parse_run(
         {
@@ -69,7 +68,7 @@ def settings(
             "method": {"name": method},
             "data": {"source": "digits", "validation_fraction": 0.2},
             "encoding": {"up": up, "down": down},
-            "objective": {"minimise": minimise, "normalise": normalise},
+            "objective": {"minimise": minimise},
             "round": MODES[mode],
         }
     )
@@ -121,7 +120,7 @@ class PlayedRun:
         """Open the run; for `ways` and `more` see `settings`."""
         asked = settings(*ways, **more)
         self.folder = folder
-        self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
+        self.run: Run = open_run(asked, folder / "run", durable=False, beginning=Beginning(enrolment(asked)))
         self.sessions = {device: self.session(device) for device in DEVICES}
         self.tasks: dict[str, tuple[RoundAttempt, bytes]] = {}
         self.sent: list[tuple[str, int, int, str]] = []

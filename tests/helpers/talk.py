@@ -7,6 +7,7 @@ import numpy as np
 from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.coordinator.run.enrolment import Beginning
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run
@@ -95,7 +96,9 @@ class Coordinating:
     @classmethod
     def of(cls, folder, settings, spec=SPEC, *, observers=(), **changes):
         """Open a run; `changes`: changed values of the enrolment."""
-        run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec, **changes))
+        run = open_run(
+            settings, folder, durable=False, beginning=Beginning(enrolment_of(settings, spec, **changes))
+        )
         said: list[tuple[str, bytes]] = []
         broker = MemoryBroker()
         server = Server(

@@ -1,9 +1,10 @@
 """run.toml: what is right is read, what is wrong is named in one line."""
 
 import pytest
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.settings.run_toml import parse_run, read_run
+from fleetune.protocols.settings.run_toml import REMOVED, parse_run, read_run
 
 GOOD = """
 [run]
@@ -70,6 +71,14 @@ def test_a_wrong_file_gets_one_line_that_names_the_key(tmp_path, old, new, messa
     assert message in text
     assert text.startswith(str(path))
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_setting_is_refused_by_its_name(tmp_path, key):
+    section, _, name = key.partition(".")
+    path = written(tmp_path, f"{GOOD}\n[{section}]\n{name} = 1\n")
+    with raises(SettingError, str(path), key):
+        read_run(path)
 
 
 def test_a_setting_by_its_old_name_is_answered_with_the_new_one(tmp_path):

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from datetime import date, time
 
-from fleetune.coordinator.rounds.policies.civil_time import instant
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
+from fleetune.protocols.settings.schedule import DAY_S
 from fleetune.tools.simulator.availability import Availability
 from fleetune.tools.simulator.checkpoint.checkpoints import Checkpoints
 from fleetune.tools.simulator.coordinator_side import CoordinatorSide
@@ -22,7 +22,7 @@ from fleetune.tools.simulator.streams.arrivals import ArrivalSchedule
 from fleetune.tools.simulator.streams.daily_scores import DailyScores
 from fleetune.tools.simulator.transfers import Transfers
 
-FIRST_DAY = 20_454  # first day of the simulated calendar, days since 1970: 1 January 2026
+FIRST_DAY = date(2026, 1, 1)  # of the simulated calendar
 
 
 def build_simulation(
@@ -50,8 +50,8 @@ def build_simulation(
         num_enrolment_bytes: see `Simulation`.
     """
     section, enrolment, controller = run.settings.fleet, run.enrolment, run.controller
-    zone = schedule_of(run.settings.schedule).zone
-    queue = EventQueue(instant(FIRST_DAY, seconds_of_day(section.starts_at, "starts_at"), zone))
+    starts_at = time.fromisoformat(section.starts_at)
+    queue = EventQueue(schedule_of(run.settings.schedule).instant(FIRST_DAY, starts_at))
     fleet = Fleet(devices)
     availability = Availability(section.availability, run.settings.round.quorum, enrolment.seed)
     streams = None if arrivals is None else FleetStreams(*arrivals, executor, fleet)

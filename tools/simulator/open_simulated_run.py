@@ -1,5 +1,6 @@
 """Opens the folder of a simulated run: a new run, or one that was stopped."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from fleetune.coordinator.metrics.summary import Summary
-from fleetune.coordinator.rounds.window_engine import check_method
+from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.starting_weights import run_named
@@ -107,9 +108,7 @@ def open_new(
         fresh=fresh,
         durable=False,
         in_process=True,
-        enrolment=enrolment,
-        backbone=beginning.backbone,
-        bundle=trains.bundle,
+        beginning=dataclasses.replace(beginning, bundle=trains.bundle),
     )
     try:
         names = [device.name for device in devices]

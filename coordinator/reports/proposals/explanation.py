@@ -29,7 +29,6 @@ _WHY = {
     "time": "time: most utility a second; each device does what fits the target round duration",
     "bytes": "bytes: each device does no more than its option of most utility a byte",
     "energy": "energy: each device does no more than its option of most utility a joule, idling included",
-    "money": "money: each device does no more than its option of most utility for the price",
 }
 _NONE = "no [objective]: each device takes the largest ratio that fits its limits"
 _ASSIGNED = "fleet.ratios assigns each device its ratio"
@@ -135,7 +134,7 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     if waits and any(longest_s.values()):
         slowest = max(longest_s, key=lambda name: longest_s[name])
         yield f"the target round duration is {readable.duration(longest_s[slowest])}, set by {slowest}"
-    if objective.minimise in ("energy", "money"):
+    if objective.minimise == "energy":
         unknown = sum(any(one.joules is None for one in some) for some in plans.values())
         if unknown:
             yield f"{unknown} of {len(plans)} devices do not report their energy: all their options stay"

@@ -6,7 +6,6 @@ from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.policies.speed_tiers import draw_by_speed_tier
 from fleetune.coordinator.rounds.policies.unresponsive import rests
 from fleetune.coordinator.rounds.policies.utility_selection import draw_by_utility
-from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
@@ -91,7 +90,7 @@ def draw(
 ) -> tuple[DeviceId, ...]:
     """Participants of the coming attempt, ascending: ceil(K * over_selection) of `candidates`, at most all.
 
-    Devices that `settings.prefer` favours are taken first. The draw depends on the candidates, the attempt
+    The rule `settings.prefer` selects them. The draw depends on the candidates, the attempt
     and the run's seed only, not on the order in which devices joined.
     """
     key = Key.of("fleetune", seed).child("participants", *state.round_attempt)
@@ -115,21 +114,15 @@ def choose(
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, drawn with `key`, ascending.
 
-    If fewer than `least` preferred devices exist, others fill up to `least`: with `prefer = "able"` first the
-    devices that are not `able`, then unresponsive ones (see `rests`). For `prefer = "oort"` and `"pyramid"`
-    see `utility_selection`, for `"tiers"` see `speed_tiers`.
+    Unresponsive devices (see `rests`) are drawn only if fewer than `least` others exist. For
+    `prefer = "oort"` see `utility_selection`, for `"tiers"` see `speed_tiers`.
     """
-    number, others = state.round_attempt.number, set()
+    number = state.round_attempt.number
     silent = {d for d in state.groups.missing if rests(state.members[d], number)}
-    if settings.prefer == "able":
-        others = {d for d in candidates if not able(state.members[d].report, settings)} - silent
-    later = others | silent
-    first = tuple(d for d in candidates if d not in later) if later else candidates
+    first = tuple(d for d in candidates if d not in silent) if silent else candidates
     drawn = _drawn(first, state, settings, key, count)
-    for name, group in ("others", others), ("silent", silent):
-        rest = tuple(d for d in candidates if d in group) if group else ()
-        drawn += _sample(rest, least - len(drawn), key.child(name))
-    return tuple(sorted(drawn))
+    rest = tuple(d for d in candidates if d in silent) if silent else ()
+    return tuple(sorted(drawn + _sample(rest, least - len(drawn), key.child("silent"))))
 
 
 def _drawn(
@@ -139,21 +132,7 @@ def _drawn(
     if not settings.by_utility or not candidates or count <= 0:
         return _sample(candidates, count, key)
     draws = draw_by_speed_tier if settings.prefer == "tiers" else draw_by_utility
-    return draws(candidates, state, settings, count, key)
-
-
-def able(report: DeviceReport | None, settings: RoundSection) -> bool:
-    """True if no reported condition speaks against selecting the device; unknown conditions do not."""
-    if report is None:
-        return True
-    conditions = report.conditions
-    slow = report.round_s is not None and report.round_s > settings.deadline_s
-    drained = (
-        conditions.power == "battery"
-        and conditions.battery is not None
-        and conditions.battery < settings.min_battery
-    )
-    return not (slow or drained or conditions.metered)
+    return draws(candidates, state, count, key)
 
 
 def _quorum(state: EngineState, settings: RoundSection) -> int:

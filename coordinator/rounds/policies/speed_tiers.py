@@ -10,10 +10,10 @@ that differ little. So this module uses weights instead:
    seconds is its learning utility times the rounds it waited, times min((t / T)^2, (T / t)^2). So devices
    close to T are preferred and little time is wasted.
 
-Slow devices then share few rounds, quick ones many. When a device has waited for `max_wait` rounds, the
-devices that waited this long go first, the longest wait first. What devices may claim is bounded as in
-`utility_selection`: time is measured by the coordinator's clock, and a device that reports a high speed
-counts as a median one until its first reply.
+Slow devices then share few rounds, quick ones many. Devices that have waited too long
+(`utility_selection.longest_wait`) go first, the longest wait first. What devices may claim is bounded as in
+`utility_selection`: the coordinator's clock measures the time, and a device that reports a high speed counts
+as a median one until its first reply.
 """
 
 import math
@@ -29,7 +29,6 @@ from fleetune.coordinator.rounds.policies.utility_selection import (
 )
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.coordinator import RoundSection
 
 _ALIKE = 1.1  # other participants may take at most this many times the first one's seconds
 _NEARNESS = 2.0
@@ -37,7 +36,7 @@ _LEAST_NEAR = 1e-3  # lower bound of the weight, so that every device can be dra
 
 
 def draw_by_speed_tier(
-    candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
+    candidates: Sequence[DeviceId], state: EngineState, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates` (at least one) that take about the same time."""
     number = state.round_attempt.number
@@ -46,7 +45,7 @@ def draw_by_speed_tier(
     waited = {device: rounds_waited(member, number) for device, member in members.items()}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
     rolls = {device: -math.log(one or 2.0**-54) for device, one in chances.items()}
-    most = longest_wait(len(candidates), count, settings)
+    most = longest_wait(len(candidates), count)
     overdue = sorted(
         (one for one in candidates if waited[one] >= most),
         key=lambda one: (-waited[one], -seconds[one], rolls[one]),

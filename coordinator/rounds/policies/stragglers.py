@@ -10,7 +10,7 @@ A round waits for `round.participants` updates. Three rules let it close without
 
 A straggler's reply to a closed round is dropped (`rounds.rejections`: "late"). A device that misses several
 deadlines in a row is selected less often (`policies.unresponsive`). Semi-asynchronous rounds keep a
-straggler's update for a later window (`rounds.window_engine`).
+straggler's update for a later window (`rounds.policies.semi_asynchronous`).
 """
 
 from typing import Literal

@@ -8,14 +8,8 @@ paper:
 - A device reports the mean loss of its last epoch, which stands for the root of the mean square.
 - T is the median duration of the candidates. Oort's T grows when the sum of losses falls.
 - t is measured by the coordinator's clock, from the task to its reply. The device's own prediction counts
-  only before its first reply. Losses, changes and samples count up to twice the median, so exaggeration gains
-  nothing.
-- With `prefer = "pyramid"` the loss is replaced by how much a device's last update changed the model (root
-  mean square, divided by its share of the local training), which the coordinator measures itself. PyramidFL
-  (Li et al. 2022, doi:10.1145/3495243.3517017) takes the norm of gradients. It also ranks the participants:
-  early ones train longer, those that change least send less. Here `[objective]` does that, by time and bytes
-  (`most_work`, `encodings`), not by rank.
-- No device starves: when a device has waited for `max_wait` rounds, all places go to those that waited
+  only before its first reply. Losses and samples count up to twice the median, so exaggeration gains nothing.
+- No device starves: when a device has waited too long (`longest_wait`), all places go to those that waited
   longest. Slow devices then share a round instead of slowing one each.
 """
 
@@ -26,36 +20,33 @@ from statistics import median
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.coordinator import RoundSection
 
-_MOST = 2.0  # a device's loss, change and samples count up to this many medians
+_MOST = 2.0  # a device's loss and samples count up to this many medians
 _SLOWNESS = 2.0  # Oort's alpha
 _UNCERTAINTY = 0.1  # Oort's weight of staleness: log(round) over the last selected round, under the root
 _LEAST = 1e-3  # lower bound of the utility, so that a device with nothing left to learn can still be drawn
-# longest wait without `max_wait`: this many times the rounds that it takes to select every device once
+# longest wait: this many times the rounds that it takes to select every device once
 _TURNS = 3
 
 
 def draw_by_utility(
-    candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
+    candidates: Sequence[DeviceId], state: EngineState, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, drawn by utility, or by their wait if a device waited too long."""
     number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
     waited = {device: rounds_waited(member, number) for device, member in members.items()}
-    if max(waited.values(), default=0) >= longest_wait(len(candidates), count, settings):
+    if max(waited.values(), default=0) >= longest_wait(len(candidates), count):
         order = sorted(candidates, key=lambda one: (-waited[one], chances[one]))
     else:
-        worth = utilities(members, number, by_change=settings.prefer == "pyramid")
+        worth = utilities(members, number)
         order = sorted(candidates, key=lambda one: -math.log(chances[one] or 2.0**-54) / worth[one])
     return tuple(order[:count])
 
 
-def longest_wait(candidates: int, count: int, settings: RoundSection) -> int:
+def longest_wait(candidates: int, count: int) -> int:
     """Rounds after which a connected device is selected whatever its utility."""
-    if settings.max_wait is not None:
-        return settings.max_wait
     return _TURNS * math.ceil(candidates / max(1, count))
 
 
@@ -64,30 +55,17 @@ def rounds_waited(member: Member, number: int) -> int:
     return max(0, number - 1 - member.asked.number)
 
 
-def utilities(
-    members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
-) -> dict[DeviceId, float]:
-    """Utility of each device in round `number`, above 0.
-
-    `by_change`: use the change by its updates instead of its loss.
-    """
-    lessons, seconds = learning_utilities(members, number, by_change=by_change), seconds_of(members)
+def utilities(members: Mapping[DeviceId, Member], number: int) -> dict[DeviceId, float]:
+    """Utility of each device in round `number`, above 0."""
+    lessons, seconds = learning_utilities(members, number), seconds_of(members)
     usual_s = _usual(seconds)
     return {name: lessons[name] * min(1.0, usual_s / seconds[name]) ** _SLOWNESS for name in members}
 
 
-def learning_utilities(
-    members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
-) -> dict[DeviceId, float]:
-    """Learning utility of each device, regardless of time. A device without a reply gets the highest.
-
-    `by_change`: see `utilities`.
-    """
-    utility_of = {
-        name: member.observed.change if by_change else member.observed.loss
-        for name, member in members.items()
-    }
-    lessons = {name: one for name, one in utility_of.items() if one is not None}
+def learning_utilities(members: Mapping[DeviceId, Member], number: int) -> dict[DeviceId, float]:
+    """Learning utility of each device, regardless of time. A device without a reply gets the highest."""
+    losses = {name: member.observed.loss for name, member in members.items()}
+    lessons = {name: loss for name, loss in losses.items() if loss is not None}
     samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
     usual_lesson, usual_samples = _usual(lessons), _usual(samples)
     learns = {

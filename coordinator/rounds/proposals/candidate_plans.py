@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from fleetune.coordinator.rounds.engine_state import Member
-from fleetune.coordinator.rounds.spent_budget import MEGABYTE
 from fleetune.protocols.method.choice import LOCAL_WORKS, Budget, RatioCandidate
 from fleetune.protocols.settings.objective import ObjectiveSection
 
 LEAST_UTILITY = 0.01  # a quarter of the training at p = 0.05; a device that reports less gains nothing by it
-KILOWATT_HOUR = 3.6e6  # joules in a kilowatt hour
 
 Utility = Callable[[Budget], float]
 
@@ -42,17 +40,8 @@ class CandidatePlan:
         return 0.0 if self.round_s is None else self.round_s
 
     def cost(self, objective: ObjectiveSection) -> float | None:
-        """Bytes, joules or money that the objective minimises; None if not known."""
-        match objective.minimise:
-            case "bytes":
-                return self.bytes_up
-            case "energy":
-                return self.joules
-        price = objective.price
-        sent, drawn = self.bytes_up if price.megabyte else 0, self.joules if price.kilowatt_hour else 0.0
-        if sent is None or drawn is None:
-            return None
-        return price.megabyte * sent / MEGABYTE + price.kilowatt_hour * drawn / KILOWATT_HOUR
+        """Bytes or joules, whichever the objective minimises; None if not known."""
+        return self.bytes_up if objective.minimise == "bytes" else self.joules
 
 
 Plans = Sequence[CandidatePlan]

@@ -1,4 +1,4 @@
-"""Energy that boards draw during a round, working or idle. Used to minimise `energy` and `money`.
+"""Energy that boards draw during a round, working or idle. Used to minimise `energy`.
 
 In a round of a given duration a board draws the joules of its work, and idle power for the rest of the time.
 So waiting for a device that works more efficiently can cost the other boards more than it saves. For each
@@ -19,7 +19,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.proposals.candidate_plans import KILOWATT_HOUR, CandidatePlan, Plans
+from fleetune.coordinator.rounds.proposals.candidate_plans import CandidatePlan, Plans
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.objective import ObjectiveSection
 
@@ -29,7 +29,7 @@ MOST_DURATIONS = 64  # number of durations that are tried: neighbours differ by 
 
 @dataclass(frozen=True)
 class IdleCost:
-    """Cost of a second of idling, in the unit that the objective minimises.
+    """Joules of a second of idling, that is the power of idle boards in watts.
 
     Attributes:
         of: by device of the round, for those that report idle power and the costs of their options.
@@ -44,9 +44,7 @@ def idle_cost(
     state: EngineState, plans: Mapping[DeviceId, Plans], objective: ObjectiveSection
 ) -> IdleCost | None:
     """The idle cost in a round with these options; None if idling is free or no device reports its power."""
-    prices = {"energy": 1.0, "money": objective.price.kilowatt_hour / KILOWATT_HOUR}
-    price = prices.get(objective.minimise, 0.0)
-    if not price:
+    if objective.minimise != "energy":
         return None
     reports = {name: state.members[name].report for name in state.groups.eligible_ascending}
     reported_w = {
@@ -62,10 +60,8 @@ def idle_cost(
     if not known:
         return None
     most_w = MOST_TIMES_USUAL * median(reported_w.values())
-    own = {name: price * min(reported_w[name], most_w, _least_working_w(plans[name])) for name in known}
-    return IdleCost(
-        own, sum(price * min(idle_w, most_w) for name, idle_w in reported_w.items() if name not in own)
-    )
+    own = {name: min(reported_w[name], most_w, _least_working_w(plans[name])) for name in known}
+    return IdleCost(own, sum(min(idle_w, most_w) for name, idle_w in reported_w.items() if name not in own))
 
 
 def within_cheapest_duration(

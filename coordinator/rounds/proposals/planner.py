@@ -8,8 +8,8 @@ multiple) of the local training and an encoding of the update. It first narrows 
     bytes          options that send no more than the one with the highest utility per byte. If most
                    devices run on batteries, only those within the target duration of these options, because
                    waiting drains batteries
-    energy, money  likewise per joule or price. If boards report their idle power, only options within the
-                   duration that costs the whole fleet least for its utility (`idle_energy`)
+    energy         likewise per joule. If boards report their idle power, only options within the duration
+                   that costs the whole fleet least for its utility (`idle_energy`)
 
 Then it takes the option with the highest utility (`CandidatePlan.utility`).
 
@@ -29,7 +29,6 @@ from fleetune.coordinator.rounds.proposals.candidate_plans import (
 )
 from fleetune.coordinator.rounds.proposals.idle_energy import idle_cost, within_cheapest_duration
 from fleetune.coordinator.rounds.proposals.target_duration import within_target_duration
-from fleetune.coordinator.rounds.spent_budget import MEGABYTE, NO_LIMITS, Amounts, over_budget
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.settings.objective import ObjectiveSection
@@ -71,22 +70,6 @@ class Planner:
                 reported.setdefault(member.assigned.uplink, []).append(member.observed.compression_error)
         if self.uplinks and (reported or state.compression_errors.shares):
             state.change(compression_errors=state.compression_errors.after(reported, self.uplinks))
-
-    def over_budget(
-        self, state: EngineState, participants: Sequence[DeviceId], deadline_s: float
-    ) -> str | None:
-        """The reason why a round of these participants exceeds the run's budget; None: it fits."""
-        if self.objective.within == NO_LIMITS:
-            return None
-        plans = reporting(self.candidates(state, participants)).values()
-        reports = [state.members[device].report for device in participants]
-        round_s = [min(report.round_s, deadline_s) for report in reports if report and report.round_s]
-        least = Amounts(
-            max((min(one.seconds for one in some) for some in plans), default=min(round_s, default=0.0)),
-            sum(min(one.bytes_up or 0 for one in some) for some in plans) / MEGABYTE,
-            sum(min(one.joules or 0.0 for one in some) for some in plans),
-        )
-        return over_budget(self.objective.within, state.spent, state.timing.seen_at, least)
 
     def candidates(self, state: EngineState, devices: Collection[DeviceId]) -> dict[DeviceId, Plans]:
         """The options of each device; () for a device that reports none."""

@@ -17,6 +17,7 @@ from fleetune.coordinator.reports.report import summary_of
 from fleetune.coordinator.rounds.engine_state import RoundAttempt
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.run.enrolment import Beginning
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundClosed
@@ -165,7 +166,7 @@ class OneDevice:
             round=RoundSection(),
             schedule=ScheduleSection(every="1m"),
         )
-        self.run = open_run(asked, folder, durable=False, enrolment=enrolment(asked))
+        self.run = open_run(asked, folder, durable=False, beginning=Beginning(enrolment(asked)))
         trainer = PullToTarget(SPEC, "a")
         self.session = Session(self.run.enrolment, "a", self.run.method, trainer, Remembered())
         self.now = 0.0

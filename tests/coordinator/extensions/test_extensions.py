@@ -13,7 +13,6 @@ from fleetune.coordinator.extensions.max_share import MaxShare
 from fleetune.coordinator.extensions.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.extensions.norm_bound import NormBound
 from fleetune.coordinator.extensions.order import ORDER
-from fleetune.coordinator.extensions.partial_work import PartialWork
 from fleetune.coordinator.extensions.proposed_work import ProposedWork
 from fleetune.coordinator.extensions.releases import Releases
 from fleetune.coordinator.extensions.reply_claims import ReplyClaims
@@ -31,7 +30,6 @@ def test_the_order():
         Releases,
         ProposedWork,
         StalenessDiscount,
-        PartialWork,
         MaxShare,
         MethodDiagnostics,
         Downsampling,
@@ -84,7 +82,7 @@ class Times(Extension):
 
     def weigh(self, updates, round_):
         for one in updates:
-            self.calls.append((self.name, one.reply.device))
+            self.calls.append((self.name, one.device))
             yield one
 
 

@@ -14,6 +14,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.payloads import Measures
 
@@ -297,11 +298,9 @@ def test_a_status_says_what_a_device_expects_then_what_its_last_round_took():
     assert (line.predicted_s, line.actual_s) == (6.0, 9.0)
 
 
-@pytest.mark.parametrize(("deadline", "given_s"), [("fixed", None), ("predicted", 57.0)])
-def test_a_status_tells_a_proposed_deadline(deadline, given_s):
-    settings = msgspec.structs.replace(
-        SETTINGS, round=msgspec.structs.replace(SETTINGS.round, deadline=deadline)
-    )
+@pytest.mark.parametrize(("minimise", "given_s"), [("none", None), ("time", 57.0)])
+def test_a_status_tells_a_proposed_deadline(minimise, given_s):
+    settings = msgspec.structs.replace(SETTINGS, objective=ObjectiveSection(minimise))
     state = dataclasses.replace(training_state(), timing=Timing(until=160.0, span_s=57.0))
     assert StatusReader(settings, PARAMETERS).status(state, ledger(), 130.0).round_span_s == given_s
     waiting = dataclasses.replace(state, stage="waiting")

@@ -25,8 +25,8 @@ def with_ratios():
             yield name
 
 
-def played(folder, method="fedspu", normalise=False, minimise="time", **part):
-    run = PlayedRun(folder, method, "synchronous", minimise=minimise, normalise=normalise)
+def played(folder, method="fedspu", minimise="time", **part):
+    run = PlayedRun(folder, method, "synchronous", minimise=minimise)
     run.play(**part)
     found = run.end()
     run.close()
@@ -62,15 +62,6 @@ def test_who_would_hold_up_the_others_does_a_share_of_the_local_training(tmp_pat
     shares = {name: {reply.local_work for device, reply in replies if device == name} for name in DEVICES}
     assert shares["d"] == {0.25}
     assert all(max(shares[name]) == 1.0 for name in "abc")
-
-
-def test_updates_are_normalised_where_that_is_wanted(tmp_path):
-    plain = played(tmp_path / "plain")
-    normalised = played(tmp_path / "normalised", normalise=True)
-    assert normalised["shared"] != plain["shared"]
-    stopped = tmp_path / "stopped"
-    played(stopped, normalise=True, end=5)
-    assert played(stopped, normalise=True, begin=5)["shared"] == normalised["shared"]
 
 
 def test_several_ratios_are_tried_in_a_round(tmp_path):

@@ -123,7 +123,7 @@ def test_a_whole_reply_that_came_too_late_is_acknowledged_and_dropped(talk):
 
 
 def test_a_reply_is_judged_once_on_its_way_in(talk, monkeypatch):
-    import fleetune.coordinator.run.run_controller as asked_in
+    import fleetune.coordinator.run.reply_intake as asked_in
 
     reply, judged, rejection_of = answered(talk.session("a"), talk.task("a")), [], asked_in.rejection_of
     monkeypatch.setattr(asked_in, "rejection_of", lambda *of: judged.append(of) or rejection_of(*of))

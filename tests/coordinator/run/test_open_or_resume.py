@@ -10,14 +10,14 @@ from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.changed_settings import CHANGEABLE, going_on
-from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.enrolment import Beginning, prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice, ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
-from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
+from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -135,18 +135,14 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
         "quorum": 2,
         "start_with": 2,
         "prefer": "oort",
-        "max_wait": 5,
-        "min_battery": 0.5,
-        "deadline": "predicted",
         "deadline_slack": 2.0,
         "max_share": 0.5,
     }
-    schedule = {"every": "24h", "at": "02:00", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
+    schedule = {"every": "24h", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
     schedule |= {"devices": 2, "drift": True, "first_rounds": 1}
     others = {f"schedule.{key}" for key in schedule} | {"run.rounds", "run.fleet", "objective.at_most"}
-    others |= {f"objective.within.{key}" for key in ("seconds", "megabytes", "joules")}
     assert {f"round.{key}" for key in free} | others == set(CHANGEABLE)
-    settings = replace(settings, objective=ObjectiveSection(at_most=0.5, within=WithinSection(60, 1, 1e3)))
+    settings = replace(settings, objective=ObjectiveSection(at_most=0.5))
     for key, value in schedule.items():
         settings = replace(settings, schedule=replace(settings.schedule, **{key: value}))
         open_run(settings, desk.folder, durable=False).store.close()
@@ -249,30 +245,19 @@ def test_a_beta_that_is_said_wins_and_a_run_that_nobody_joined_takes_the_new_rou
 def test_a_run_that_began_without_a_beta_of_its_own_goes_on_with_the_100_of_its_release(tmp_path, method):
     settings = desk_settings(method, **ROUND)
     earlier = dataclasses.replace(prepare(with_rounds(settings, 5), tmp_path), method=settings.method)
-    assert joined(with_rounds(settings, 5), tmp_path / "run", enrolment=earlier).method.beta == 100
+    assert joined(with_rounds(settings, 5), tmp_path / "run", beginning=Beginning(earlier)).method.beta == 100
     run = open_run(with_rounds(settings, 6), tmp_path / "run", durable=False)
     run.store.close()
     assert run.resumed
     assert run.method.beta == 100
 
 
-def test_a_run_that_began_without_encodings_goes_on_without_them():
-    plain = desk_settings()
-    silent = replace(plain, encoding=EncodingSection())
-    assert plain.encoding == PLAIN
-    assert going_on(plain, silent).encoding == PLAIN
-    assert going_on(silent, plain).encoding == PLAIN  # another wish, to be refused
-
-
-def test_a_run_for_few_bytes_says_little_around_them_unless_it_began_before_that_was_so():
+def test_a_run_for_few_bytes_says_little_around_them_unless_it_is_told_otherwise():
     for minimise, compact in {"bytes": True, "time": False, "none": False}.items():
         assert with_objective(minimise).compact is compact
         assert with_objective(minimise, compact=not compact).compact is not compact
     assert not with_objective("bytes", fleet=FleetSection(ratios=(0.2,))).compact
-    earlier, now = with_objective("bytes", compact=False), with_objective("bytes")
-    assert earlier.encoding.up != EncodingSection().up
-    assert going_on(earlier, now) == earlier
-    wish = with_objective("bytes", compact=True)
+    earlier, wish = with_objective("bytes", compact=False), with_objective("bytes", compact=True)
     assert going_on(earlier, wish) == wish  # to be refused
 
 
@@ -281,8 +266,6 @@ def test_masks_are_quick_where_time_counts_unless_the_run_says_otherwise():
         assert with_objective(minimise).quick_masks is quick
         assert with_objective(minimise, quick_masks=not quick).quick_masks is not quick
     assert not with_objective("time", fleet=FleetSection(ratios=(0.2,))).quick_masks
-    earlier = with_objective("time", quick_masks=False)
-    assert going_on(earlier, with_objective("time")) == earlier
     report = DeviceReport("d", samples_per_s=100.0, uplink_bps=1e5)
     for one, known in {"time": True, "bytes": False}.items():
         told = prepare(with_objective(one)).mask_time(report, "up")
@@ -309,22 +292,6 @@ def with_objective(minimise, compact=None, quick_masks=None, **sections):
     objective = ObjectiveSection(minimise=minimise)
     encoding = EncodingSection(up="int8", compact=compact, quick_masks=quick_masks)
     return replace(desk_settings(), objective=objective, encoding=encoding, **sections)
-
-
-def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):
-    whole = played(tmp_path / "whole")
-    taken = whole.run.controller.engine_state.spent.megabytes
-    settings = with_rounds(desk_settings(**ROUND), 4)
-    tight = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=0.6 * taken)))
-    desk = Desk(tmp_path / "run", tight, restart=False).play()
-    assert desk.run.controller.engine_state.rounds_done == 2
-    assert desk.run.controller.finished.startswith("objective.within.megabytes")
-    mark_finished(desk.run)
-    desk.run.store.close()
-    with pytest.raises(SettingError, match="holds a finished run"):
-        open_run(tight, desk.folder, durable=False)
-    looser = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=2 * taken)))
-    assert go_on(desk, looser).run.controller.engine_state.rounds_done == 4
 
 
 def test_round_one_that_opens_with_few_devices_says_so_in_one_line(tmp_path):

@@ -23,7 +23,7 @@ class Looks:
         self.state, self.ahead_s, self.now = EngineState(), 0.0, 0.0
         run = SimpleNamespace(
             folder=folder,
-            settings=SimpleNamespace(schedule=ScheduleSection(at="02:00")),
+            settings=SimpleNamespace(schedule=ScheduleSection(window="02:00-05:00")),
             controller=SimpleNamespace(engine_state=self.state),
         )
         self.owner = ControlWatch(run, lambda: self.ahead_s)

@@ -26,7 +26,7 @@ GROWING = {
     "method": {"name": "fedavg"},
     "data": {"partition": {"kind": "iid", "test_fraction": 0.5}, "arrivals": ARRIVALS},
     "training": {"epochs": 3, "batch_size": 10, "learning_rate": 0.1},
-    "schedule": {"first_rounds": 2, "at": "02:00"},
+    "schedule": {"first_rounds": 2, "every": "24h", "window": "02:00-05:00"},
     "fleet": FLEET,
 }
 

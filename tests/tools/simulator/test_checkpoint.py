@@ -54,7 +54,7 @@ CASES = {
     "quick masks": {**LATE, "fleet": WIDE, "method": {"name": "fedpurin"}, "encoding": {"quick_masks": True}},
     "fewest bytes": {"fleet": FLEET, "objective": {"minimise": "bytes"}, "encoding": {"up": "int4"}},
     "lossy both ways": {**LATE, "encoding": {"up": "int4", "down": "int8"}},
-    "who takes part": {"fleet": FLEET, "round": {"participants": 3, "prefer": "pyramid"}},
+    "who takes part": {"fleet": FLEET, "round": {"participants": 3, "prefer": "tiers"}},
     "semi-asynchronous": {
         "method": {"name": "fedavg"},
         "fleet": WIDE,

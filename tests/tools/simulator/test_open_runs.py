@@ -30,7 +30,7 @@ def played(wanted, folder):
 def test_thirty_nights_and_a_final_evaluation(tmp_path):
     wanted = open_settings(
         fleet={"devices": 4, "boards": {}, "days": 30, "starts_at": "12:00", "availability": 0.8},
-        schedule={"at": "02:00", "window": "01:00-05:00"},
+        schedule={"every": "24h", "window": "02:00-05:00"},
         round={"deadline_s": 1800.0},
     )
     run, summary, nights = played(wanted, tmp_path / "sim")
@@ -47,7 +47,7 @@ def test_the_same_seed_plays_the_same_nights_whatever_zone_this_machine_is_in(tm
     for zone in ("UTC", "America/New_York"):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        wanted = open_settings(fleet={"days": 2}, schedule={"at": "02:00"})
+        wanted = open_settings(fleet={"days": 2}, schedule={"every": "24h", "window": "02:00-05:00"})
         run, _, nights = played(wanted, tmp_path / zone.replace("/", "-"))
         found.append((nights, run.controller.shared_model.tobytes()))
     monkeypatch.undo()
@@ -82,7 +82,7 @@ def test_all_other_methods_do_without(method):
 
 def test_semi_asynchronous_rounds_have_a_window_and_no_other_schedule(tmp_path):
     mode = {"mode": "window", "window_s": 1800.0, "deadline_s": 3600.0}
-    for schedule in ({"at": "02:00"}, {"every": "1h"}):
+    for schedule in ({"every": "24h", "window": "02:00-05:00"}, {"every": "1h"}):
         with pytest.raises(SettingError, match="only \\[schedule\\] window can be set with it"):
             simulate(settings(schedule=schedule, round=mode), tmp_path / "no", workers=0, fresh=True)
     _, _, nights = played(settings(schedule={"window": "01:00-05:00"}, round=mode), tmp_path / "yes")

@@ -162,17 +162,6 @@ def test_encodings_that_take_no_fewer_bytes_than_the_runs_own_change_nothing(tmp
         settings(objective={"minimise": "time", "encodings": ["int5"]})
 
 
-def test_a_run_keeps_within_what_it_may_take(tmp_path):
-    free, records = play(tmp_path, "a", fleet=FLEET, round=LONG)
-    half_s = 0.5 * records[-2].closed_s
-    bounded, rest = play(tmp_path, "b", fleet=FLEET, round=LONG, objective={"within": {"seconds": half_s}})
-    assert 0 < bounded.rounds < free.rounds
-    assert rest[-2].closed_s <= half_s
-    assert bounded.ended.startswith("objective.within.seconds")
-    assert free.ended is UNSET
-    assert rest[:-1] == records[: len(rest) - 1], "rounds are what they were"
-
-
 def test_energy_counts_what_boards_draw_while_they_wait(tmp_path):
     """Three gateways of 5.5 W idle wait for a Pi Zero: that no joule of its own is worth."""
     _, records = play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "energy"})

@@ -46,7 +46,7 @@ def test_everybody_takes_part_at_last():
     drawn = rounds(fleet(), 120, TIERS)
     share = Counter(name for one in drawn for name in one)
     assert len(share) == 12
-    assert min(share.values()) >= 120 // (longest_wait(12, 3, TIERS) + 12 // 3)
+    assert min(share.values()) >= 120 // (longest_wait(12, 3) + 12 // 3)
 
 
 def test_of_alike_devices_who_has_more_to_teach_is_asked_more_often():

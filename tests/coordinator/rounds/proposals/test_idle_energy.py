@@ -6,10 +6,9 @@ from tests.coordinator.rounds.test_engine import Script
 from fleetune.coordinator.rounds.proposals.idle_energy import MOST_DURATIONS, MOST_TIMES_USUAL, idle_cost
 from fleetune.coordinator.rounds.proposals.planner import Planner, cost_efficient
 from fleetune.protocols.method.choice import RatioCandidate
-from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 
 ENERGY = ObjectiveSection("energy", encodings=())
-MONEY = ObjectiveSection("money", encodings=(), price=PriceSection(kilowatt_hour=0.3))
 
 
 def affording(start_s, whole_s, watts=2.0, ratios=(0.2, 0.6, 1.0)):
@@ -46,12 +45,11 @@ def test_who_draws_nothing_while_waiting_does_what_brings_most_a_joule():
     assert kept == {name: cost_efficient(some, ENERGY) for name, some in plans.items()}
 
 
-@pytest.mark.parametrize("objective", [ENERGY, MONEY])
-def test_the_more_boards_draw_doing_nothing_the_shorter_is_a_round(objective):
+def test_the_more_boards_draw_doing_nothing_the_shorter_is_a_round():
     found = []
     for idle_w in (0.01, 0.5, 2.0):
         state = fleet(dict.fromkeys("abcd", idle_w), a=SLOW, b=QUICK, c=QUICK, d=QUICK)
-        found.append(longest_s(paying(state, "abcd", objective)[1]))
+        found.append(longest_s(paying(state, "abcd")[1]))
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] >= min(one.round_s for one in SLOW)
 

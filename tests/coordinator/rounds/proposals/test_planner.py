@@ -13,6 +13,7 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.policies.deadline import proposed_s
+from fleetune.coordinator.rounds.policies.semi_asynchronous import check_method
 from fleetune.coordinator.rounds.proposals.candidate_plans import (
     LEAST_UTILITY,
     CandidatePlan,
@@ -20,13 +21,12 @@ from fleetune.coordinator.rounds.proposals.candidate_plans import (
 )
 from fleetune.coordinator.rounds.proposals.planner import Planner, cost_efficient
 from fleetune.coordinator.rounds.proposals.target_duration import within_target_duration
-from fleetune.coordinator.rounds.window_engine import check_method
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import Budget, RatioCandidate
 from fleetune.protocols.method.utility import default_utility
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import encodings
 
@@ -163,17 +163,9 @@ def test_cost_efficiency_is_by_the_methods_utility():
     assert [one.budget.ratio for one in cost_efficient(of_little, ENERGY)] == [0.2]
 
 
-def test_a_byte_sent_and_a_price_count_likewise():
+def test_a_byte_sent_counts_likewise():
     sends = [option(Budget(ratio), 1.0, round(1e6 * (0.5 + ratio**3)), 100 * ratio) for ratio in RATIOS]
     assert [one.budget.ratio for one in cost_efficient(sends, ObjectiveSection("bytes"))] == [0.2, 0.4]
-    by_bytes = ObjectiveSection("money", price=PriceSection(megabyte=0.01))
-    assert cost_efficient(sends, by_bytes) == cost_efficient(sends, ObjectiveSection("bytes"))
-    by_energy = ObjectiveSection("money", price=PriceSection(kilowatt_hour=0.3))
-    assert cost_efficient(sends, by_energy) == cost_efficient(sends, ENERGY)
-    both = ObjectiveSection("money", price=PriceSection(megabyte=1e-9, kilowatt_hour=0.3))
-    assert cost_efficient(sends, both) == cost_efficient(sends, ENERGY), "bytes are next to nothing"
-    with pytest.raises(SettingError, match=r"money.*objective\.price"):
-        ObjectiveSection("money")
 
 
 def test_who_trains_slowly_does_a_share_of_the_local_training():

@@ -21,9 +21,10 @@ from fleetune.coordinator.rounds.actions import (
     SendTask,
     StartRound,
 )
+from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.window_engine import WindowEngine, draw_idle
+from fleetune.coordinator.rounds.policies.semi_asynchronous import draw_idle
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import DeviceReport
@@ -37,10 +38,6 @@ WINDOW_S = 4.0
 class WindowScript(Script):
     """A `Script` with the engine of the semi-asynchronous modes; updates answer the task the device has."""
 
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.engine = WindowEngine(self.run, self.round)
-
     def update(self, device, turn=None, *, leaving=False):
         return super().update(device, turn or self.state.members[device].asked, leaving=leaving)
 
@@ -48,8 +45,8 @@ class WindowScript(Script):
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=EngineState)
         assert state == self.state
         self.now = now
-        self.engine, actions = WindowEngine.resume(self.run, self.round, state, now)
-        return answered(self.engine, actions, now)
+        self.engine = RoundEngine(self.run, self.round, state)
+        return answered(self.engine, self.engine.resume(now), now)
 
 
 def buffered(size, **options):
@@ -154,7 +151,7 @@ def test_an_expired_task_of_a_device_that_is_away_is_refused_as_stale():
     assert script.update("slow", (1, 1)) == [DropReply("slow", 1, 1, "stale")]
 
 
-@pytest.mark.parametrize("prefer", ["any", "able", "oort", "pyramid", "tiers"])
+@pytest.mark.parametrize("prefer", ["any", "oort", "tiers"])
 def test_who_comes_back_gets_the_task_it_had_and_its_place_was_used_meanwhile(prefer):
     script = buffered(2, participants=1, start_with=5, rounds=9, prefer=prefer)
     (first,) = asked(script.ready("a", "b", "c", "d", "e"))
@@ -246,7 +243,7 @@ common = {
     "quorum": st.integers(1, 3),
     "start_with": st.integers(1, 4),
     "max_staleness": st.integers(0, 3),
-    "prefer": st.sampled_from(["any", "able", "oort", "pyramid", "tiers"]),
+    "prefer": st.sampled_from(["any", "oort", "tiers"]),
 }
 round_settings = st.one_of(
     st.builds(RoundSection, mode=st.just("buffer"), buffer=st.integers(1, 4), **common),
@@ -345,7 +342,7 @@ class AnyOrder(RuleBasedStateMachine):
             round_,
             now,
         )
-        self.engine = WindowEngine(self.run, round_)
+        self.engine = RoundEngine(self.run, round_)
         self.judge = Judge(self.run, round_)
 
     @property
@@ -358,7 +355,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.state.take_changed()
         actions = handled(self.engine, event, self.now)
         check_kept(before, self.state)
-        twin = WindowEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
+        twin = RoundEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
         assert handled(twin, event, self.now) == actions, "same state and event, same actions"
         assert twin.state == self.state
         had = dict(self.judge.tasks)
@@ -402,7 +399,7 @@ class AnyOrder(RuleBasedStateMachine):
     def any_decline(self, device, number, attempt):
         self.do(Declined(device, number, attempt, ""))
 
-    @rule(step_s=st.sampled_from([0.0, 0.1, 3.0, 20.0, 1e8, -3.0, -1e8]))
+    @rule(step_s=st.sampled_from([0.0, 0.1, 3.0, 20.0, 1e8]))
     def time_passes(self, step_s):
         self.now += step_s
         self.do(Tick())
@@ -416,7 +413,8 @@ class AnyOrder(RuleBasedStateMachine):
     def restart(self, now):
         self.now = now
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=EngineState)
-        self.engine, actions = WindowEngine.resume(self.run, self.round_, state, now)
+        self.engine = RoundEngine(self.run, self.round_, state.copy())
+        actions = self.engine.resume(now)
         actions = answered(self.engine, actions, now)
         if self.judge.open is not None:
             assert actions[0] == StartRound(self.judge.open.round, self.judge.open.attempt, resumed=True)
