@@ -76,7 +76,7 @@ class Agent:
         self.events = Backlog(MAX_WAITING_BYTES)
         self._notifier = ActivityNotifier(tell)
         self._connection = Connection(
-            settings.fleet, settings.device, make_transport, self.events, self._notifier
+            settings.fleet, device.settings.identity, make_transport, self.events, self._notifier
         )
         self._intake = Intake(
             settings.device,
@@ -205,14 +205,22 @@ class Agent:
                     self._participation.note_sent(item)
                 case Answered():
                     self._note_answered(item)
-                case wire.Ping(nonce):
-                    self._send(wire.Pong(nonce))
-                case wire.Lacking(run, reason):
-                    self._send(self._enrolling.do_without_bundle(run, reason, self._clock()))
-                case wire.Finish(run, reason):
-                    self._finish(run, reason)
-                case wire.NameTaken(instance, wait_s) if instance == self._connection.instance:
-                    self._connection.wait_for_name(wait_s, self._clock())
+                case wire.Message():
+                    self._handle_message(item)
+
+    def _handle_message(self, message: wire.Message) -> None:
+        match message:
+            case wire.Ping(nonce):
+                self._send(wire.Pong(nonce))
+            case wire.Lacking(run, reason):
+                self._send(self._enrolling.do_without_bundle(run, reason, self._clock()))
+            case wire.Finish(run, reason):
+                self._finish(run, reason)
+            case wire.NotAdmitted(run, reason):
+                log.error("run %s does not admit this device: %s", run, wire.readable(reason))
+                self._notifier.note(resting=wire.readable(reason))
+            case wire.NameTaken(instance, wait_s) if instance == self._connection.instance:
+                self._connection.wait_for_name(wait_s, self._clock())
 
     def _note_answered(self, answered: Answered) -> None:
         key = answered.offer.transfer_key

@@ -11,13 +11,13 @@ from fleetune.edge_agent.run_options import (
     Authority,
     Certificate,
     CertificateKey,
-    DeviceName,
+    DeviceId,
     Root,
     StateFolder,
     Threads,
     Trainer,
 )
-from fleetune.edge_agent.state.defaults import HOST, STATE
+from fleetune.edge_agent.state.defaults import STATE
 from fleetune.protocols.one_line import one_line_errors
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def profile(
         str | None, typer.Option(envvar="FLEETUNE_BROKER", help="broker to measure the link to, see run")
     ] = None,
     fleet: Annotated[str | None, typer.Option(help="name of the fleet, required with --broker")] = None,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     model: Annotated[
         str | None,
@@ -53,18 +53,16 @@ def profile(
     from fleetune.edge_agent.probes.board_measurement import measure_board
     from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.state.agent_store import AgentStore
-    from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     with one_line_errors("edge-agent"):
-        topics.check_name(device, "device")
         if save is not None:
             save_profile.check_target(save)
         store, link = None, None
         if fleet is not None:
-            store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
-        if broker is not None and fleet is not None:
-            link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, device)
+            store = AgentStore.of(state, fleet, device)
+        if broker is not None and fleet is not None and store is not None:
+            link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, store.device)
         workload = partial(workloads.choose_workload, model, store, threads, trainer)
         if model is not None:
             workload()  # A wrong name is an error. A missing trainer only leaves the speed unknown.
@@ -80,7 +78,7 @@ def profile(
 
 def explain(
     fleet: Annotated[str, typer.Option(help="name of the fleet")],
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:
     """Show the predicted cost of each ratio on this device, its limits, and the reason for the present
@@ -95,7 +93,7 @@ def explain(
     from fleetune.protocols.errors import StoreError
 
     with one_line_errors("edge-agent"):
-        store = AgentStore(state / fleet / device)
+        store = AgentStore.of(state, fleet, device)
         known = (read_ratio_controller(store.ratio_controller(run).read()) for run in store.runs())
         ratio_controller = next((one for one in known if one is not None), None)
         if ratio_controller is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceName, StateFolder
-from fleetune.edge_agent.state.defaults import HOST, STATE
+from fleetune.edge_agent.run_options import DeviceId, StateFolder
+from fleetune.edge_agent.state.defaults import STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _ROWS = 10
 def export(
     fleet: Annotated[str, typer.Option(help="name of the fleet")],
     out: Annotated[Path, typer.Option(help="file to write, .onnx")],
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     run: Run = None,
     bundle: BundleFile = None,
@@ -42,10 +42,13 @@ def export(
     from fleetune.protocols.files import write_atomically
 
     with one_line_errors("edge-agent"):
-        found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
-        written = onnx_of(found, device)
+        store = AgentStore.of(state, fleet, device)
+        found = personal_model(store, run, bundle, trusted=tuple(trust))
+        written = onnx_of(found, store.device)
         write_atomically(out, written, mode=None)
-        print(f"{out}: {found.bundle.spec.name} of {device}, {len(written):,} bytes; {found.record.words}")
+        print(
+            f"{out}: {found.bundle.spec.name} of {store.device}, {len(written):,} bytes; {found.record.words}"
+        )
 
 
 def predict(
@@ -54,7 +57,7 @@ def predict(
         Path | None, typer.Option(help="model from edge-agent export; default: this device's own")
     ] = None,
     fleet: Fleet = None,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     run: Run = None,
     bundle: BundleFile = None,
@@ -77,7 +80,9 @@ def predict(
         x, y = _samples(data)
         record = None
         if model is None:
-            found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
+            found = personal_model(
+                AgentStore.of(state, str(fleet), device), run, bundle, trusted=tuple(trust)
+            )
             predictor, record = predictor_of(found), found.record
         else:
             predictor = Predictor.of(model)

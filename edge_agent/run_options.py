@@ -8,10 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
+from fleetune.edge_agent.state.defaults import STATE, TEST_FRACTION
 from fleetune.protocols.settings.section import PROCESSOR
 
-DeviceName = Annotated[str, typer.Option(help="this device's name")]
+DeviceId = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="this device's id, which never changes; default: as stored, or the host name",
+    ),
+]
 StateFolder = Annotated[Path, typer.Option("--state", help="folder of the personal models")]
 Trainer = Annotated[
     str,
@@ -50,7 +56,11 @@ class RunOptions:
             " own broker, or intake: for samples sent through --intake; see docs/streams.md"
         ),
     ]
-    device: DeviceName = HOST
+    device: DeviceId = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="name of this device for people, which may change; default: as stored, or its id"),
+    ] = None
     state: StateFolder = STATE
     board: Annotated[
         str, typer.Option(help="profile of this board: a name (see edge-agent boards) or a TOML file")

@@ -21,10 +21,12 @@ from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.stream_maker import stream_maker
 from fleetune.edge_agent.run_options import RunOptions
+from fleetune.edge_agent.state.state_folder import device_folder
 from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.identity import check_display_name
 from fleetune.protocols.wire.transport import EventSink, Will
 from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
 
@@ -42,9 +44,9 @@ def ready_agent(
     Raises:
         FleetuneError: as `Agent`, or an option is wrong.
     """
-    fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
     where = parse_broker(options.broker, options.ca, options.cert, options.key)
     settings = _settings(options)
+    fleet, device = settings.fleet, settings.device
     memory_bytes = most_memory_bytes(settings.policy, options.root)
     make_stream = stream_maker(options, settings.state, memory_bytes)
     if make_stream is None:
@@ -98,13 +100,15 @@ def _mode(text: str | None) -> int | None:
 
 def _settings(options: RunOptions) -> DeviceSettings:
     """The owner's settings. Raises SettingError if an option is wrong."""
+    folder = device_folder(options.state, options.fleet, options.device, options.name)
     board = board_name(options.root) if options.board == "auto" else options.board
     board_named(board)
     return DeviceSettings(
         fleet=options.fleet,
-        device=options.device,
+        device=folder.name,
+        name=None if options.name is None else check_display_name(options.name),
         data=options.data,
-        state=options.state / options.fleet / options.device,
+        state=folder,
         board=board,
         test_fraction=options.test_fraction,
         threads=options.threads,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceName, StateFolder
-from fleetune.edge_agent.state.defaults import HOST, STATE
+from fleetune.edge_agent.run_options import DeviceId, StateFolder
+from fleetune.edge_agent.state.defaults import STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _DECISIONS = 8
 
 def models(
     fleet: Fleet,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
@@ -48,14 +48,14 @@ def rollback(
     version: Annotated[
         int | None, typer.Argument(help="number of the version; default: the one before the deployed one")
     ] = None,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:
     """Deploy an earlier version until a later model is no worse. See also pin."""
     with one_line_errors("edge-agent"):
         store, files = _of_device(state, fleet, device)
         number = _earlier(files) if version is None else version
-        found = _serve(store, files, number, device)
+        found = _serve(store, files, number)
         print(f"deployed from now on: version {number}, {found.words}")
         print(f"a later model replaces it once it is no worse; edge-agent pin {number} prevents that")
 
@@ -63,7 +63,7 @@ def rollback(
 def pin(
     fleet: Fleet,
     version: Annotated[int, typer.Argument(help="number, see models")],
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:
     """Keep a version deployed until unpin. The device continues to train."""
@@ -71,11 +71,11 @@ def pin(
         store, files = _of_device(state, fleet, device)
         _check_there(files, version)
         files.hold(version)
-        found = _serve(store, files, version, device)
+        found = _serve(store, files, version)
         print(f"deployed until edge-agent unpin: version {version}, {found.words}")
 
 
-def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -> None:
+def unpin(fleet: Fleet, device: DeviceId = None, state: StateFolder = STATE) -> None:
     """Let the device choose its version again, from the next round on."""
     with one_line_errors("edge-agent"):
         _, files = _of_device(state, fleet, device)
@@ -83,13 +83,13 @@ def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -
         print("no version is pinned; the next round decides which one is deployed")
 
 
-def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, DeployedFiles]":
+def _of_device(state: Path, fleet: str, device: str | None) -> "tuple[AgentStore, DeployedFiles]":
     """The device's store and its deployed files. Raises StoreError if no model is deployed."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles
     from fleetune.protocols.errors import StoreError
 
-    store = AgentStore(state / fleet / device)
+    store = AgentStore.of(state, fleet, device)
     files = DeployedFiles.next_to(store.deployed)
     if store.deployed.read() is None and not files.numbers:
         raise StoreError(
@@ -119,7 +119,7 @@ def _check_there(files: "DeployedFiles", number: int) -> None:
         raise StoreError(f"{files.versions}: there is no version {number}; stored are {known}")
 
 
-def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str) -> "ModelRecord":
+def _serve(store: "AgentStore", files: "DeployedFiles", number: int) -> "ModelRecord":
     from fleetune.edge_agent.extensions.adoption.version_files import deploy_version
     from fleetune.edge_agent.personal.publishing import Publisher
     from fleetune.protocols.errors import StoreError
@@ -128,7 +128,7 @@ def _serve(store: "AgentStore", files: "DeployedFiles", number: int, device: str
     found = deploy_version(files, number)
     if found is None:
         raise StoreError(f"{files.version(number).path} is damaged; choose another version")
-    Publisher(store, device).refresh()
+    Publisher(store, store.device).refresh()
     return found
 
 

@@ -33,6 +33,7 @@ from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, TransferKey
 from fleetune.protocols.wire.outbox import Sent
@@ -226,7 +227,7 @@ class World:
         self._greet(name)
 
     def _greet(self, name):
-        presence = wire.Presence(True, str(self.starts))
+        presence = wire.Presence(True, str(self.starts), reads=EVERYTHING)
         self.post.append(("coordinator", name, "state", wire.encode(presence)))
 
     def _start_coordinator(self):

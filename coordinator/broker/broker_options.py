@@ -13,6 +13,7 @@ from fleetune.coordinator.broker.invitation import Invitation
 from fleetune.coordinator.broker.restarted_broker import RestartedBroker
 from fleetune.coordinator.store.run_folder import BROKER
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.topics import COORDINATOR_USER
 from fleetune.protocols.wire.transport.mqtt import Broker, in_url, parse_broker
 
@@ -68,6 +69,16 @@ def check_broker(
         EmbeddedBroker.check(bind, port)
         return None
     return parse_broker(url, ca, cert, key)
+
+
+def known_by(given: Broker | None) -> KnownBy:
+    """How a coordinator knows the devices of a broker, see `Identity`.
+
+    The rules of `edge-coordinator broker-config` bind a device's topics to its login, and give all topics of
+    the fleet to the user `coordinator`. The coordinator cannot see the rules of a broker of your own. It
+    relies on them if it logs in as that user. All devices of an embedded broker share one login.
+    """
+    return "login" if given is not None and given.username == COORDINATOR_USER else "claim"
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def serve(
 
     It can be stopped at any moment. The same command then continues the run.
     """
-    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
+    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, known_by, origin_of
     from fleetune.coordinator.commands.commands import withdraw_stop
     from fleetune.coordinator.serving.control_watch import SUPERVISED
     from fleetune.coordinator.serving.coordinator_conflict import ConflictDetector
@@ -84,7 +84,7 @@ def serve(
                 if given is None:
                     detector.take(partial(_detector_transport, where, detector))
                 with Following(makers, folder, folder.name) as following:
-                    _serve(run, where, fleet, detector, following)
+                    _serve(run, where, fleet, detector, following, known_by(given))
 
 
 def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
@@ -94,7 +94,7 @@ def _detector_transport(broker: Any, detector: Any, events: Any) -> Any:
     return MqttTransport(broker, detector.client_id, subscriptions=subscriptions, events=events)
 
 
-def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> None:
+def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any, known_by: Any) -> None:
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
@@ -112,7 +112,13 @@ def _serve(run: Any, broker: Any, fleet: str, detector: Any, following: Any) -> 
     console = Console()
     observers, clock = observers_of(run, console, following), RunClock.of(run.store)
     server = Server(
-        run, fleet, make_transport, observers=observers, clock=clock, ahead_s=lambda: clock.ahead_s
+        run,
+        fleet,
+        make_transport,
+        observers=observers,
+        clock=clock,
+        ahead_s=lambda: clock.ahead_s,
+        known_by=known_by,
     )
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))

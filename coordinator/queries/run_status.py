@@ -29,6 +29,7 @@ from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
+from fleetune.protocols.wire.identity import Identity, KnownBy
 
 LATEST_ROUNDS = 100  # number of latest rounds whose scores a status contains
 _RECENT_ROUNDS = 5  # number of latest rounds from which the next round's duration is predicted
@@ -145,7 +146,7 @@ class DeviceStatus(Struct, frozen=True):
     """A device of a run at one moment.
 
     Attributes:
-        device: the device's name.
+        device: the device's id.
         doing: `receiving` its task or enrolment; `sending` its update; `working`: busy, details unknown;
             `ready`: connected without a task; `left`: left the run early; `refused`: refused the run; `away`:
             not connected.
@@ -162,6 +163,8 @@ class DeviceStatus(Struct, frozen=True):
         before, after: scores of its latest reply, before and after local training.
         actual_s, predicted_s: actual and predicted duration of the round of its latest reply.
         bytes_up, bytes_down: payload bytes so far.
+        name: the device's name for people; equal to `device` if the owner gave none.
+        known_by: how the coordinator knows the device: "login" or "claim" (docs/security.md).
         metrics: metrics of its latest reply that the live view shows, by name.
         refused: number of its replies that were refused or truncated, by kind.
     """
@@ -188,8 +191,15 @@ class DeviceStatus(Struct, frozen=True):
     predicted_s: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    name: str = ""
+    known_by: KnownBy = "claim"
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> Identity:
+        """Who the device is."""
+        return Identity(self.device, self.name or self.device, self.known_by)
 
     @property
     def reason(self) -> str:
@@ -361,7 +371,7 @@ class StatusReader:
         self, state: EngineState, ledger: Ledger, device: DeviceId, activity: Activity | None
     ) -> DeviceStatus:
         member, report = state.members[device], state.members[device].at_work
-        doing = _doing(state, device, activity)
+        doing, identity = _doing(state, device, activity), state.identity(device)
         last, traffic = self._latest_replies.get(device), ledger.traffic.get(device)
         predicted_s = report.round_s if report else None
         return DeviceStatus(
@@ -387,6 +397,8 @@ class StatusReader:
             predicted_s=PREDICTED.of_reply(last) if last else predicted_s,
             bytes_up=traffic.up if traffic else 0,
             bytes_down=traffic.down if traffic else 0,
+            name=identity.name,
+            known_by=identity.known_by,
             metrics={one.name: one.of_reply(last) for one in shown_at("live")} if last else {},
             refused=ledger.refusals_by_device.get(device, {}),
         )

@@ -13,6 +13,7 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundAbandoned
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.wire.identity import Identity
 
 PAUSED = "paused: no round opens until edge-coordinator resume"
 PATIENCE_S = 10.0
@@ -85,7 +86,9 @@ def waiting_reason(state: EngineState, settings: RoundSection, scheduled: str = 
 def _needs(state: EngineState, settings: RoundSection) -> str:
     number, there = state.round_attempt.number, len(eligible(state))
     members = sorted(state.members.items())
-    absent = _listed((name, _why(one, number)) for name, one in members if not (one.ready and one.stays))
+    absent = _listed(
+        (state.identity(name), _why(one, number)) for name, one in members if not (one.ready and one.stays)
+    )
     line = f"round {number} waits for devices: {there} there, needs {needed(state, settings)}"
     if state.timing.start_by is not None and not state.start_is_overdue:
         line += f", or opens with fewer {START_S:g} s after the first came"
@@ -96,7 +99,7 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
 
 def _awaits(state: EngineState, settings: RoundSection) -> str:
     evaluating, number = state.stage == "evaluating", state.round_attempt.number
-    awaited = _listed((device, _why(state.members[device], number)) for device in state.awaited)
+    awaited = _missing(state.awaited, state, number)
     asked, replied = len(state.participants), len(state.replied)
     enough = asked if evaluating else target(state, settings)
     line = f"{'the final evaluation' if evaluating else f'round {number}'} waits for {awaited or 'its time'}"
@@ -117,7 +120,7 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
     if settings.mode != "synchronous" or (len(record.devices) >= wanted and not record.final_evaluation):
         return ""
     absent = (device for device in record.participants if device not in record.devices)
-    return _listed((device, _why(state.members.get(device), record.number)) for device in absent)
+    return _missing(absent, state, record.number)
 
 
 def abandoned_line(abandoned: RoundAbandoned, state: EngineState) -> str:
@@ -128,7 +131,7 @@ def abandoned_line(abandoned: RoundAbandoned, state: EngineState) -> str:
         state: present state of the engine.
     """
     number = abandoned.round
-    absent = _listed((device, _why(state.members.get(device), number)) for device in abandoned.absent)
+    absent = _missing(abandoned.absent, state, number)
     line = f"round {number}, attempt {abandoned.attempt} is given up: {_ABANDONED[abandoned.reason]}"
     return f"{line}; missing: {absent}" if absent else line
 
@@ -174,7 +177,11 @@ def _why(member: Member | None, number: int) -> str:
     return "left" if member.left else "working"
 
 
-def _listed(absent: Iterable[tuple[DeviceId, str]]) -> str:
+def _missing(devices: Iterable[DeviceId], state: EngineState, number: int) -> str:
+    return _listed((state.identity(device), _why(state.members.get(device), number)) for device in devices)
+
+
+def _listed(absent: Iterable[tuple[Identity, str]]) -> str:
     """The first few missing devices with their reasons in one printable line, and the number of others."""
     pairs = list(absent)
     named = [

@@ -239,7 +239,7 @@ def _table(lines: Sequence[DeviceStatus], width: int, score: Score) -> Table:
         table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
     for line in lines:
         table.add_row(
-            _line((line.device, "")),
+            _line((str(line.identity), "")),
             _line((readable.short_board(line.board), "")),
             readable.ratio(line.ratio),
             _doing(line),

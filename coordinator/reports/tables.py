@@ -59,6 +59,7 @@ _REFUSED = {
     "declined": "round that a device declined",
     "refused": "device that would not join the run",
     "gone": "time a device went away",
+    "not-admitted": "device whose agent lacks a feature that the run needs",
     "share-cut": "update that counted as fewer samples than it claimed (round.max_share)",
 }
 
@@ -183,7 +184,7 @@ def fleet_table(devices: Iterable[DeviceStatus]) -> Table:
         table.add_column(head, justify="right" if head in right else "left", overflow="fold")
     for one in devices:
         cells = [
-            one.device,
+            str(one.identity),
             readable.short_board(one.board) or readable.UNKNOWN,
             one.agent.removeprefix("fleetune ") or readable.UNKNOWN,
             readable.ratio(one.ratio),

@@ -12,6 +12,7 @@ from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.stages import Stage, Transition, after
 from fleetune.protocols.method.choice import Budget, DeviceReport, value_byte_share
 from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.wire.identity import Identity
 from fleetune.protocols.wire.messages import TransferKey
 
 Answer = Literal["update", "declined", "expired"]
@@ -85,6 +86,7 @@ class Member:
         assigned: the budget of its latest task, in runs with an objective.
         observed: what the coordinator has observed of its rounds.
         agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
+        identity: who it is; None: simulated, or not heard yet (see `EngineState.identity`).
     """
 
     report: DeviceReport | None = None
@@ -102,6 +104,7 @@ class Member:
     assigned: Budget | None = None
     observed: Observed = Observed()
     agent: str = ""
+    identity: Identity | None = None
 
     @property
     def stays(self) -> bool:
@@ -296,6 +299,10 @@ class EngineState:
     def member(self, device: DeviceId) -> Member:
         """State of a device; an empty `Member` if it was never seen."""
         return self.members.get(device, _STRANGER)
+
+    def identity(self, device: DeviceId) -> Identity:
+        """Who a device is, as far as it has introduced itself."""
+        return self.member(device).identity or Identity.of(device)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
         """Change these fields of one device, or of its observations. The device may be new."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fleetune.coordinator.rounds.rejections import RejectionReason
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
+from fleetune.protocols.wire.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,14 @@ class DeviceReady:
     """A device is enrolled and connected: for the first time, late, or again.
 
     `base`: digest of the model that it holds, where tasks are sent as differences; None: it cannot use them.
-    `agent`: program and version of its agent; "": not reported, or simulated.
+    `agent`: program and version of its agent; "": not reported, or simulated. `identity`: who it is; None:
+    simulated.
     """
 
     report: DeviceReport
     base: str | None = None
     agent: str = ""
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True)

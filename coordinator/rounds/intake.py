@@ -19,7 +19,6 @@ from fleetune.coordinator.rounds.events import (
 )
 from fleetune.coordinator.rounds.policies.unresponsive import note_answer
 from fleetune.coordinator.rounds.rejections import rejection_of
-from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import DeviceId
 
 
@@ -30,8 +29,8 @@ def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
     when its data have changed.
     """
     match event:
-        case DeviceReady(report, agent=agent):
-            return _take_ready(state, report, agent)
+        case DeviceReady():
+            return _take_ready(state, event)
         case DeviceGone(device):
             _take_gone(state, device)
         case ReplyArrived():
@@ -62,11 +61,13 @@ def mark_declined(state: EngineState, event: Declined) -> None:
     )
 
 
-def _take_ready(state: EngineState, report: DeviceReport, agent: str) -> list[Action]:
+def _take_ready(state: EngineState, event: DeviceReady) -> list[Action]:
+    report = event.report
     member = state.members.get(report.device, Member())
     admitted = member.admitted and member.report == report
     back = {"ready": True, "refusal": None, "returning": False, "trained": False}
-    state.put(report.device, report=report, admitted=admitted, agent=agent, **back)
+    who = {"agent": event.agent, "identity": event.identity}
+    state.put(report.device, report=report, admitted=admitted, **who, **back)
     if member.refusal is not None:  # the device rested and is back, so an earlier decline no longer holds
         state.put(report.device, declined_round=0)
     if state.awaits(report.device):

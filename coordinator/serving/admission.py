@@ -86,7 +86,7 @@ class Admission:
     def _end_throttling(self, now: float) -> None:
         while self._throttled and next(iter(self._throttled.values())) <= now:
             device, _ = self._throttled.popitem(last=False)
-            log.warning("%s is heard again", readable(device))
+            log.warning("%s is heard again", readable(str(self.sessions.identity(device))))
             self.on_throttled(device, False)
 
     def _is_within_limits(self, address: Address, data: bytes, now: float) -> bool:
@@ -102,7 +102,8 @@ class Admission:
     def _count_dropped(self, device: str, now: float) -> None:
         self.controller.count_refused("surplus", device=device if device in self._members else None)
         if device not in self._throttled and not self._dropped.of(device).take(now):
-            log.warning("%s floods: not heard for %g s", readable(device), THROTTLED_S)
+            who = readable(str(self.sessions.identity(device)))
+            log.warning("%s floods: not heard for %g s", who, THROTTLED_S)
             self._throttled[device] = now + THROTTLED_S
             self.on_throttled(device, True)
 

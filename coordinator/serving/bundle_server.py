@@ -9,18 +9,33 @@ from typing import Any
 from fleetune.coordinator.run.child_process import in_child_process
 from fleetune.coordinator.run.models import make_run_bundle
 from fleetune.coordinator.run.stored_run import BUNDLE, Run
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.user_code import as_line
+from fleetune.protocols.wire.capabilities import Features
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class BundleMade:
-    """The result of making the bundle: its bytes, or the reason why there is none."""
+    """The result of making the bundle.
+
+    Attributes:
+        payload: the bytes of the bundle; None if there is none.
+        problem: the reason why there is none.
+        needed: the features that an agent needs to read it.
+    """
 
     payload: bytes | None
     problem: str = ""
+    needed: Features = Features()  # noqa: RUF009 - frozen
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> "BundleMade":
+        """The bundle, encoded for devices."""
+        operators = {node.op for graph in bundle.graphs.values() for node in graph.nodes}
+        return cls(bundle.encoded(), needed=Features(operators=tuple(sorted(operators))))
 
 
 class BundleServer:
@@ -37,6 +52,7 @@ class BundleServer:
         self._waiting: set[str] = set()
         self._making = False
         self._problem: str | None = None
+        self._made: BundleMade | None = None
 
     @property
     def problem_line(self) -> str | None:
@@ -47,9 +63,10 @@ class BundleServer:
 
     def ask(self, device: str) -> BundleMade | None:
         """The bundle for a device, or None if it is still being made. Raises StoreError."""
-        payload = self._run.store.get(BUNDLE)
-        if payload is not None:
-            return BundleMade(payload)
+        if self._made is None and (payload := self._run.store.get(BUNDLE)) is not None:
+            self._made = BundleMade.of(read_bundle(payload))  # an earlier process stored it
+        if self._made is not None:
+            return self._made
         if self._problem is not None:
             return BundleMade(None, self._problem)
         self._waiting.add(device)
@@ -67,6 +84,7 @@ class BundleServer:
         else:
             with self._run.store.step():
                 self._run.store.put(BUNDLE, event.payload)
+            self._made = event
             self._say(f"the bundle is there: {len(event.payload):,} bytes, every graph compared with torch")
         waiting, self._waiting = self._waiting, set()
         return waiting
@@ -74,7 +92,7 @@ class BundleServer:
     def _make(self) -> None:
         try:
             made = in_child_process("the bundle", make_run_bundle, self._run.settings)
-            self._put(BundleMade(made.for_devices(self._run.enrolment.spec).encoded()))
+            self._put(BundleMade.of(made.for_devices(self._run.enrolment.spec)))
         except FleetuneError as problem:
             self._put(BundleMade(None, str(problem)))
         except Exception as problem:  # noqa: BLE001 - devices wait for an answer, whatever it is

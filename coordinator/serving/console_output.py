@@ -201,4 +201,4 @@ def print_devices(devices: Iterable[DeviceStatus]) -> None:
     Console().print(fleet_table(shown))
     for one in shown:
         if times := one.refused.get("share-cut"):
-            print(f"{one.device}: {times} updates counted as fewer samples than claimed (round.max_share)")
+            print(f"{one.identity}: {times} updates counted as fewer samples than claimed (round.max_share)")

@@ -118,7 +118,8 @@ class DeviceMessages:
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
         session = session or open_session(self._run, device, self._sessions)
-        session.link.compact = is_compact(data)  # the answer has the form of the message
+        # the answer has the form of the message, if the agent reads that form
+        session.link.compact = is_compact(data) and "compact" in session.reads.features.messages
         self._dispatch(session, message)
 
     def _take_chunk(self, session: DeviceSession | None, data: bytes) -> None:

@@ -11,6 +11,8 @@ from fleetune.coordinator.rounds.engine_state import NEVER, RoundAttempt
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.coordinator.serving.payload_buffer import MemoryBudget, buffered_parts
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.capabilities import ONLY_THE_MINIMUM, Capabilities
+from fleetune.protocols.wire.identity import Identity
 from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.messages import Measured, Offer, TransferKey
@@ -22,10 +24,11 @@ class DeviceSession:
     """One device, from its first message to this process on.
 
     Attributes:
-        device: the device's name.
+        identity: who the device is.
         link: the transfers in both directions.
         instance: id of the agent's process; a new one means that the agent was restarted.
         agent: program and version of the agent.
+        reads: what the agent reads.
         online: True if its last presence says so.
         is_duplicate: True if the connected agent was told to leave, because another device holds the name.
         enrolled: True if it has the run's enrolment, sent by this process or confirmed to it.
@@ -38,10 +41,11 @@ class DeviceSession:
         requests: for each thing that it asked for, the attempt and how often (see `count_request`).
     """
 
-    device: str
+    identity: Identity
     link: PeerLink
     instance: str = ""
     agent: str = ""
+    reads: Capabilities = ONLY_THE_MINIMUM
     online: bool = False
     is_duplicate: bool = False
     enrolled: bool = False
@@ -66,7 +70,7 @@ class DeviceSession:
         """The session of a device that sent its first message.
 
         Args:
-            device: the device's name.
+            device: the device's id.
             folder: folder for payloads that arrive from it.
             max_bytes: length of the longest payload that it may send.
             objects: returns the reason why a transfer is rejected, or None.
@@ -75,7 +79,12 @@ class DeviceSession:
         """
         parts = buffered_parts(part_folder(folder), memory)
         inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
-        return cls(device, PeerLink(device, "coordinator", inbox))
+        return cls(Identity.of(device), PeerLink(device, "coordinator", inbox))
+
+    @property
+    def device(self) -> str:
+        """The device's id."""
+        return self.identity.id
 
     @property
     def is_busy(self) -> bool:
@@ -121,7 +130,7 @@ class DeviceSession:
 
 
 class DeviceSessions(dict[str, DeviceSession]):
-    """The sessions of all devices heard since the start, by name.
+    """The sessions of all devices heard since the start, by id.
 
     Attributes:
         memory: the memory for small payloads that arrive.
@@ -134,6 +143,11 @@ class DeviceSessions(dict[str, DeviceSession]):
         self.incoming_bytes = 0
         self._busy: set[str] = set()
         self._missing: dict[str, int] = {}
+
+    def identity(self, device: str) -> Identity:
+        """Who a device is, as far as it has introduced itself."""
+        session = self.get(device)
+        return Identity.of(device) if session is None else session.identity
 
     def refresh(self, session: DeviceSession) -> None:
         """Note if the session is busy and how much of its payload is missing, after each message."""
@@ -149,11 +163,11 @@ class DeviceSessions(dict[str, DeviceSession]):
             self._expect(device, 0)
 
     def busy(self) -> list[DeviceSession]:
-        """Sessions with an open transfer or a device at work, by ascending name."""
+        """Sessions with an open transfer or a device at work, by ascending id."""
         return [self[device] for device in sorted(self._busy)]
 
     def activities(self) -> dict[str, Activity]:
-        """What each busy device does, by name."""
+        """What each busy device does, by id."""
         found = {device: session.activity for device, session in self.items()}
         return {device: activity for device, activity in found.items() if activity is not None}
 

@@ -1,4 +1,4 @@
-"""Devices that join, come back or leave, and agents that share one device name."""
+"""Devices that join, come back or leave, and agents that share one device id."""
 
 import logging
 from dataclasses import dataclass, field
@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.rounds.engine_state import NEVER
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.capability_check import features_needed, refusal_of
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
 from fleetune.coordinator.serving.duplicate_names import DuplicateNames
 from fleetune.coordinator.serving.message_checks import check_ready
@@ -15,6 +17,8 @@ from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS, RepeatedRequests
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.store.troubles import note_trouble
+from fleetune.protocols.wire.capabilities import ONLY_THE_MINIMUM
+from fleetune.protocols.wire.identity import Identity, KnownBy
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.peer_link import Packet
 
@@ -31,6 +35,7 @@ class Joining:
         exchange: reports events to the run controller and sends payloads.
         rejected: logs within limits.
         requests: limits how often a device may ask for the same.
+        known_by: how the coordinator knows the devices of this broker.
     """
 
     run: Run
@@ -38,8 +43,12 @@ class Joining:
     exchange: TaskExchange
     rejected: RejectedMessages
     requests: RepeatedRequests
+    known_by: KnownBy = "claim"
     _names: DuplicateNames = field(default_factory=DuplicateNames)
-    _shared: set[str] = field(default_factory=set)  # names that several devices use
+    _shared: set[str] = field(default_factory=set)  # ids that several devices use
+
+    def __post_init__(self) -> None:
+        self._needed = features_needed(self.run.enrolment)
 
     @property
     def present(self) -> set[str]:
@@ -55,9 +64,9 @@ class Joining:
     def note_presence(self, session: DeviceSession, presence: wire.Presence) -> None:
         """Enrol a device that connected, or report one that is gone."""
         online, instance = presence.online, presence.instance
-        session.agent = wire.readable(presence.agent)
         if not online and instance != session.instance:
-            return  # the broker reports an agent that had lost the name before
+            return  # the broker reports an agent that had lost the id before
+        self._note_introduction(session, presence)
         wait_s = self._names.connected(session.device, instance, self.exchange.timer()) if online else 0.0
         if online:
             session.is_duplicate = wait_s > 0
@@ -75,6 +84,14 @@ class Joining:
             self.exchange.advance(session, session.link.reconnected(self.exchange.timer()))
             self._enrol(session)
 
+    def _note_introduction(self, session: DeviceSession, presence: wire.Presence) -> None:
+        """Note who the device is and what its agent reads, if the presence says so."""
+        if presence.online:
+            name = session.device if presence.name is UNSET else wire.readable(presence.name)
+            session.identity = Identity(session.device, name or session.device, self.known_by)
+            session.agent = wire.readable(presence.agent)
+            session.reads = ONLY_THE_MINIMUM if presence.reads is UNSET else presence.reads
+
     def note_ready(self, session: DeviceSession, ready: wire.Ready) -> None:
         """Check a device's report, and report the device as ready.
 
@@ -86,7 +103,7 @@ class Joining:
         check_ready(ready, session, self.run)
         self._limit_requests(session)
         base = None if ready.base is UNSET else ready.base
-        self.exchange.report(DeviceReady(ready.report, base, session.agent))
+        self.exchange.report(DeviceReady(ready.report, base, session.agent, session.identity))
 
     def note_left(self, session: DeviceSession, run: str) -> None:
         """Enrol a device again that left this run because somebody announced its end.
@@ -99,7 +116,7 @@ class Joining:
             session, "to be told that the run goes on"
         ):
             return
-        line = f"{session.device} has left a run that goes on"
+        line = f"{session.identity} has left a run that goes on"
         self.rejected.say(logging.WARNING, session.device, line)
         self._drop(session)
         self._enrol(session)
@@ -125,15 +142,15 @@ class Joining:
     def _note_shared(self, device: str) -> None:
         """Log and store a change: several devices use one name, or only one still does."""
         line = (
-            f"two devices use the name {device}: the first one keeps it, the other is told to wait; start one"
+            f"two devices use the id {device}: the first one keeps it, the other is asked to wait; start one"
             " of them with another --device"
         )
         shared = self._names.shared(device)
         if shared == (device in self._shared):
             return
         (self._shared.add if shared else self._shared.discard)(device)
-        log.warning("%s", line if shared else f"only one device uses the name {device} now")
-        note_trouble(self.run.store, f"name {device}", line if shared else None)
+        log.warning("%s", line if shared else f"only one device uses the id {device} now")
+        note_trouble(self.run.store, f"id {device}", line if shared else None)
 
     def _drop(self, session: DeviceSession) -> None:
         session.enrolled = False
@@ -141,10 +158,28 @@ class Joining:
         self.exchange.report(DeviceGone(session.device))
 
     def _enrol(self, session: DeviceSession) -> None:
+        """Send the run to a device, unless its agent lacks a feature that the run needs."""
+        refusal = refusal_of(session, self._needed, ["choose other encodings in the run's [encoding]"])
+        if refusal is not None:
+            self._refuse(session, refusal)
+            return
         key = TransferKey("enrolment", self.run.enrolment.run)
         ratio = self.run.settings.fleet.assigned_ratio(session.device)
         items = session.link.post(key, self.run.payload, self.exchange.timer(), ratio=ratio)
         self.exchange.advance(session, items)
+
+    def _refuse(self, session: DeviceSession, refusal: str) -> None:
+        """Tell a device why it is not admitted. Only members, whose number is limited, are stored."""
+        if session.enrolled:  # its agent was replaced by another one
+            self._drop(session)
+        self.exchange.transfers.publish_on(
+            session.device, ["down"], wire.NotAdmitted(self.run.enrolment.run, refusal)
+        )
+        is_member = session.device in self.run.controller.members
+        self.run.controller.count_refused("not-admitted", device=session.device if is_member else None)
+        self.rejected.say(logging.WARNING, session.device, f"not admitted: {refusal}")
+        if is_member:
+            self.exchange.report(Declined(session.device, *NEVER, refusal))
 
     def _limit_requests(self, session: DeviceSession) -> None:
         """Leave a device out of the round that reports ready again and again although it has its task.

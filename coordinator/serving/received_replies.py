@@ -54,7 +54,7 @@ def receive_reply(
     for outcome in outcomes:
         if isinstance(outcome, ReplyRefused):
             problem = outcome.problem
-            line = f"refused: {session.device}: reply to round {turn.number}: {problem}"
+            line = f"refused: {session.identity}: reply to round {turn.number}: {problem}"
             rejected.say(logging.WARNING, session.device, line)
             return readable(f"{type(problem).__name__}: {problem}"), outcomes
     return None, outcomes

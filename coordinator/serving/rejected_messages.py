@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fleetune.coordinator.serving.rate_limiter import TokenBucket, TokenBuckets
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.wire.identity import Identity
 from fleetune.protocols.wire.messages import readable
 
 log = logging.getLogger(__name__)
@@ -27,22 +28,27 @@ class RejectedMessages:
     Attributes:
         count: is called with the kind of each rejected message.
         timer: a monotonic clock, in seconds.
+        identity: returns who a device is.
     """
 
     count: Callable[[str], None]
     timer: Callable[[], float]
+    identity: Callable[[str], Identity] = Identity.of
     _devices: TokenBuckets = field(default_factory=lambda: TokenBuckets(LINES, LINES_A_SECOND))
     _all: TokenBucket = field(default_factory=lambda: TokenBucket(10 * LINES, 10 * LINES_A_SECOND))
 
     def note(self, problem: PacketError, device: str = "") -> None:
         """Count and log a rejected message; `device` is "" if the sender is not known."""
         self.count(type(problem).__name__)
-        self.say(logging.WARNING, device, "refused: " + (f"{device}: " if device else "") + str(problem))
+        sender = f"{self.identity(device)}: " if device else ""
+        self.say(logging.WARNING, device, f"refused: {sender}{problem}")
 
     def blame(self, device: str, fault: Exception) -> str:
         """Log an unexpected error that a message caused. Returns the reason to send to the device."""
         self.count(type(fault).__name__)
-        self.say(logging.ERROR, device, f"{device}: {unexpected(fault)}; what it sent is refused")
+        self.say(
+            logging.ERROR, device, f"{self.identity(device)}: {unexpected(fault)}; what it sent is refused"
+        )
         log.debug("%s", device, exc_info=fault)
         return f"unexpected {type(fault).__name__}; the coordinator's log has more"
 

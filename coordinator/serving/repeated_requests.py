@@ -33,7 +33,8 @@ class RepeatedRequests:
         self._count("asked-too-often", session.device)
         if times == MAX_REQUESTS + 1:
             line = (
-                f"{session.device} asked {MAX_REQUESTS} times {what}: it is not answered until it comes again"
+                f"{session.identity} asked {MAX_REQUESTS} times {what}; it gets no answer until it connects"
+                " again"
             )
             self._rejected.say(logging.WARNING, session.device, line)
         return True

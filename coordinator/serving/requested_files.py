@@ -8,6 +8,7 @@ import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.events import RoundsEnded
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.bundle_server import BundleMade, BundleServer
+from fleetune.coordinator.serving.capability_check import refusal_of
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
 from fleetune.coordinator.serving.repeated_requests import RepeatedRequests
 from fleetune.coordinator.serving.task_exchange import TaskExchange
@@ -72,8 +73,9 @@ class RequestedFiles:
             self.exchange.report(RoundsEnded(f"no device can train: {problem}"))
 
     def _send_bundle(self, session: DeviceSession, made: BundleMade) -> None:
-        if made.payload is None:
-            lacking = wire.Lacking(self.run.enrolment.run, wire.readable(made.problem))
+        problem = made.problem or refusal_of(session, made.needed, ["train there with torch"])
+        if made.payload is None or problem:
+            lacking = wire.Lacking(self.run.enrolment.run, wire.readable(problem or ""))
             self.exchange.transfers.publish(session, session.link.packet(lacking))
             return
         key = TransferKey("bundle", self.run.enrolment.run)

@@ -24,6 +24,7 @@ from fleetune.coordinator.serving.finish_announcement import FinishAnnouncement
 from fleetune.coordinator.serving.serving_parts import ServingParts
 from fleetune.coordinator.store.broker_outage import write_outage
 from fleetune.coordinator.store.troubles import forget_troubles
+from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -45,6 +46,7 @@ class Server:
         timer: a monotonic clock for transfers, in seconds.
         ahead_s: returns by how much the time of day is ahead of the run's clock, see `RunClock`.
         events: the queue of events, with a limit in bytes.
+        known_by: how the coordinator knows the devices of this broker.
         parts: the parts that exchange messages with devices.
     """
 
@@ -56,6 +58,7 @@ class Server:
     timer: Callable[[], float] = time.monotonic
     ahead_s: Callable[[], float] = lambda: 0.0
     events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
+    known_by: KnownBy = "claim"
 
     def __post_init__(self) -> None:
         self._queue = EventQueue(self.events, self.timer)
@@ -69,6 +72,7 @@ class Server:
             self.clock,
             self.timer,
             self._queue.timers,
+            self.known_by,
         )
 
     @property

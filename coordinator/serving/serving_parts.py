@@ -19,6 +19,7 @@ from fleetune.coordinator.serving.repeated_requests import RepeatedRequests
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.serving.transfers import Transfers
+from fleetune.protocols.wire.identity import KnownBy
 from fleetune.protocols.wire.transport import Transport
 
 
@@ -57,6 +58,7 @@ class ServingParts:
         clock: Callable[[], float],
         timer: Callable[[], float],
         timers: Timers,
+        known_by: KnownBy = "claim",
     ) -> Self:
         """The parts that serve one run.
 
@@ -69,16 +71,17 @@ class ServingParts:
             clock: the run's clock, in seconds.
             timer: a monotonic clock for transfers, in seconds.
             timers: the time at which each session wants to be woken.
+            known_by: how the coordinator knows the devices of this broker.
         """
         controller = run.controller
         batch, sessions, budget = EventBatch(), DeviceSessions(), message_buckets()
-        rejected = RejectedMessages(controller.count_refused, timer)
+        rejected = RejectedMessages(controller.count_refused, timer, sessions.identity)
         transfers = Transfers(transport, fleet, batch, timers, sessions, budget)
         exchange = TaskExchange(run, sessions, transfers, rejected, observers, batch, clock, timer)
         requests = RepeatedRequests(
             lambda kind, device: controller.count_refused(kind, device=device), rejected
         )
-        joining = Joining(run, sessions, exchange, rejected, requests)
+        joining = Joining(run, sessions, exchange, rejected, requests, known_by)
         bundles = BundleServer(run, put, lambda line: observers.tell(Notice(line)))
         files = RequestedFiles(run, sessions, exchange, bundles, requests)
         admission = Admission(controller, sessions, budget, timer, joining.note_throttled, joining.forget)

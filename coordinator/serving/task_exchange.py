@@ -122,7 +122,7 @@ class TaskExchange:
     ) -> None:
         """Log and report that a device declines a round, or the run (round 0)."""
         reason, what = wire.readable(reason), f"round {attempt.number}" if attempt.number else "the run"
-        self.rejected.say(logging.WARNING, session.device, f"{session.device} declines {what}: {reason}")
+        self.rejected.say(logging.WARNING, session.device, f"{session.identity} declines {what}: {reason}")
         self.report(Declined(session.device, *attempt, reason, diverged))
 
     def _note_happening(self, event: Happening) -> None:
@@ -171,7 +171,7 @@ class TaskExchange:
     def _note_sent(self, session: DeviceSession, sent: Sent) -> None:
         key = sent.transfer_key
         if sent.refused is not None:
-            log.warning("%s does not take its %s", session.device, key.kind)
+            log.warning("%s does not take its %s", session.identity, key.kind)
             self.note_declined(session, RoundAttempt.of(key), sent.refused)
             return
         session.enrolled = session.enrolled or key.kind == "enrolment"
@@ -192,7 +192,7 @@ class TaskExchange:
         outcomes = self.run.controller.note_refused_offer(session.device, key, reason, self.clock())
         harmless = any(isinstance(one, ReplyDropped) and one.rejection in _HARMLESS for one in outcomes)
         level = logging.INFO if harmless else logging.WARNING
-        self.rejected.say(level, session.device, f"{session.device}: offer refused: {reason}")
+        self.rejected.say(level, session.device, f"{session.identity}: offer refused: {reason}")
         self.carry_out(outcomes)
 
 

@@ -1,5 +1,6 @@
 """edge-agent doctor: checks everything that an agent needs before it joins a fleet."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,8 @@ def doctor(
     from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
     from fleetune.edge_agent.doctor.show import as_json as encoded
     from fleetune.edge_agent.doctor.show import is_well, show
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.edge_agent.state.defaults import HOST
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     broker, problem = None, None
@@ -30,8 +33,12 @@ def doctor(
             broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
     except FleetuneError as found:
         problem = found
+    fleet, device = options["fleet"], options["device"] or HOST
+    with suppress(FleetuneError):  # the checks of state and broker report a wrong name
+        device = AgentStore.of(options["state"], fleet or "", options["device"], options["name"]).device
     agent = AgentUnderDiagnosis(
-        **{name: options[name] for name in ("device", "fleet", "data", "state", "board", "policy")},
+        device=device,
+        **{name: options[name] for name in ("fleet", "data", "state", "board", "policy")},
         **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
         broker=broker,
         limits={one.name: options[one.name] for one in fields(Policy)},

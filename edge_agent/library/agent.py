@@ -34,7 +34,7 @@ from fleetune.edge_agent.personal.predictions import predictions_of
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.growing_data import sample_requirements
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
+from fleetune.edge_agent.state.defaults import STATE, TEST_FRACTION
 from fleetune.edge_agent.stream.intakes.write_queue import NamedLabel, SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
 from fleetune.edge_agent.stream.sample_requirements import SampleRequirements
@@ -61,7 +61,7 @@ class Agent:
     Args:
         broker: the broker, as `edge-agent run --broker`; None: that of FLEETUNE_BROKER.
         fleet: name of the fleet.
-        device: name of this device.
+        device: id of this device, as `edge-agent run --device`.
         store: folder of agents' state, as `edge-agent run --state`.
         data: a stream that also brings samples, as `edge-agent run --data`.
         bundle: the run's bundle, which `edge-coordinator export` writes. `predict` needs it if torch trains.
@@ -78,15 +78,16 @@ class Agent:
         broker: str | None = None,
         *,
         fleet: str,
-        device: str = HOST,
+        device: str | None = None,
         store: Path | str = STATE,
         data: str = INTAKE,
         bundle: Path | str | None = None,
         **options: Unpack[AgentOptions],
     ) -> None:
-        given = check_options(broker, fleet, device, Path(store), data, options)
-        self._fleet, self._device, self._pid = fleet, device, os.getpid()
-        self._store = AgentStore(Path(given["state"]) / fleet / device)
+        state = Path(store).expanduser().absolute()
+        self._store = AgentStore.of(state, fleet, device, options.get("name"))
+        given = check_options(broker, fleet, self._store.device, state, data, options)
+        self._fleet, self._device, self._pid = fleet, self._store.device, os.getpid()
         any_sample = SampleRequirements(
             lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION)
         )

@@ -10,7 +10,6 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import is_stream
 from fleetune.protocols.errors import SettingError, StoreError, StoreVersion
 from fleetune.protocols.one_line import without_url
-from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import parse_broker
 
 _POLL_S = 0.1
@@ -19,6 +18,7 @@ _POLL_S = 0.1
 class AgentOptions(TypedDict, total=False):
     """Options with the names and meanings of `edge-agent run`; `edge-agent run --help` explains each."""
 
+    name: str | None
     board: str
     policy: Path | str | None
     ratio: float | None
@@ -68,14 +68,11 @@ def check_options(
         raise SettingError(f"Agent: unknown option {unknown[0]}; edge-agent run --help lists the options")
     given = dict(options)
     parse_broker(where, *(options.get(name) for name in ("ca", "cert", "key")))  # type: ignore[arg-type]
-    topics.check_name(fleet, "fleet")
-    topics.check_name(device, "device")
     if not is_stream(data):
         raise SettingError(
             f"Agent: data {without_url(data)!r} is not a stream; leave it out, or see docs/streams.md"
         )
-    state = str(store.expanduser().absolute())
-    return {**given, "broker": where, "fleet": fleet, "device": device, "state": state, "data": data}
+    return {**given, "broker": where, "fleet": fleet, "device": device, "state": str(store), "data": data}
 
 
 def claim(store: AgentStore, patience_s: float) -> IO[bytes]:

@@ -4,10 +4,14 @@ import logging
 import uuid
 from collections.abc import Callable
 
+from msgspec import UNSET
+
 import fleetune.protocols.wire.messages as wire
 from fleetune.edge_agent.run.activity import CONNECTED, ActivityNotifier
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
+from fleetune.protocols.wire.identity import Identity
 from fleetune.protocols.wire.peer_link import Packet
 from fleetune.protocols.wire.transport import EventSink, Transport
 
@@ -21,7 +25,8 @@ class Connection:
     """A device's connection to its broker.
 
     Args:
-        fleet, device: names of the fleet and the device.
+        fleet: name of the fleet.
+        identity: who this device is.
         make_transport: makes an unconnected transport from the will and the queue of events.
         events: queue for the transport's events.
         notifier: receives changes of the connection.
@@ -34,12 +39,12 @@ class Connection:
     def __init__(
         self,
         fleet: str,
-        device: str,
+        identity: Identity,
         make_transport: Callable[[bytes, EventSink], Transport],
         events: EventSink,
         notifier: ActivityNotifier,
     ) -> None:
-        self._fleet, self._device, self._notifier = fleet, device, notifier
+        self._fleet, self._identity, self._notifier = fleet, identity, notifier
         self.instance = uuid.uuid4().hex[:12]
         self._farewell = wire.encode(wire.Presence(False, self.instance))
         self._transport = make_transport(self._farewell, events)
@@ -57,8 +62,15 @@ class Connection:
     def greet(self) -> None:
         """Announce this device, so that the coordinator enrols it."""
         self._outage = ""
-        log.info("connected; fleet %s, device %s", self._fleet, self._device)
-        presence = wire.Presence(True, self.instance, f"fleetune {VERSION}")
+        log.info("connected; fleet %s, device %s", self._fleet, self._identity)
+        named = self._identity.name != self._identity.id
+        presence = wire.Presence(
+            True,
+            self.instance,
+            f"fleetune {VERSION}",
+            name=self._identity.name if named else UNSET,
+            reads=EVERYTHING,
+        )
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._notifier.note(connection=CONNECTED)
 
@@ -82,13 +94,13 @@ class Connection:
         self._notifier.note(connection=f"not connected: {reason}")
 
     def wait_for_name(self, wait_s: float, now: float) -> None:
-        """Stay disconnected for `wait_s`, because another device uses the same name.
+        """Stay disconnected for `wait_s`, because another device uses the same id.
 
         Brokers end the older connection of a name, so each of our connections would end the other device's.
         """
         line = (
-            f"another device uses the name {self._device}: this agent tries again in {wait_s:g} s;"
-            " give it a name of its own with --device"
+            f"another device uses the id {self._identity.id}: this agent tries again in {wait_s:g} s;"
+            " give it an id of its own with --device"
         )
         log.warning("%s", line)
         self.wake_at = now + max(SHORTEST_AWAY_S, wait_s)
@@ -102,7 +114,7 @@ class Connection:
             self._transport.connect()
 
     def _topic(self, channel: topics.Channel) -> str:
-        return topics.topic(self._fleet, self._device, channel)
+        return topics.topic(self._fleet, self._identity.id, channel)
 
 
 def _outage_line(reason: str, finished: str | None) -> str:

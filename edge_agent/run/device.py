@@ -12,9 +12,11 @@ from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.state_folder import label
 from fleetune.edge_agent.stream.sample_stream import SampleStream
 from fleetune.edge_agent.training.trainers import AUTO
 from fleetune.protocols.settings.section import PROCESSOR
+from fleetune.protocols.wire.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,9 @@ class DeviceSettings:
     """Settings that the owner of a device chooses.
 
     Attributes:
-        fleet, device: names of the fleet and the device.
+        fleet: name of the fleet.
+        device: id of the device.
+        name: the device's name for people; None for the stored one.
         data: source of the device's own samples, see `edge_agent.training.device_data.load`.
         state: folder of the agent's state.
         board: name of the firmware profile.
@@ -49,6 +53,12 @@ class DeviceSettings:
     trusted: tuple[str, ...] = ()
     publish: Path | None = None
     publish_mode: int | None = None
+    name: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who the device is."""
+        return Identity(self.device, self.name or self.device)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Device:
         meter, store = meter or BoardMeter(), AgentStore(settings.state)
         guard = PolicyGuard(settings.policy, board_named(settings.board), meter, clock=clock)
         held = store.claim() if lock is None else lock
+        settings = replace(settings, name=label(settings.state, settings.name))
         stream = None if make_stream is None else make_stream()
         return cls(settings, store, meter, guard, measure_link, stream, held)
 

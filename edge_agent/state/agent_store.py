@@ -17,7 +17,8 @@ The folder holds:
     publish                     path of the deployed model's ONNX file for an app
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
-    fleetune-agent              marks the folder as an agent's; only files of marked folders are removed
+    fleetune-agent              marks the folder as an agent's; only files of marked folders are removed.
+                                It holds the device's name for people, if that is not its id
 
 Each file begins with its format version (edge_agent/state/state_versions.py). Add each new name to
 `edge_agent/state/state_folder.py` too; otherwise a wipe leaves the file behind.
@@ -27,7 +28,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, Self
 
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.state_versions import PRESENT, Layout
@@ -114,6 +115,16 @@ class AgentStore:
     """The state folder of one agent."""
 
     folder: Path
+
+    @classmethod
+    def of(cls, state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Self:
+        """The state of a device; see `state_folder.device_folder`, also for what it raises."""
+        return cls(state_folder.device_folder(state, fleet, device, name))
+
+    @property
+    def device(self) -> str:
+        """The device's id."""
+        return self.folder.name
 
     @property
     def incoming(self) -> Path:

@@ -14,10 +14,12 @@ from typing import IO
 
 import msgspec
 
+from fleetune.edge_agent.state.defaults import HOST
 from fleetune.edge_agent.state.state_versions import FIRST, PRESENT, REMEDY
 from fleetune.protocols import disk
-from fleetune.protocols.errors import StoreError, StoreInUse, StoreVersion
+from fleetune.protocols.errors import SettingError, StoreError, StoreInUse, StoreVersion
 from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
+from fleetune.protocols.wire.topics import check_name
 
 if sys.platform != "win32":
     import fcntl
@@ -35,8 +37,9 @@ _OURS = re.compile(
 _FOLDERS = ("incoming", "bundles", "backbones", "versions", "runs/*", "runs")
 
 
-class _Marker(msgspec.Struct):
+class _Marker(msgspec.Struct, omit_defaults=True):
     version: int
+    name: str = ""  # the device's name for people, if it is not its id
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,50 @@ class AgentFiles:
     runs: tuple[str, ...]
     num_bytes: int
     foreign: tuple[Path, ...]
+
+
+def device_folder(state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Path:
+    """The folder of a device's state. The folder's name is the device's id.
+
+    The first start fixes the id: it is `device`, else `name`, else the machine's name. Later starts without
+    `device` find it in the state, even if the machine or the device has another name since.
+
+    Args:
+        state: folder given by `--state`.
+        fleet: name of the fleet.
+        device: the device's id; None if not given.
+        name: the device's name for people; None if not given.
+
+    Raises:
+        SettingError: several devices of the fleet have their state here, and `device` is not given; or an id
+            would not be valid in a topic.
+    """
+    below = state / check_name(fleet, "fleet")
+    if device is not None:
+        return below / check_name(device, "device")
+    found = sorted(path.parent for path in below.glob(f"*/{MARKER}"))
+    if len(found) == 1:
+        return found[0]
+    if found and below / HOST not in found:
+        known = ", ".join(path.name for path in found)
+        raise SettingError(f"{below} holds the state of several devices: {known}; choose one with --device")
+    return below / check_name((not found and name) or HOST, "device")
+
+
+def label(folder: Path, name: str | None = None) -> str:
+    """The device's name for people: `name`, which is stored in its folder; None for the stored one.
+
+    Raises:
+        StoreError: the marker cannot be read, or is damaged.
+    """
+    marker = _read_marker(folder)
+    stored = (marker.name if marker is not None else "") or folder.name
+    if name is None or name == stored:
+        return stored
+    with suppress(StoreError):  # the disk is full: the name applies until the agent ends
+        shown = "" if name == folder.name else name
+        write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION, shown)))
+    return name
 
 
 def claim(folder: Path) -> IO[bytes]:
@@ -140,9 +187,14 @@ def _marked_version(folder: Path) -> int | None:
     Raises:
         StoreError: the marker cannot be read, or is damaged.
     """
+    marker = _read_marker(folder)
+    return None if marker is None else marker.version
+
+
+def _read_marker(folder: Path) -> _Marker | None:
     path = folder / MARKER
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Marker).version
+        return msgspec.json.decode(path.read_bytes(), type=_Marker)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetune.edge_agent.run_options import DeviceName, LabelColumns, StateFolder
-from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
+from fleetune.edge_agent.run_options import DeviceId, LabelColumns, StateFolder
+from fleetune.edge_agent.state.defaults import STATE, TEST_FRACTION
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add(
         typer.Argument(help="CSV, Parquet, .npz or an image; - reads one sample per line of JSON: x, y, id"),
     ],
     fleet: Fleet,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     label_column: LabelColumns = "label",
     label: Annotated[str | None, typer.Option(help="label of every sample of a file without labels")] = None,
@@ -37,8 +37,9 @@ def add(
     from fleetune.edge_agent.stream.sample_store import SampleStore
 
     with one_line_errors("edge-agent"):
-        mark(state / fleet / device)
-        store = SampleStore.open(AgentStore(state / fleet / device).samples)
+        agent_store = AgentStore.of(state, fleet, device)
+        mark(agent_store.folder)
+        store = SampleStore.open(agent_store.samples)
         try:
             before = _refused(store)
             found = _from_lines(store) if file == "-" else _from_file(store, Path(file), label_column, label)
@@ -95,7 +96,7 @@ def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None
 
 def samples(
     fleet: Fleet,
-    device: DeviceName = HOST,
+    device: DeviceId = None,
     state: StateFolder = STATE,
     test_fraction: Annotated[
         float,
@@ -114,7 +115,7 @@ def samples(
     from fleetune.protocols.errors import StoreError
 
     with one_line_errors("edge-agent"):
-        path = AgentStore(state / fleet / device).samples
+        path = AgentStore.of(state, fleet, device).samples
         if not path.exists():
             raise StoreError(f"{path}: no samples are stored here; see docs/streams.md")
         store = SampleStore.open(path)

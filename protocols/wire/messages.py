@@ -26,7 +26,9 @@ from fleetune.protocols.errors import SAME_VERSION, PacketCorrupt, PacketTooLarg
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.capabilities import Capabilities
 from fleetune.protocols.wire.compact_message import CompactForm, CompactReader, is_compact
+from fleetune.protocols.wire.identity import DisplayName
 
 VERSION = 1
 MAX_CONTROL_BYTES = 16_384
@@ -39,16 +41,23 @@ class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Presence(Message, frozen=True):
-    """Retained on `state`: reports if the agent is connected. Each start of an agent has a new `instance`.
+    """Retained on `state`: reports if the agent is connected, and introduces it.
 
-    `version` is the version of the messages that the agent uses. A coordinator refuses other versions than
-    its own.
+    Attributes:
+        online: True if it is connected.
+        instance: id of the agent's process, new at each of its starts.
+        agent: program and version.
+        version: version of the messages that it uses. A coordinator refuses other versions than its own.
+        name: the device's name for people; omitted if it is the device's id.
+        reads: what the agent reads; omitted by an agent that reads only the minimum.
     """
 
     online: bool
     instance: Nonce
     agent: Words = ""
     version: Number = VERSION
+    name: DisplayName | UnsetType = UNSET
+    reads: Capabilities | UnsetType = UNSET
 
 
 class TransferKey(Struct, frozen=True):
@@ -189,6 +198,16 @@ class Left(Message, frozen=True):
     run: RunId
 
 
+class NotAdmitted(Message, frozen=True):
+    """Coordinator: this run does not admit the device, because its agent lacks a feature that it needs.
+
+    The coordinator checks again when the device connects again.
+    """
+
+    run: RunId
+    reason: Words
+
+
 class NameTaken(Message, frozen=True):
     """Coordinator: another device uses the same name; the agent must disconnect for `wait_s` seconds.
 
@@ -218,7 +237,7 @@ class Pong(Message, frozen=True):
 FromDevice = (
     Presence | Offer | Resume | Ack | Refuse | Fetch | Ready | Working | Measured | Decline | Left | Pong
 )
-ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
+ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NotAdmitted | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)

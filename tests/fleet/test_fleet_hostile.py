@@ -24,6 +24,7 @@ from fleetune.protocols.update.reference_model import ReferenceModel
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
@@ -96,7 +97,7 @@ class Liar:
 
     def enrol(self):
         """Be there, and say that the enrolment is here."""
-        self.say(wire.Presence(True, "x"), "state")
+        self.say(wire.Presence(True, "x", reads=EVERYTHING), "state")
         offer = self.hear(Offer, lambda offer: offer.transfer_key.kind == "enrolment")
         self.say(Ack(offer.transfer, offer.num_bytes))
 
@@ -135,7 +136,7 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
             (b"{}", "PacketCorrupt"),
             (b'{"type":"Offer","errand":' + b"[" * 15_000, "PacketCorrupt"),
             (b" " * 20_000, "PacketTooLarge"),
-            (wire.Presence(True, "x"), "PacketForeign"),
+            (wire.Presence(True, "x", reads=EVERYTHING), "PacketForeign"),
             (wire.Ready(run, "0" * 16, report), "PacketForeign"),
             (wire.Ready(run, model, DeviceReport("device-0")), "PacketForeign"),
             (wire.Ready(run, model, replace(report, ratio=0.55)), "PacketCorrupt"),
@@ -185,7 +186,7 @@ def wait_until_heard(fleet):
     What is retained may reach it twice while it subscribes (amqtt), so it is nothing that would be counted.
     """
     with Liar(fleet, "greeter") as greeter:
-        greeter.say(wire.Presence(True, "x"), "state", retain=True)
+        greeter.say(wire.Presence(True, "x", reads=EVERYTHING), "state", retain=True)
         greeter.hear(Offer)
         greeter.say(wire.Presence(False, "x"), "state", retain=True)
 

@@ -19,18 +19,18 @@ def test_the_first_goes_on_and_the_second_is_told(tmp_path, which):
         first = fleet.start_agent(DEVICE)
         first.wait_for("update delivered")
         second = fleet.start_agent(DEVICE, options=("--state", str(tmp_path / "more")), log="second")
-        second.wait_for(f"another device uses the name {DEVICE}: this agent tries again in 10 s;.*--device")
-        coordinator.wait_for(f"two devices use the name {DEVICE}", count=1)
+        second.wait_for(f"another device uses the id {DEVICE}: this agent tries again in 10 s;.*--device")
+        coordinator.wait_for(f"two devices use the id {DEVICE}", count=1)
         delivered = len(second.lines("update delivered"))
         first.wait_for("update delivered", count=len(first.lines("update delivered")) + 3)
         wait_until(
             lambda: any(DEVICE in one for one in queries.status(tmp_path / "runs" / "fleet").troubles),
             "status names the device",
         )
-        second.wait_for(f"another device uses the name {DEVICE}: this agent tries again in 20 s")
+        second.wait_for(f"another device uses the id {DEVICE}: this agent tries again in 20 s")
         first.wait_for("update delivered", count=len(first.lines("update delivered")) + 3)
         assert len(second.lines("update delivered")) == delivered
-        assert len(coordinator.lines("two devices use the name")) == 1
+        assert len(coordinator.lines("two devices use the id")) == 1
 
 
 def test_a_broker_that_stops_and_starts_is_not_taken_for_a_second_device(tmp_path):

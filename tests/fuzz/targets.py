@@ -31,6 +31,7 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment, Reply, read_enrolment, run_key
 from fleetune.protocols.wire.transfer import Chunk, Offer, digest_of, transfer_id
@@ -161,7 +162,7 @@ def _coordinator(closing: ExitStack) -> Target:
     transfer_key = TransferKey("update", talk.id, 1, 1)
     digest = digest_of(b"anything")
     said = [
-        wire.Presence(True, "x", "fleetune"),
+        wire.Presence(True, "x", "fleetune", reads=EVERYTHING),
         Offer(transfer_id(transfer_key, "a", digest), digest, 8, transfer_key),
         wire.Resume(DIGEST, 4),
         wire.Ack(DIGEST, 8),

@@ -22,6 +22,7 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
 from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import PartMemory
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
@@ -130,7 +131,7 @@ class Coordinating:
 
         `base`: digest of the model that the device has; UNSET: it does not support differences.
         """
-        self.hear(device, wire.Presence(True, "x"), "state")
+        self.hear(device, wire.Presence(True, "x", reads=EVERYTHING), "state")
         for topic, data in self.take(device):
             if data and topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
                 self.hear(device, Ack(offer.transfer, offer.num_bytes))

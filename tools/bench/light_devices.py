@@ -23,6 +23,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.capabilities import EVERYTHING
 from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import PartMemory
 from fleetune.protocols.wire.messages import TransferKey
@@ -152,7 +153,7 @@ class LightDevice:
     def hear(self, kind: int, body: bytes, now: float) -> None:
         """Handle a packet from the broker."""
         if kind == SUBSCRIBED:
-            self._publish(Packet("state", wire.Presence(True, "light")))
+            self._publish(Packet("state", wire.Presence(True, "light", reads=EVERYTHING)))
         if kind != PUBLISHED:
             return
         (length,) = struct.unpack_from(">H", body)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.defaults import HOST, STATE
+from fleetune.edge_agent.state.defaults import STATE
 from fleetune.edge_agent.state.state_folder import mark
 from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
@@ -38,7 +38,7 @@ class Intake:
     def open(
         cls,
         fleet: str,
-        device: str = HOST,
+        device: str | None = None,
         state: Path | str = STATE,
         *,
         bounds: RetentionLimits | None = None,
@@ -47,14 +47,14 @@ class Intake:
 
         Args:
             fleet: name of the fleet, as for `edge-agent run`.
-            device: name of the device, as for `edge-agent run`.
+            device: id of the device, as for `edge-agent run --device`.
             state: folder of agents' state, as for `edge-agent run`.
             bounds: limits on what the store keeps; None: the limits that were set last.
 
         Raises:
             StoreError: the store cannot be opened, is damaged, or (StoreVersion) has another format.
         """
-        store = AgentStore(Path(state) / fleet / device)
+        store = AgentStore.of(Path(state), fleet, device)
         mark(store.folder)
         return cls(SampleStore.open(store.samples, bounds))
 

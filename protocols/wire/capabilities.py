@@ -1,0 +1,111 @@
+"""What an agent can read, beyond what every agent must read.
+
+Every agent reads values in the encoding `raw`, masks as bitmaps, and messages in JSON. All else is a feature.
+`SETS` numbers the sets of features. An agent reports the number of a set and its differences from that set,
+so an agent that reads everything reports only a number. A later version of Fleetune adds a set to `SETS`,
+and never changes an earlier one.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import astuple, fields
+
+from fleetune.protocols.bounds import Number
+
+MOST_FEATURES = 100  # of one kind, in one list
+MOST_NAMED = 5  # missing features of one kind that a message names; it counts the others
+
+Feature = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,40}\Z")]
+FeatureNames = Annotated[tuple[Feature, ...], Meta(max_length=MOST_FEATURES)]
+
+
+class Features(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Names of features, by kind.
+
+    Attributes:
+        encodings: encodings of values (`protocols.update.encodings`), which the agent reads and writes.
+        masks: forms of masks. "coded": entropy-coded masks (`protocols.update.masks`).
+        messages: forms of messages. "compact": arrays (`protocols.wire.compact_message`).
+        operators: ONNX operators in the graphs of a bundle (`protocols.bundle.graph`).
+    """
+
+    encodings: FeatureNames = ()
+    masks: FeatureNames = ()
+    messages: FeatureNames = ()
+    operators: FeatureNames = ()
+
+    def without(self, other: "Features") -> "Features":
+        """The features of this object that `other` does not have, in their order."""
+        return Features(
+            *(tuple(one for one in mine if one not in theirs) for mine, theirs in self._pairs(other))
+        )
+
+    def with_all(self, other: "Features") -> "Features":
+        """The features of both objects."""
+        return Features(*(tuple(dict.fromkeys(mine + theirs)) for mine, theirs in self._pairs(other)))
+
+    def _pairs(self, other: "Features") -> "zip[tuple[tuple[str, ...], tuple[str, ...]]]":
+        return zip(astuple(self), astuple(other), strict=True)
+
+    def __bool__(self) -> bool:
+        return any(astuple(self))
+
+    def __str__(self) -> str:
+        """The features in one line, such as `encoding sketch, operators Conv and Gemm`."""
+        return ", ".join(
+            _listed(kind.name.removesuffix("s"), names)
+            for kind, names in zip(fields(self), astuple(self), strict=True)
+            if names
+        )
+
+
+def _listed(kind: str, names: tuple[str, ...]) -> str:
+    if len(names) == 1:
+        return f"{kind} {names[0]}"
+    named, more = names[:MOST_NAMED], len(names) - MOST_NAMED
+    last = f"{more} more" if more > 0 else named[-1]
+    return f"{kind}s {', '.join(named if more > 0 else named[:-1])} and {last}"
+
+
+SETS = (
+    Features(),
+    Features(
+        encodings=("lossless", "int8", "int4", "sparse", "sketch", "peaks", "lowrank"),
+        masks=("coded",),
+        messages=("compact",),
+        operators=tuple(
+            """
+            Abs Add And ArgMax Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace
+            Div Equal Erf Exp Expand Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less
+            LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal
+            ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign
+            Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
+            """.split()  # noqa: SIM905 - a list of sixty strings reads worse
+        ),
+    ),
+)
+
+
+class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an agent reads: a numbered set of features, and the differences from it.
+
+    Attributes:
+        set: index in `SETS`. A number above the last one stands for the last one, because later sets hold
+            all features of earlier ones.
+        lacks: features of the set that the agent does not read.
+        also: features that it reads although the set does not hold them.
+    """
+
+    set: Number = 0
+    lacks: Features = Features()
+    also: Features = Features()
+
+    @property
+    def features(self) -> Features:
+        """All features that the agent reads."""
+        return SETS[min(self.set, len(SETS) - 1)].without(self.lacks).with_all(self.also)
+
+
+ONLY_THE_MINIMUM = Capabilities()
+EVERYTHING = Capabilities(len(SETS) - 1)

@@ -1,0 +1,47 @@
+"""Who a device is, and how the coordinator knows it.
+
+A topic, a client id or a name is not an identity by itself. Everything that speaks of a device takes an
+`Identity`: sessions, the run's store, queries and log lines.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from fleetune.protocols.bounds import FleetName
+from fleetune.protocols.errors import SettingError
+
+KnownBy = Literal["claim", "login"]
+MAX_NAME = 64
+DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+def check_display_name(name: str) -> str:
+    """Return a device's name for people if it is valid. Raises SettingError."""
+    if not (0 < len(name) <= MAX_NAME and name.isprintable() and name.strip()):
+        raise SettingError(f"--name {name!r}: use 1 to {MAX_NAME} printable characters")
+    return name
+
+
+class Identity(Struct, frozen=True):
+    """A device of a fleet.
+
+    Attributes:
+        id: stable id. It is part of topics, client ids, stored rows and the keys of random draws.
+        name: label for people. The owner may change it, and two devices may have the same one.
+        known_by: how the coordinator knows the id. "login": the broker lets only the device's own login use
+            its topics. "claim": the device has only claimed the id.
+    """
+
+    id: FleetName
+    name: DisplayName
+    known_by: KnownBy = "claim"
+
+    @classmethod
+    def of(cls, device: str) -> "Identity":
+        """A device whose name is its id."""
+        return cls(device, device)
+
+    def __str__(self) -> str:
+        """The name, and the id behind it where they differ."""
+        return self.id if self.name == self.id else f"{self.name} ({self.id})"
