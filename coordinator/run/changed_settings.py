@@ -118,7 +118,8 @@ def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
     _, rounds = found.get("run.rounds", (0, rounds_done))
     if rounds != "open" and rounds < rounds_done:
         raise SettingError(
-            f"run.rounds = {rounds}: {folder} has closed {rounds_done} rounds already; say at least as many"
+            f"run.rounds = {rounds}: {folder} has closed {rounds_done} rounds already; set at least"
+            f" {rounds_done}"
         )
 
 

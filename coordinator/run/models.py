@@ -168,7 +168,8 @@ def _check_shape(spec: ModelSpec, settings: RunSettings) -> None:
     model = settings.model
     if model.trainable or model.adapters is not None:
         raise SettingError(
-            "model.trainable, model.adapters: a bundle says what trains; leave them out, export it with them"
+            "model.trainable, model.adapters: the bundle of model.name already fixes what trains; leave them"
+            " out, or export the bundle with them"
         )
     wanted = model.input_shape or spec.input_shape, model.num_classes or spec.num_classes
     if wanted != (spec.input_shape, spec.num_classes):

@@ -153,7 +153,7 @@ def _go_on(
     found, edited = differences(before, settings, enrolment.spec), edited_sources(store, settings)
     if (found or edited) and store.get("engine") is None:
         words = "; ".join(filter(None, (difference_words(found), edited)))
-        log.warning("%s begins anew, nobody had joined it: %s", folder, words)
+        log.warning("%s: the run starts again, because no device had joined it: %s", folder, words)
         return None
     if edited:
         raise SettingError(

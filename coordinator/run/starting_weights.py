@@ -163,7 +163,10 @@ def _fits(name: str, value: NDArray[Any], spec: ModelSpec, source: str) -> bool:
     """
     own = next((tensor for tensor in spec.tensors if tensor.name == name), None)
     if own is not None and own.shape != value.shape:
-        log.warning("%s: %s is %s; it begins anew, as %s", source, name, value.shape, own.shape)
+        log.warning(
+            "%s: tensor %s has the shape %s, the model's has %s; it keeps its random initial values",
+            *(source, name, value.shape, own.shape),
+        )
     return own is not None and own.shape == value.shape
 
 

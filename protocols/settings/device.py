@@ -153,11 +153,12 @@ class TrainingSection(Settings, frozen=True, omit_defaults=True):
             if name not in AUGMENTATIONS and ":" not in name:
                 known = ", ".join(AUGMENTATIONS)
                 raise ValueError(f"augment: no augmentation {name!r}; {known}, or package.module:function")
-        for key, default, which, heeded_by in _HEEDED_BY:
+        for key, default, which, used_by in _USED_BY:
             chosen = getattr(self, which)
-            if chosen not in heeded_by and getattr(self, key) != default:
+            if chosen not in used_by and getattr(self, key) != default:
                 raise ValueError(
-                    f"{key} means nothing to {which} {chosen}, only to {' and '.join(heeded_by)}"
+                    f"{key} has no effect with {which} = {chosen}, only with {' and '.join(used_by)};"
+                    " leave it out"
                 )
 
     @property
@@ -166,7 +167,7 @@ class TrainingSection(Settings, frozen=True, omit_defaults=True):
         return (self.augment,) if isinstance(self.augment, str) else self.augment
 
 
-_HEEDED_BY: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
+_USED_BY: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("momentum", 0.0, "optimiser", ("sgd", "rmsprop")),
     ("betas", (0.9, 0.999), "optimiser", ("adamw",)),
     ("eps", 1e-8, "optimiser", ("adamw", "rmsprop")),

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
+from tests.helpers.errors import raises
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.device import TrainingSection
@@ -90,37 +91,24 @@ def test_a_section_that_uses_none_of_it_is_told_as_ever():
 
 
 @pytest.mark.parametrize(
-    ("section", "message"),
+    ("section", "named"),
     [
-        ({"optimiser": "adam"}, "training.optimiser: invalid enum value 'adam'; one of sgd, adamw, rmsprop"),
-        (
-            {"schedule": "linear"},
-            "training.schedule: invalid enum value 'linear'; one of constant, cosine, step",
-        ),
-        ({"betas": [0.9, 1.0]}, "training.betas[1]: expected `float` < 1.0"),
-        ({"clip_norm": 0}, "training.clip_norm: expected `float` > 0.0"),
-        ({"schedule_factor": 0.0}, "training.schedule_factor: expected `float` > 0.0"),
-        ({"warmup_rounds": -1}, "training.warmup_rounds: expected `int` >= 0"),
-        ({"optimizer": "adamw"}, "training.optimizer: unknown key; did you mean `optimiser`?"),
-        (
-            {"optimiser": "adamw", "momentum": 0.9},
-            "training: momentum means nothing to optimiser adamw, only to sgd and rmsprop",
-        ),
-        (
-            {"augment": ["flip", "mirror"]},
-            "training: augment: no augmentation 'mirror'; flip, crop, or package.module:function",
-        ),
-        ({"alpha": 0.5}, "training: alpha means nothing to optimiser sgd, only to rmsprop"),
-        (
-            {"schedule_rounds": 5},
-            "training: schedule_rounds means nothing to schedule constant, only to cosine and step",
-        ),
+        ({"optimiser": "adam"}, ("training.optimiser", "adam", "sgd", "adamw", "rmsprop")),
+        ({"schedule": "linear"}, ("training.schedule", "linear", "constant", "cosine", "step")),
+        ({"betas": [0.9, 1.0]}, ("training.betas[1]", "1.0")),
+        ({"clip_norm": 0}, ("training.clip_norm", "0.0")),
+        ({"schedule_factor": 0.0}, ("training.schedule_factor", "0.0")),
+        ({"warmup_rounds": -1}, ("training.warmup_rounds",)),
+        ({"optimizer": "adamw"}, ("training.optimizer", "optimiser")),
+        ({"optimiser": "adamw", "momentum": 0.9}, ("momentum", "adamw", "sgd", "rmsprop")),
+        ({"augment": ["flip", "mirror"]}, ("augment", "mirror", "flip", "crop")),
+        ({"alpha": 0.5}, ("alpha", "sgd", "rmsprop")),
+        ({"schedule_rounds": 5}, ("schedule_rounds", "constant", "cosine", "step")),
     ],
 )
-def test_a_mistake_gets_a_line_that_names_the_key(section, message):
+def test_a_mistake_gets_a_line_that_names_the_key(section, named):
     class Some(msgspec.Struct):
         training: TrainingSection
 
-    with pytest.raises(SettingError) as caught:
+    with raises(SettingError, *named):
         convert({"training": section}, Some)
-    assert str(caught.value) == message

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
+from tests.helpers.errors import raises
 
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.changed_settings import CHANGEABLE, going_on
@@ -119,10 +120,8 @@ def test_a_finished_run_with_as_many_rounds_is_left_as_it_is(tmp_path):
 def test_rounds_are_never_fewer_than_are_closed(tmp_path):
     desk = played(tmp_path / "run", rounds=4)
     open_run(with_rounds(desk.settings, 9), desk.folder, durable=False).store.close()
-    with pytest.raises(SettingError) as caught:
+    with raises(SettingError, "run.rounds = 3", str(desk.folder), "4 rounds"):
         open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
-    line = f"run.rounds = 3: {desk.folder} has closed 4 rounds already; say at least as many"
-    assert str(caught.value) == line
     open_run(with_rounds(desk.settings, 5), desk.folder, durable=False).store.close()
 
 
