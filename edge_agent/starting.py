@@ -26,7 +26,6 @@ from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.identity import check_display_name
 from fleetune.protocols.wire.transport import EventSink, Will
 from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
 
@@ -106,7 +105,7 @@ def _settings(options: RunOptions) -> DeviceSettings:
     return DeviceSettings(
         fleet=options.fleet,
         device=folder.name,
-        name=None if options.name is None else check_display_name(options.name),
+        name=options.name,
         data=options.data,
         state=folder,
         board=board,

@@ -23,7 +23,6 @@ from fleetune.coordinator.rounds.stages import Stage
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -169,7 +168,7 @@ class DeviceStatus(Struct, frozen=True):
         refused: number of its replies that were refused or truncated, by kind.
     """
 
-    device: DeviceId
+    device: str
     doing: Doing
     part: Part = "idle"
     ready: bool = False
@@ -248,7 +247,7 @@ class OpenRound:
         )
 
 
-def part_of(state: EngineState, device: DeviceId) -> Part:
+def part_of(state: EngineState, device: str) -> Part:
     """The device's part in the open round."""
     member = state.members[device]
     if state.awaits(device):
@@ -276,7 +275,7 @@ class StatusReader:
         self._scores: deque[RoundScore] = deque(maxlen=LATEST_ROUNDS)
         self._latest_diagnostics = ""
         self._closed_s = deque([0.0], maxlen=_RECENT_ROUNDS + 1)
-        self._latest_replies: dict[DeviceId, DeviceRound] = {}
+        self._latest_replies: dict[str, DeviceRound] = {}
         self._adoption = LatestAdoption()
 
     def add(self, record: RoundRecord) -> None:
@@ -359,7 +358,7 @@ class StatusReader:
         )
 
     def devices(
-        self, state: EngineState, ledger: Ledger, activities: Mapping[DeviceId, Activity] | None = None
+        self, state: EngineState, ledger: Ledger, activities: Mapping[str, Activity] | None = None
     ) -> tuple[DeviceStatus, ...]:
         """All devices that ever contacted the run, sorted by name; `activities` covers the devices known to
         be busy.
@@ -368,7 +367,7 @@ class StatusReader:
         return tuple(self._device(state, ledger, name, busy.get(name)) for name in sorted(state.members))
 
     def _device(
-        self, state: EngineState, ledger: Ledger, device: DeviceId, activity: Activity | None
+        self, state: EngineState, ledger: Ledger, device: str, activity: Activity | None
     ) -> DeviceStatus:
         member, report = state.members[device], state.members[device].at_work
         doing, identity = _doing(state, device, activity), state.identity(device)
@@ -381,7 +380,7 @@ class StatusReader:
             ready=member.ready,
             left=member.left,
             board=report.board if report else "",
-            agent=member.agent,
+            agent=member.introduction.agent,
             ratio=report.ratio if report else None,
             ratio_reason=report.reason if report else "",
             num_samples=report.num_samples if report else None,
@@ -418,7 +417,7 @@ class StatusReader:
         return to_close * usual_s - spent_s
 
 
-def _doing(state: EngineState, device: DeviceId, activity: Activity | None) -> Doing:
+def _doing(state: EngineState, device: str, activity: Activity | None) -> Doing:
     member, part = state.members[device], part_of(state, device)
     if member.refusal is not None:
         return "refused"

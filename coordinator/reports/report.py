@@ -53,7 +53,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         diagnostics=declared_diagnostics(run.method),
         rollout=rollout_in(run.store, run.settings.adoption),
     )
-    agents = Counter(member.agent for member in state.members.values() if member.agent)
+    agents = Counter(agent for member in state.members.values() if (agent := member.introduction.agent))
     if agents:
         summary = structs.replace(summary, agents=dict(sorted(agents.items())))
     if controller.finished not in (None, ALL_DONE):

@@ -66,6 +66,19 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Introduction:
+    """What a device's presence says of it.
+
+    Attributes:
+        identity: who it is; None: simulated, or not heard yet (see `EngineState.identity`).
+        agent: program and version of its agent; "": not reported, or simulated.
+    """
+
+    identity: Identity | None = None
+    agent: str = ""
+
+
+@dataclass(frozen=True)
 class Member:
     """State of one device.
 
@@ -85,8 +98,7 @@ class Member:
         trained: its report is older than its last update, so the new samples it reports are already used.
         assigned: the budget of its latest task, in runs with an objective.
         observed: what the coordinator has observed of its rounds.
-        agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
-        identity: who it is; None: simulated, or not heard yet (see `EngineState.identity`).
+        introduction: who it is, and which agent it runs.
     """
 
     report: DeviceReport | None = None
@@ -103,8 +115,7 @@ class Member:
     trained: bool = False
     assigned: Budget | None = None
     observed: Observed = Observed()
-    agent: str = ""
-    identity: Identity | None = None
+    introduction: Introduction = Introduction()
 
     @property
     def stays(self) -> bool:
@@ -302,7 +313,7 @@ class EngineState:
 
     def identity(self, device: DeviceId) -> Identity:
         """Who a device is, as far as it has introduced itself."""
-        return self.member(device).identity or Identity.of(device)
+        return self.member(device).introduction.identity or Identity.of(device)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
         """Change these fields of one device, or of its observations. The device may be new."""

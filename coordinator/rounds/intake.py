@@ -3,7 +3,7 @@ reported.
 """
 
 from fleetune.coordinator.rounds.actions import Action, DropReply, KeepReply, SendTask
-from fleetune.coordinator.rounds.engine_state import EngineState, Member, RoundAttempt
+from fleetune.coordinator.rounds.engine_state import EngineState, Introduction, Member, RoundAttempt
 from fleetune.coordinator.rounds.events import (
     Aggregated,
     ClockSet,
@@ -66,8 +66,8 @@ def _take_ready(state: EngineState, event: DeviceReady) -> list[Action]:
     member = state.members.get(report.device, Member())
     admitted = member.admitted and member.report == report
     back = {"ready": True, "refusal": None, "returning": False, "trained": False}
-    who = {"agent": event.agent, "identity": event.identity}
-    state.put(report.device, report=report, admitted=admitted, **who, **back)
+    introduction = Introduction(event.identity, event.agent)
+    state.put(report.device, report=report, admitted=admitted, introduction=introduction, **back)
     if member.refusal is not None:  # the device rested and is back, so an earlier decline no longer holds
         state.put(report.device, declined_round=0)
     if state.awaits(report.device):

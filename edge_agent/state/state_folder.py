@@ -19,6 +19,7 @@ from fleetune.edge_agent.state.state_versions import FIRST, PRESENT, REMEDY
 from fleetune.protocols import disk
 from fleetune.protocols.errors import SettingError, StoreError, StoreInUse, StoreVersion
 from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
+from fleetune.protocols.wire.identity import check_display_name
 from fleetune.protocols.wire.topics import check_name
 
 if sys.platform != "win32":
@@ -75,8 +76,10 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
 
     Raises:
         SettingError: several devices of the fleet have their state here, and `device` is not given; or an id
-            would not be valid in a topic.
+            would not be valid in a topic, or the name cannot be shown.
     """
+    if name is not None:
+        check_display_name(name)
     below = state / check_name(fleet, "fleet")
     if device is not None:
         return below / check_name(device, "device")

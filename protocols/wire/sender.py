@@ -1,6 +1,7 @@
 """The sending half of a transfer. transfer.py describes the dialogue, and pacing.py the congestion window."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import Window
@@ -14,6 +15,114 @@ MOST_REWINDS = 5
 WITH_OFFER = {"task", "update"}
 
 
+@dataclass
+class _OfferTimer:
+    """When an unanswered offer is repeated.
+
+    Attributes:
+        wake_at: time of the next repeat; None for never.
+        offered_at: time of the unanswered offer; None if the last one was answered.
+        asked_at: time of the first of several unanswered offers.
+        times: number of offers so far.
+        wait_s: present wait for an answer.
+        rtt_s: latest round trip of a chunk.
+    """
+
+    wake_at: float | None = None
+    offered_at: float | None = None
+    asked_at: float = 0.0
+    times: int = 0
+    wait_s: float = FIRST_WAIT_S
+    rtt_s: float = 0.0
+
+    def offer(self, now: float, answer_s: float) -> None:
+        """Note an offer; `answer_s` is the time that the peer took to answer the one before."""
+        self.times += 1
+        if self.offered_at is None:
+            self.asked_at = now
+        self.offered_at = now
+        self.wake_at = now + max(self.wait_s, 4 * self.rtt_s, min(2 * answer_s, LONGEST_WAIT_S))
+
+    def heard(self, now: float) -> None:
+        """Start the wait again, because the peer answered."""
+        self.wait_s = FIRST_WAIT_S
+        self.wake_at = now + max(self.wait_s, 4 * self.rtt_s)
+
+
+@dataclass
+class _Goodput:
+    """Acknowledged bytes and the seconds that they took; `since` is the time of the last progress."""
+
+    since: float = 0.0
+    _seconds: float = 0.0
+    _num_bytes: int = 0
+
+    def add(self, num_bytes: int, now: float) -> None:
+        """Note newly acknowledged bytes."""
+        self._seconds += now - self.since
+        self._num_bytes += num_bytes
+        self.since = now
+
+    @property
+    def bps(self) -> float | None:
+        """Bits per second; None before the first acknowledgement."""
+        return 8 * self._num_bytes / self._seconds if self._seconds > 0 else None
+
+
+class _Flight:
+    """The chunks of a payload, and which of them are in flight.
+
+    Attributes:
+        next: offset of the next chunk.
+        mark: the acknowledgement of this offset adjusts the window.
+        sent_bytes: bytes of sent chunks, including repeats and headers.
+    """
+
+    def __init__(self, payload: memoryview, window: Window) -> None:
+        self._payload, self._window = payload, window
+        self.next = self.mark = self.sent_bytes = 0
+        # chunks below this offset may have been sent twice, so their round trip is ambiguous
+        self._first_sent = 0
+        self._chunks: deque[tuple[int, int, float]] = deque()  # start, end, time of sending
+
+    def restart(self, offset: int) -> None:
+        """Send everything from this offset on again."""
+        self._first_sent = max(self._first_sent, self.next)
+        self.next = self.mark = offset
+        self._chunks.clear()
+
+    def acknowledged(self, offset: int, now: float) -> float | None:
+        """Note an acknowledgement. Returns the round trip in seconds; None if it is not known."""
+        rtt = None
+        while self._chunks and self._chunks[0][1] <= offset:
+            start, _, sent_at = self._chunks.popleft()
+            # a chunk that may have been sent twice gives no round trip: its Ack may answer the first copy
+            if start >= self._first_sent:
+                rtt = now - sent_at
+        self.next = max(self.next, offset)
+        return rtt
+
+    def fill(self, transfer: str, acked_bytes: int, now: float) -> list[Outgoing]:
+        """Send as much as the window allows, and at least one chunk if nothing is in flight."""
+        chunks: list[Outgoing] = []
+        while self.next < len(self._payload):
+            end = min(self.next + self._window.chunk_bytes, len(self._payload))
+            if self._chunks and end - self._chunks[0][0] > self._window.limit_bytes:
+                break
+            chunk = Chunk(transfer, self.next, self._payload[self.next : end])
+            self._chunks.append((self.next, end, now))
+            self.sent_bytes += chunk.num_bytes
+            self.next = end
+            chunks.append(chunk)
+        if acked_bytes >= self.mark:
+            self.mark = self.next
+        return chunks
+
+    def end(self) -> None:
+        """Release the payload."""
+        self._payload = memoryview(b"")
+
+
 class Sender:
     """The sending half of one transfer; `perhaps_there`: see `Outbox.post`.
 
@@ -22,9 +131,7 @@ class Sender:
         done: True once the receiver has the payload, verified and on disk.
         refused: the receiver's rejection reason.
         acked_bytes: payload bytes that the receiver has on disk.
-        sent_bytes: bytes of sent chunks, including repeats and headers.
-        started_at, ended_at: time of the first offer, and time of the end.
-        wake_at: when `tick` must be called next; None for never.
+        started_at: time of the first offer.
     """
 
     def __init__(
@@ -37,34 +144,31 @@ class Sender:
         window: Window | None = None,
         perhaps_there: bool = False,
     ) -> None:
-        self._payload = memoryview(payload).cast("B")
-        digest = digest_of(self._payload)
-        self.offer = Offer(transfer_id(key, device, digest), digest, len(self._payload), key, ratio)
+        view = memoryview(payload).cast("B")
+        digest = digest_of(view)
+        self.offer = Offer(transfer_id(key, device, digest), digest, len(view), key, ratio)
         self._window = window or Window()
+        self._timer, self._flight = _OfferTimer(), _Flight(view, self._window)
         self.done = False
         self.refused: str | None = None
-        self.acked_bytes = self.sent_bytes = 0
+        self.acked_bytes = 0
         self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.wake_at: float | None = None
-        self._offered_at: float | None = None  # time of the unanswered offer
-        self._asked_at = 0.0  # time of the first of several unanswered offers
-        self._offers = 0
-        self._wait_s = FIRST_WAIT_S
-        self._rtt_s = 0.0
-        self._next = 0  # offset of the next chunk
         self._resumed: int | None = None  # offset of the last Resume
         # largest offset and number of rewinds, of Resumes that answer no offer
         self._furthest, self._rewinds = -1, 0
         self._may_go_along = key.kind in WITH_OFFER and not perhaps_there
         self._went_along = False  # the first window was sent with the offer, and its Resume is still to come
-        # chunks below this offset may have been sent twice, so their round trip is ambiguous
-        self._first_sent = 0
-        self._mark = 0  # the acknowledgement of this offset adjusts the window
-        self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, time of sending
-        self._busy_since = 0.0
-        self._busy_s = 0.0
-        self._busy_bytes = 0
+        self._goodput = _Goodput()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` must be called next; None for never."""
+        return self._timer.wake_at
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of sent chunks, including repeats and headers."""
+        return self._flight.sent_bytes
 
     @property
     def ended(self) -> bool:
@@ -73,7 +177,7 @@ class Sender:
     @property
     def goodput_bps(self) -> float | None:
         """Acknowledged payload bits per second while connected; None before the first acknowledgement."""
-        return 8 * self._busy_bytes / self._busy_s if self._busy_s > 0 else None
+        return self._goodput.bps
 
     def start(self, now: float) -> list[Outgoing]:
         """Send the first offer.
@@ -85,7 +189,7 @@ class Sender:
         offer = self._make_offer(now)
         if not (self._may_go_along and self._window.goes_along):
             return offer
-        self._went_along, self._resumed, self._busy_since = True, 0, now
+        self._went_along, self._resumed, self._goodput.since = True, 0, now
         return [*offer, *self._fill(now)]
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -96,7 +200,7 @@ class Sender:
         """
         if self.wake_at is None or now < self.wake_at:
             return []
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._timer.wait_s = min(2 * self._timer.wait_s, LONGEST_WAIT_S)
         self._window.collapse()
         return self._make_offer(now)
 
@@ -104,8 +208,7 @@ class Sender:
         """Repeat the offer at once, because the packets in flight are lost."""
         if self.started_at is None or self.ended:
             return []
-        self._wait_s = FIRST_WAIT_S
-        self._offered_at = None
+        self._timer.wait_s, self._timer.offered_at = FIRST_WAIT_S, None
         self._went_along = False
         self._window.reset()
         return self._make_offer(now)
@@ -114,12 +217,12 @@ class Sender:
         """Handle a receipt; ignore it if it is invalid or belongs to another transfer."""
         if message.transfer != self.offer.transfer or self.started_at is None or self.ended:
             return []
-        if self._offered_at is not None:
-            self._window.answer_s = now - self._asked_at
+        if self._timer.offered_at is not None:
+            self._window.answer_s = now - self._timer.asked_at
         match message:
             case Refuse():
                 self.refused = message.reason
-                self._end(now)
+                self._end()
                 return []
             case Resume():
                 return self._handle_resume(message.offset, now)
@@ -127,29 +230,28 @@ class Sender:
                 return self._handle_ack(message.offset, now)
 
     def _handle_resume(self, offset: int, now: float) -> list[Outgoing]:
-        asked = self._offered_at is not None
+        asked = self._timer.offered_at is not None
         if not 0 <= offset < self.offer.num_bytes or (not asked and offset == self._resumed):
             return []  # invalid, or a late copy of the Resume that is being served
-        if self._offered_at is None:
+        if self._timer.offered_at is None:
             if self._rewinds_too_often(offset):
                 self.refused = f"it went back {MOST_REWINDS} times to bytes that it had asked for before"
-                self._end(now)
+                self._end()
                 return []
             self._window.lost()
-        elif self._offers == 1:
-            self._window.observe(now - self._offered_at)
-        self._offered_at = None
+        elif self._timer.times == 1:
+            self._window.observe(now - self._timer.offered_at)
+        self._timer.offered_at = None
         if self._went_along and offset == self.acked_bytes == 0:
             self._went_along = False  # the receiver sent it before it saw the chunks behind the offer
-            self._heard(now)
+            self._timer.heard(now)
             return self._fill(now)
         if asked and offset == self._resumed == 0:
             self._window.goes_along = False
-        self._first_sent = max(self._first_sent, self._next)
-        self._resumed = self._next = self._mark = self.acked_bytes = offset
-        self._in_flight.clear()
-        self._busy_since = now
-        self._heard(now)
+        self._flight.restart(offset)
+        self._resumed = self.acked_bytes = offset
+        self._goodput.since = now
+        self._timer.heard(now)
         return self._fill(now)
 
     def _rewinds_too_often(self, offset: int) -> bool:
@@ -165,63 +267,32 @@ class Sender:
         if offset == self.offer.num_bytes:
             self._progress(offset, now)
             self.done = True
-            self._end(now)
+            self._end()
             return []
         if not self.acked_bytes < offset < self.offer.num_bytes:
             return []
         self._progress(offset, now)
-        self._heard(now)
+        self._timer.heard(now)
         # While an offer is unanswered, nothing new is sent, because its Resume may ask for lost bytes.
-        return self._fill(now) if self._offered_at is None else []
+        return self._fill(now) if self._timer.offered_at is None else []
 
     def _progress(self, offset: int, now: float) -> None:
-        rtt = None
-        while self._in_flight and self._in_flight[0][1] <= offset:
-            start, _, sent_at = self._in_flight.popleft()
-            # a chunk that may have been sent twice gives no round trip: its Ack may answer the first copy
-            if start >= self._first_sent:
-                rtt = now - sent_at
+        rtt = self._flight.acknowledged(offset, now)
         if rtt is not None:
-            self._rtt_s = rtt
+            self._timer.rtt_s = rtt
             self._window.observe(rtt)
-            if offset >= self._mark:
+            if offset >= self._flight.mark:
                 self._window.adjust(rtt)
-        self._busy_s += now - self._busy_since
-        self._busy_bytes += offset - self.acked_bytes
-        self._busy_since = now
+        self._goodput.add(offset - self.acked_bytes, now)
         self.acked_bytes = offset
-        self._next = max(self._next, offset)
 
     def _fill(self, now: float) -> list[Outgoing]:
-        """Send as much as the window allows, and at least one chunk if nothing is in flight."""
-        chunks: list[Outgoing] = []
-        while self._next < self.offer.num_bytes:
-            end = min(self._next + self._window.chunk_bytes, self.offer.num_bytes)
-            if self._in_flight and end - self._in_flight[0][0] > self._window.limit_bytes:
-                break
-            chunk = Chunk(self.offer.transfer, self._next, self._payload[self._next : end])
-            self._in_flight.append((self._next, end, now))
-            self.sent_bytes += chunk.num_bytes
-            self._next = end
-            chunks.append(chunk)
-        if self.acked_bytes >= self._mark:
-            self._mark = self._next
-        return chunks
+        return self._flight.fill(self.offer.transfer, self.acked_bytes, now)
 
     def _make_offer(self, now: float) -> list[Outgoing]:
-        self._offers += 1
-        if self._offered_at is None:
-            self._asked_at = now
-        self._offered_at = now
-        patience_s = min(2 * self._window.answer_s, LONGEST_WAIT_S)
-        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s, patience_s)
+        self._timer.offer(now, self._window.answer_s)
         return [self.offer]
 
-    def _heard(self, now: float) -> None:
-        self._wait_s = FIRST_WAIT_S
-        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s)
-
-    def _end(self, now: float) -> None:
-        self.ended_at = now
-        self.wake_at = None
-        self._payload = memoryview(b"")
+    def _end(self) -> None:
+        self._timer.wake_at = None
+        self._flight.end()

@@ -147,7 +147,7 @@ class Coordinating:
     def task(self, device):
         """Take the payload of the device's task from its sender, and acknowledge it."""
         sender = self.server.parts.sessions[device].link.outbox._queue[0]
-        payload = bytes(sender._payload)
+        payload = bytes(sender._flight._payload)
         self.take(device)
         self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))
         return payload
