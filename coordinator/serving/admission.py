@@ -81,12 +81,13 @@ class Admission:
         if dropped:
             self.controller.count_refused("overflow", dropped)
             if self._overflow_lines.take(now):
-                log.warning("more comes in than can be handled: %d messages dropped", dropped)
+                log.warning("messages arrive faster than they can be handled: %d were dropped", dropped)
 
     def _end_throttling(self, now: float) -> None:
         while self._throttled and next(iter(self._throttled.values())) <= now:
             device, _ = self._throttled.popitem(last=False)
-            log.warning("%s is heard again", readable(str(self.sessions.identity(device))))
+            who = readable(str(self.sessions.identity(device)))
+            log.warning("%s is no longer throttled: the coordinator reads its messages again", who)
             self.on_throttled(device, False)
 
     def _is_within_limits(self, address: Address, data: bytes, now: float) -> bool:
@@ -103,7 +104,7 @@ class Admission:
         self.controller.count_refused("surplus", device=device if device in self._members else None)
         if device not in self._throttled and not self._dropped.of(device).take(now):
             who = readable(str(self.sessions.identity(device)))
-            log.warning("%s floods: not heard for %g s", who, THROTTLED_S)
+            log.warning("%s sends too many messages: all are dropped for %g s", who, THROTTLED_S)
             self._throttled[device] = now + THROTTLED_S
             self.on_throttled(device, True)
 
@@ -114,7 +115,9 @@ class Admission:
         if device not in self._unknown and not self._make_space(now):
             self.controller.count_refused("stranger")
             if self._unknown_lines.take(now):
-                log.warning("%d names that were never enrolled: new ones are not heard", MAX_UNKNOWN)
+                log.warning(
+                    "%d unknown devices have sent messages: messages of further ones are dropped", MAX_UNKNOWN
+                )
             return False
         self._unknown[device] = now
         self._unknown.move_to_end(device)

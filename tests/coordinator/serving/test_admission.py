@@ -55,9 +55,9 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     surplus = admission.MESSAGES + 10 * admission.DROPPED - len(read)
     assert ledger.refusals == {"surplus": surplus}
     assert ledger.refusals_by_device == {"a": {"surplus": surplus}}
-    assert [line for line in caplog.messages if "a floods" in line] == [
-        f"a floods: not heard for {admission.THROTTLED_S:g} s"
-    ]
+    (line,) = [line for line in caplog.messages if "too many messages" in line]
+    assert line.startswith("a ")
+    assert f"{admission.THROTTLED_S:g} s" in line
     assert not talk.run.controller.engine_state.members["a"].ready, "no round is started with it"
 
     talk.hear("b", working(talk))
@@ -66,7 +66,7 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     talk.now = admission.THROTTLED_S
     talk.take("a")
     talk.server.parts.admission.look(talk.now, 0)
-    assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
+    assert len([line for line in caplog.messages if line.startswith("a is no longer throttled")]) == 1
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
     assert talk.run.controller.engine_state.round_attempt.number == 2
@@ -78,7 +78,7 @@ def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplo
     begun.take("a")
     begun.hear("a", wire.Presence(True, "y"), "state")
     assert begun.take("a") == []
-    assert "floods" not in caplog.text
+    assert "too many messages" not in caplog.text
     begun.now = 1.0
     begun.hear("a", wire.Presence(True, "y"), "state")
     assert begun.server.parts.sessions["a"].instance == "y"
@@ -119,7 +119,7 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     assert len(strangers) <= 100
     assert {"a", "b"} <= talk.server.parts.sessions.keys()
     assert talk.run.controller.ledger.refusals["stranger"] >= 900
-    assert len([line for line in caplog.messages if "never enrolled" in line]) == 1
+    assert len([line for line in caplog.messages if "unknown devices" in line]) == 1
     assert len(talk.server._queue.timers._wanted) <= 102
 
     talk.now = admission.MIN_SILENCE_S
