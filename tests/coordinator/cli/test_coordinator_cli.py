@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.cli import app
 from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.tables import fleet_table
-from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.coordinator.rounds.engine_state import EngineState, Introduction, Member
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store.run_store import RunStore
@@ -78,7 +78,7 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
             ready=True,
             declined_round=2,
             declined_reason="41 °C of 40 °C",
-            agent="fleetune 0.2.0.dev900",
+            introduction=Introduction(agent="fleetune 0.2.0.dev900"),
         ),
         "b": Member(
             DeviceReport("b", conditions=Conditions(power="mains", watts=5.2)), ready=True, left=True
