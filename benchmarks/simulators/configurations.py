@@ -51,7 +51,7 @@ def configurations(cores: int, device: str = "cpu") -> dict[str, Configuration]:
     on_processors = [
         Configuration("fleetune", "run_fleetune.py", cores),
         Configuration("fleetune-1", "run_fleetune.py", 1),
-        Configuration("fleetune-fastest", "run_fleetune.py", cores, arguments=("fastest",)),
+        Configuration("fleetune-onnx", "run_fleetune.py", cores, arguments=("onnx",)),
         Configuration("fleetune-bfloat16", "run_fleetune.py", cores, arguments=("torch", "bfloat16")),
         Configuration("bare", "run_bare.py"),
         Configuration("pfl", "run_pfl.py", 1, pfl),

@@ -144,9 +144,8 @@ class FleetSection(Settings, frozen=True):
             Batteries drain and are never charged. If left out, all devices are on mains power.
         policy: every owner's policy, with the keys of `edge-agent run --policy`.
         availability: probability that a device is available when a round starts.
-        trainer: training backend: `torch`; `onnx`, the agents' backend with ONNX Runtime, which is faster for
-            small models and gives the agents' bits; or `fastest`, the faster of both in a short measurement
-            on this machine, which the run then keeps. The backends differ by rounding.
+        trainer: training backend: `torch`; or `onnx`, the agents' backend with ONNX Runtime, which is faster
+            for small models and gives the agents' bits. The backends differ by rounding.
         train_on: torch devices that train: `cpu`, or accelerators that the workers share, e.g.
             `cuda:0,cuda:1` or `mps`. Each kind rounds differently.
         precision: number format of forward and backward pass in torch. `bfloat16` has 8 significant bits and
@@ -169,7 +168,7 @@ class FleetSection(Settings, frozen=True):
     batteries: tuple[Share, Share] | None = None
     policy: dict[str, Any] = field(default_factory=dict)
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    trainer: Literal["torch", "onnx", "fastest"] = "torch"
+    trainer: Literal["torch", "onnx"] = "torch"
     train_on: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,3})?(,[a-z]+(:[0-9]{1,3})?)*$")] = PROCESSOR
     precision: Precision = "float32"
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None

@@ -33,7 +33,7 @@ from fleetune.tools.simulator.run_devices import (
 )
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.starting_models import carry_over
-from fleetune.tools.simulator.workers.torch_questions import run_model, run_trainer, single_sample_notice
+from fleetune.tools.simulator.workers.trainer_choice import run_model, run_trainer
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def open_new(
     settings = replace(settings, round=replace(settings.round, start_with=start_with))
     zone = settings.schedule.zone or UTC  # the digest is the same on every machine
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
-    trains = run_trainer(settings, beginning, data, workers=workers)
-    single = single_sample_notice(settings, beginning, data, trains, workers=workers)
-    settings = replace(settings, fleet=replace(settings.fleet, trainer=trains.kind))
+    trains = run_trainer(settings, enrolment, workers=workers)
     run = open_run(
         settings,
         folder,
@@ -113,7 +111,7 @@ def open_new(
     try:
         names = [device.name for device in devices]
         begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
-        notices = "; ".join(filter(None, (begins, trains.words, single)))
+        notices = "; ".join(filter(None, (begins, trains.notice)))
         sent_bytes = _sent_at_first(run, beginning, runs)
         return OpenRun(run, devices, sent_bytes, arrivals, notices, groups_of(settings, data))
     except BaseException:

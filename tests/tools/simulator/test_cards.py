@@ -2,6 +2,7 @@
 
 import pytest
 from tests.helpers import card
+from tests.helpers.errors import raises
 from tests.tools.simulator.test_checkpoint import Said, Stop, stop
 from tests.tools.simulator.test_simulate import BASE
 from tests.tools.simulator.test_simulate import settings as simulated
@@ -53,15 +54,15 @@ def test_a_run_that_was_begun_with_a_card_which_is_gone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("device", "more", "words"),
     [
-        ("gpu", {}, r"fleet\.train_on: device gpu is unknown to torch"),
-        (f"{card.NAME}:5", {}, rf"fleet\.train_on: device {card.NAME}:5 does not exist; the last one"),
-        (f"cpu,{ONE}", {}, "left to chance; name either"),
-        (ONE, {"trainer": "onnx"}, rf'fleet\.trainer: "onnx" trains on the processor, not on {ONE}'),
+        ("gpu", {}, ("gpu",)),
+        (f"{card.NAME}:5", {}, (f"{card.NAME}:5",)),
+        (f"cpu,{ONE}", {}, (f"cpu,{ONE}",)),
+        (ONE, {"trainer": "onnx"}, (ONE, "fleet.trainer", '"onnx"')),
     ],
 )
 def test_what_cannot_be_leaves_nothing_behind(device, more, words, tmp_path):
     asked = simulated(fleet=BASE["fleet"] | {"train_on": device} | more)
-    with pytest.raises(SettingError, match=words):
+    with raises(SettingError, "fleet.train_on", *words):
         play(tmp_path / "run", asked)
     assert not (tmp_path / "run").exists()
 

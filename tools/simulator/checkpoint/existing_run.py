@@ -93,8 +93,5 @@ def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
     )
     if asked.fleet.availability == 1:
         round_ = replace(round_, start_with=before.round.start_with)
-    fleet = asked.fleet
-    if fleet.trainer == "fastest":
-        fleet = replace(fleet, trainer=before.fleet.trainer)
     schedule = replace(asked.schedule, zone=asked.schedule.zone or UTC)
-    return replace(asked, model=model, round=round_, fleet=fleet, schedule=schedule)
+    return replace(asked, model=model, round=round_, schedule=schedule)

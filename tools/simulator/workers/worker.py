@@ -19,8 +19,9 @@ from fleetune.tools.simulator.streams.stream_devices import ArrivalResult, Strea
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
 from fleetune.tools.simulator.workers.device_trainer import DeviceTrainer
-from fleetune.tools.simulator.workers.trainer_choice import STEP_BYTES
 
+# memory that ONNX Runtime keeps between steps; small, because a worker serves many devices
+STEP_BYTES = 2**24
 _trainer: DeviceTrainer | None = None
 
 
