@@ -115,18 +115,11 @@ def down(
 
 
 @app.command("presets")
-def presets(
-    name: Annotated[str | None, typer.Argument(help="print one device's trace of this preset as CSV")] = None,
-    seed: Seed = 0,
-) -> None:
-    """List the kinds of links, each figure with its source; or write a trace of one."""
-    from fleetune.tools.links.show import preset_csv, print_presets
+def presets() -> None:
+    """List the presets of links, each figure with its source."""
+    from fleetune.tools.links.show import print_presets
 
-    with one_line_errors("edge-sim"):
-        if name is None:
-            print_presets()
-        else:
-            print(preset_csv(name, seed), end="")
+    print_presets()
 
 
 @app.command("proxy")

@@ -1,89 +1,72 @@
-"""Helper processes that outlive the command that started them.
+"""Helper processes of an emulated network, which go on after the command that started them.
 
-A helper holds a lock on a file with its process id for as long as it lives. Other commands find and end it by
-that file. A locked file always names a live helper, even after its command crashed. A helper ends by itself
-when its file is removed.
+Each helper holds a shared lock on the network's file ALIVE for as long as it runs, and ends when that file is
+removed. So `end_helpers` needs no process ids. It removes the file, and waits until no helper holds the lock.
 
 This module imports only the standard library, because each link's relay is such a helper.
 """
 
 import fcntl
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 
-STOP_S = 5.0
-WATCH_S = 1.0  # seconds between two checks whether the helper's file still exists
-_OPEN_S = 0.02
+ALIVE = "alive"
+STOP_S = 10.0
+WATCH_S = 0.5  # seconds between two checks whether the network still exists
 
 
-def detach(file: Path) -> None:
-    """Continue as a helper in the background.
+def detach(alive: Path) -> int:
+    """Continue in the background as a helper; return the descriptor for `is_wanted`.
 
     The calling process forks: the child continues here, the parent exits with code 0 so that its caller goes
     on.
 
     Raises:
-        OSError: the folder of `file` is gone, because the network was removed meanwhile.
+        OSError: `alive` is gone, because the network was removed meanwhile.
     """
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    child = os.fork()
-    if child:
-        os.write(lock, str(child).encode())
+    network = os.open(alive, os.O_RDONLY)
+    fcntl.flock(network, fcntl.LOCK_SH)
+    if os.fork():
         os._exit(0)
     os.setsid()
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
+    return network
 
 
-def is_wanted(file: Path) -> bool:
-    """True if the helper of `file` should go on."""
-    return file.exists()
+def is_wanted(network: int) -> bool:
+    """True if the network of this descriptor still exists."""
+    return os.fstat(network).st_nlink > 0
 
 
-def is_running(file: Path) -> bool:
-    """True if the helper of `file` is alive."""
-    try:
-        lock = os.open(file, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _lock(lock)
-    finally:
-        os.close(lock)
-
-
-def stop(file: Path) -> None:
-    """End the helper of `file`, if one is running, and remove the file.
+def end_helpers(alive: Path) -> None:
+    """Remove a network's file ALIVE, and wait until its helpers have ended.
 
     Raises:
-        TimeoutError: the helper does not end.
+        TimeoutError: a helper does not end.
     """
     try:
-        lock = os.open(file, os.O_RDWR)
+        network = os.open(alive, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
-        file.unlink(missing_ok=True)
+        alive.unlink()
         give_up_at = time.monotonic() + STOP_S
-        while not _lock(lock):  # while the file is locked, its process id cannot belong to another process
-            if number := os.pread(lock, 20, 0):
-                os.kill(int(number), signal.SIGKILL)
+        while not _all_ended(network):
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"the helper process of {file} does not end")
-            time.sleep(_OPEN_S)
+                raise TimeoutError(f"a helper process of {alive.parent} did not end within {STOP_S:.0f} s")
+            time.sleep(0.02)
     finally:
-        os.close(lock)
+        os.close(network)
 
 
-def _lock(lock: int) -> bool:
+def _all_ended(network: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(network, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

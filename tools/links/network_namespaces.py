@@ -38,7 +38,7 @@ MAX_AGENTS = 1000
 # congestion control as on a board, independent of the host's; the first that works is used
 CONGESTION_CONTROL = "cubic", "reno"
 DEVICE = "uplink"  # device name of an agent's end of its link
-PLAN, REPLAY = "plan.json", "replay"
+PLAN = "plan.json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -140,6 +140,7 @@ class Network:
     def _make(self, kinds: tuple[Kind, ...]) -> Plan:
         plan = Plan(self.links, kinds, time.monotonic())
         write_atomically(self.folder / PLAN, msgspec.json.encode(plan), durable=False)
+        (self.folder / helper_process.ALIVE).touch()
         _add_namespace(self.hub)
         for index, (link, kind) in enumerate(zip(self.links, kinds, strict=True)):
             _add_namespace(self.agents[index])
@@ -163,9 +164,8 @@ class Network:
             shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.trace_replay", self.name)
 
     def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:
-        file = self.folder / f"relay-{index}"
         both = ends(self.name, index)
-        shaping.join(kind, both, link.delay_s, link.loss, file)
+        shaping.join(kind, both, link.delay_s, link.loss, self.folder / helper_process.ALIVE)
         addresses = HUB_ADDRESS, agent_address(index)
         for (namespace, device), address, peer in zip(both, addresses, reversed(addresses), strict=True):
             shaping.run(*f"ip -n {namespace} address add {address} peer {peer} dev {device}".split())
@@ -197,11 +197,10 @@ def down(name: str) -> dict[str, list[int]]:
     folder = folder_of(check_name(name))
     if not folder.exists():
         return {}
-    for file in [*folder.glob("relay-*"), folder / REPLAY]:
-        try:
-            helper_process.stop(file)
-        except TimeoutError as problem:
-            raise SettingError(str(problem)) from None
+    try:
+        helper_process.end_helpers(folder / helper_process.ALIVE)
+    except TimeoutError as problem:
+        raise SettingError(f"{problem}; end it, then run `edge-sim link down` again") from None
     left = {}
     for namespace in namespaces(name):
         if pids := [int(pid) for pid in _try("ip", "netns", "pids", namespace).split()]:

@@ -59,7 +59,7 @@ def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
     return "relay"
 
 
-def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, file: Path) -> None:
+def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, alive: Path) -> None:
     """Join two namespaces by a cable without a rate limit.
 
     Args:
@@ -67,7 +67,7 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
         ends: (namespace, device) of the two.
         delay_s: delay that a relay adds; other kinds ignore it.
         loss: loss that a relay adds; other kinds ignore it.
-        file: file of a relay's process, see `tools.links.helper_process`.
+        alive: the network's file ALIVE, see `tools.links.helper_process`.
 
     Raises:
         SettingError: the cable cannot be created.
@@ -84,7 +84,7 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
             "-P",
             "-m",
             "fleetune.tools.links.tun_relay",
-            str(file),
+            str(alive),
             *words,
         )
     else:

@@ -9,12 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fleetune.protocols.randomness import Key
 from fleetune.tools.links.link import Constant, Direction, Trace, tcp_bps
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network, Plan
-from fleetune.tools.links.presets import PRESETS, Figure, preset
+from fleetune.tools.links.presets import PRESETS, Figure
 from fleetune.tools.links.shaping import SMALLEST_DELAY_S
-from fleetune.tools.links.trace_csv import as_csv
 from fleetune.tools.links.verify import Verdict
 
 MADE_OF = {
@@ -127,21 +125,3 @@ def print_presets() -> None:
 
 def _value(figure: Figure, scale: float = 1) -> str:
     return f"{figure.value * scale:g}" + ("*" if figure.source == "estimate" else "")
-
-
-def preset_csv(name: str, seed: int) -> str:
-    """One device's trace of a preset as the text of a trace file; a constant link gives one row.
-
-    Raises:
-        SettingError: there is no preset of that name.
-    """
-    link = preset(name).link(Key.of("link", seed, 0))
-    if isinstance(link, Constant):
-        link = Trace((0.0,), (link.uplink_bps,), (link.downlink_bps,), 60.0, link.delay_s, link.loss)
-    return as_csv(
-        link,
-        [
-            f"synthetic: drawn from Fleetune's preset {name} ({preset(name).title}), seed {seed}",
-            f"with it: --delay {link.delay_s * 1e3:g} --loss {link.loss * 100:g}",
-        ],
-    )

@@ -76,17 +76,3 @@ def _number(cell: str, where: str) -> float:
     if not math.isfinite(number):
         raise SettingError(f"{where}: {cell.strip()} is no number a link can have")
     return number
-
-
-def as_csv(trace: Trace, comments: list[str]) -> str:
-    """The text of a trace file with the rates of `trace`, exact to 1 ms and 1 bit/s; delay and loss are left
-    out.
-
-    The last stretch becomes two rows of half its length, so that the last is as long as the one before.
-    """
-    rows = list(zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True))
-    begins_s, up, down = rows[-1]
-    rows.append(((begins_s + trace.period_s) / 2, up, down))
-    lines = [f"# {comment}" for comment in comments] + [",".join(COLUMNS)]
-    lines += [f"{time_s:.3f},{up:.0f},{down:.0f}" for time_s, up, down in rows]
-    return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Trace
-from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, plan_of, set_rates
+from fleetune.tools.links.network_namespaces import Plan, folder_of, plan_of, set_rates
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
@@ -25,14 +25,13 @@ def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float,
         begins_s += trace.period_s
 
 
-def replay(name: str, plan: Plan) -> None:
-    """Follow all traces of a network until it is taken down."""
-    file = folder_of(name) / REPLAY
+def replay(name: str, plan: Plan, network: int) -> None:
+    """Follow all traces of a network until it is taken down; `network`: see `helper_process`."""
     traces = ((index, link) for index, link in enumerate(plan.links) if isinstance(link, Trace))
     for at_s, index, rates_bps in heapq.merge(*(changes(trace, index) for index, trace in traces)):
         while (wait_s := plan.started_s + at_s - time.monotonic()) > 0:
             time.sleep(min(wait_s, helper_process.WATCH_S))
-            if not helper_process.is_wanted(file):
+            if not helper_process.is_wanted(network):
                 return
         set_rates(name, index, plan.links[index], plan.kinds[index], rates_bps)
 
@@ -41,8 +40,8 @@ def main() -> None:
     name = sys.argv[1]
     try:
         plan = plan_of(name)
-        helper_process.detach(folder_of(name) / REPLAY)
-        replay(name, plan)
+        network = helper_process.detach(folder_of(name) / helper_process.ALIVE)
+        replay(name, plan, network)
     except (SettingError, OSError) as problem:
         sys.exit(str(problem))  # nobody reads an error of a detached process; the network was taken down
 

@@ -1,6 +1,6 @@
 """Delay and loss on a kernel without netem: this process relays packets between two TUN devices.
 
-    python -m fleetune.tools.links.tun_relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
+    python -m fleetune.tools.links.tun_relay ALIVE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
 
 creates the two devices, moves them to their namespaces, and detaches (`tools.links.helper_process`). A packet
 that leaves one device enters the other after `DELAY_S`, or is lost. This takes about 35 us of processor time
@@ -36,15 +36,15 @@ def open_tun(name: str) -> int:
     return end
 
 
-def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> None:
-    """Relay packets until `file` or one of the devices is gone."""
+def relay(ends: tuple[int, int], delay_s: float, loss: float, network: int) -> None:
+    """Relay packets until the network, see `helper_process`, or one of the devices is gone."""
     in_flight: tuple[Queue, Queue] = (deque(), deque())
     draw = random.Random().random  # noqa: S311 - real loss repeats no pattern either
     look_at = 0.0
     while True:
         now = time.monotonic()
         if now >= look_at:
-            if not helper_process.is_wanted(file):
+            if not helper_process.is_wanted(network):
                 return
             look_at = now + helper_process.WATCH_S
         due = min((queue[0][0] for queue in in_flight if queue), default=look_at)
@@ -79,16 +79,16 @@ def _let_out(ends: tuple[int, int], in_flight: tuple[Queue, Queue]) -> None:
 
 
 def main() -> None:
-    file, *places = sys.argv[1:6]
+    alive, *places = sys.argv[1:6]
     ends = []
     for number, (namespace, name) in enumerate(zip(places[::2], places[1::2], strict=True)):
         passing = f"ft{os.getpid()}{'ab'[number]}"
         ends.append(open_tun(passing))
         subprocess.run(["ip", "link", "set", passing, "netns", namespace, "name", name], check=True)
-    helper_process.detach(Path(file))
+    network = helper_process.detach(Path(alive))
     with contextlib.suppress(OSError):  # a packet is late when its relay waits for a processor
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    relay((ends[0], ends[1]), float(sys.argv[6]), float(sys.argv[7]), Path(file))
+    relay((ends[0], ends[1]), float(sys.argv[6]), float(sys.argv[7]), network)
 
 
 if __name__ == "__main__":

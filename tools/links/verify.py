@@ -4,12 +4,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Constant, Direction, Link, Trace
 from fleetune.tools.links.measure_link import Flow, Measured
-from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network, Plan, plan_of
 
 RATE_ERROR = 0.05
 LOSSY_SHARE = 0.3  # minimum share of the expected rate: the rate of one connection with loss varies widely
@@ -53,12 +52,11 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
         port = server.stdout.readline().strip()
         try:
             for index in range(len(plan.links)):
-                dead = tuple(_dead(network, plan, index))
                 verdict = judge(plan, index, _measure(network, index, port, seconds))
                 # the machine may have been busy: measure again
-                if verdict.measured and verdict.problems and not dead:
+                if verdict.measured and verdict.problems:
                     verdict = judge(plan, index, _measure(network, index, port, SECOND_LOOK * seconds))
-                yield replace(verdict, problems=(*dead, *verdict.problems))
+                yield verdict
         finally:
             server.stdin.close()
 
@@ -84,13 +82,6 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
         return None
     found = json.loads(done.stdout)
     return Measured(**found | {direction: Flow(**found[direction]) for direction in ("up", "down")})
-
-
-def _dead(network: Network, plan: Plan, index: int) -> Iterator[str]:
-    if plan.kinds[index] == "relay" and not helper_process.is_running(network.folder / f"relay-{index}"):
-        yield "its relay process is gone"
-    if isinstance(plan.links[index], Trace) and not helper_process.is_running(network.folder / REPLAY):
-        yield "the process that replays its trace is gone"
 
 
 def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:
