@@ -136,8 +136,8 @@ def compare(
     `compare.fedspu` sets keys of one method. `compare.mine` with name = "fedspu" is a second configuration of
     it: --methods fedspu,mine. On the command line: --set compare.fedspu.KEY=VALUE.
 
-    Leaves report.html, methods.md, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. After an
-    interruption the same command continues. Only runs whose settings changed are repeated.
+    Writes report.html, runs.csv and pictures to NAME.compare. After an interruption the same command
+    continues. Only runs whose settings changed are repeated.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
@@ -186,8 +186,8 @@ def sweep(
     edge-sim sweep fashion.toml --over fleet.ratios=[0.2],[0.4] --over training.epochs=1,3
     edge-sim sweep fashion.toml --over training.learning_rate=0.01..0.2:log --search 40
 
-    Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. After an
-    interruption the same command continues. With more values or seeds it executes only the new runs.
+    Writes report.html, runs.csv and pictures to NAME.sweep. After an interruption the same command continues.
+    With more values or seeds it executes only the new runs.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
@@ -231,7 +231,7 @@ def paper(
     Both have the same definition of accuracy. The files in tools/papers mark what the paper does not give as
     our choice. With --set or less data a run is labelled as scaled, and nothing is claimed.
 
-    Leaves result.json and result.md in RUNS/paper/CELL. After an interruption the same command continues.
+    Writes result.json to RUNS/paper/CELL. After an interruption the same command continues.
     `all`, or a pattern, runs many cells, the cheapest first, and skips those whose data is not here.
     """
     with in_one_line("edge-sim"):

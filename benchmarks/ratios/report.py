@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.ratios.matrix import Group
 from benchmarks.ratios.verdicts import FIGURES, Verdict
-from fleetune.coordinator.reports.pictures.theme import LIGHT, Theme
+from fleetune.coordinator.reports.pictures import theme
 from fleetune.protocols.files import write_atomically
 from fleetune.tools.compare.sheets import markdown_table
 
@@ -35,7 +35,7 @@ def write_results(found: Found, folder: Path) -> str:
     ]
     write_atomically(folder / "results.json", json.dumps(plain, indent=1).encode(), mode=None)
     write_atomically(folder / "results.md", text.encode(), mode=None)
-    figure = picture(found, LIGHT)
+    figure = picture(found)
     if figure is not None:
         figure.savefig(folder / "results.png", dpi=150)
     return text
@@ -105,7 +105,7 @@ def _in_short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def picture(found: Found, theme: Theme) -> Figure | None:
+def picture(found: Found) -> Figure | None:
     """Saving factors over the best fixed candidate: a row for each group and objective, a dot for each seed.
 
     A cross at the left edge is a seed that never reached the target.
@@ -118,16 +118,16 @@ def picture(found: Found, theme: Theme) -> Figure | None:
     }
     if not rows:
         return None
-    with rc_context(theme.settings):
+    with rc_context(theme.SETTINGS):
         figure = Figure(figsize=(_WIDTH_IN, _HEAD_IN + _ROW_IN * len(rows)), layout="constrained")
         axes = figure.add_subplot()
-        colours = dict(zip(FIGURES, (theme.ours, theme.start, theme.up), strict=True))
+        colours = dict(zip(FIGURES, (theme.OURS, theme.START, theme.UP), strict=True))
         for name in dict.fromkeys(one.judged_by for one in rows.values()):
             axes.plot([], [], "o", color=colours[name], label=_FIGURE_WORDS[name])
         _draw_rows(axes, list(rows.values()), colours)
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.axvline(1, color=theme.faint, linewidth=1)
+        axes.axvline(1, color=theme.FAINT, linewidth=1)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.set_title("Against the best fixed ratio")
         axes.set_xlabel("times less until the target; a dot a seed, a cross: never there")

@@ -90,7 +90,7 @@ def _measure(
     from benchmarks.shaped_links.real_fleet import emulated_links, run_real_fleet
     from benchmarks.shaped_links.simulated_fleet import simulated
     from benchmarks.shaped_links.trajectories import trajectory_of
-    from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+    from fleetune.coordinator.reports.pictures.theme import png
     from fleetune.firmware_profiles import load_file
     from fleetune.tools.links.show import words
 
@@ -125,9 +125,7 @@ def _measure(
             _say(f"{name}: {found[name].actual[-1].seconds:.1f} s for real")
             _write(results, out)
     score = task_of(settings.task).score
-    write_atomically(
-        out / "shaped-links.png", picture(report.draw(results, score, LIGHT), LIGHT, "png"), mode=None
-    )
+    write_atomically(out / "shaped-links.png", png(report.draw(results, score)), mode=None)
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(report.table(results, score))
     console.print(report.parts_table(results))

@@ -14,7 +14,8 @@ from rich.table import Table
 from benchmarks.shaped_links.trajectories import Trajectory
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.metric import titled, unit_of
-from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
+from fleetune.coordinator.reports.pictures import theme
+from fleetune.coordinator.reports.pictures.theme import blank, label_ends
 from fleetune.protocols.tasks.scores import Score
 
 
@@ -119,15 +120,15 @@ def _to(digits: int) -> Callable[[float | None], str]:
     return lambda number: readable.UNKNOWN if number is None else f"{number:.{digits}f}"
 
 
-def draw(found: Shaped, score: Score, theme: Theme) -> Figure:
+def draw(found: Shaped, score: Score) -> Figure:
     """Draw the score over seconds: simulated runs dashed, real runs solid."""
     times = unit_of(score).on_axis
-    with rc_context(theme.settings):
+    with rc_context(theme.SETTINGS):
         label = f"{score.title}{', %' if score.share else ''}"
         title = titled(score, "simulated (dashed) and real (solid)")
         figure, axes = blank(title, "seconds since the first round opened", label)
         ends = []
-        for (name, each), colour in zip(found.configurations.items(), theme.contenders, strict=False):
+        for (name, each), colour in zip(found.configurations.items(), theme.CONTENDERS, strict=False):
             for one, dashes in [(each.predicted, (0, (4, 2))), *((real, "-") for real in each.actual)]:
                 at_s, scores = zip(*one.points, strict=True)
                 axes.plot(at_s, times * np.array(scores), color=colour, linestyle=dashes, linewidth=1.5)

@@ -6,12 +6,10 @@ from fleetune.coordinator.metrics.averages import mean
 from fleetune.coordinator.metrics.metric import FRACTION, NUMBER, Metric, Unit, Value
 from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, Diagnostics, RoundRecord
-from fleetune.coordinator.store.run_folder import DIAGNOSTICS
 from fleetune.protocols.method.diagnostics import Diagnostic
 
 MAX_POINTS = 100  # entries of a history; each may cover several rounds
 PREFIX = "method."  # prefix of the names of these metrics
-PICTURE = f"{DIAGNOSTICS}/"  # prefix of the names of their pictures
 _NO_PART = ""  # the part of a diagnostic without parts
 _TO = "–"  # noqa: RUF001 - an en dash, as in printed tables
 

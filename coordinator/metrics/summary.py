@@ -190,14 +190,6 @@ class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
     greatest: list[float]
     parts: dict[str, list[float | None]] = field(default_factory=dict)
 
-    @property
-    def last_parts(self) -> dict[str, float]:
-        """The last reported value of each part."""
-        reported = {
-            part: [value for value in values if value is not None] for part, values in self.parts.items()
-        }
-        return {part: values[-1] for part, values in reported.items() if values}
-
 
 class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
     """The model that a device deploys in a run with [adoption], by its latest reply or the final evaluation.

@@ -2,61 +2,33 @@
 
 import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 STYLE = """
-:root { color-scheme: light dark; --ground: #f6f8fa; --card: #ffffff; --ink: #1b1f24; --faint: #57606a;
-  --line: #d8dee4; --ours: #0072b2; --good: #00714f; --bad: #b34700; }
-@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --card: #161b22; --ink: #e6edf3;
-  --faint: #9da7b3; --line: #30363d; --ours: #56b4e9; --good: #2ec4a0; --bad: #e69f00; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 76rem; background: var(--ground);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-h1 { margin: 0; font-size: 1.7rem; line-height: 1.2; overflow-wrap: anywhere; }
-h2 { margin: 2rem 0 .7rem; font-size: 1.15rem; }
-p { margin: .4rem 0; } .faint, figcaption { color: var(--faint); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.6rem, 1fr)); gap: .8rem;
-  margin: 1.2rem 0 .8rem; }
-.cards div, figure, .scroll, pre { background: var(--card); border: 1px solid var(--line);
-  border-radius: .6rem; }
-.cards div { padding: .7rem .9rem; }
-.cards dt { color: var(--faint); font-size: .85rem; } .cards dd { margin: 0; }
-.cards dd:first-of-type { font-size: 1.2rem; white-space: nowrap; font-weight: 650; line-height: 1.3; }
-.cards dd + dd { font-size: .85rem; color: var(--faint); }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr));
-  gap: .8rem; align-items: start; }
-figure { margin: 0; padding: .8rem; } figure img { display: block; width: 100%; height: auto; }
-figcaption { font-size: .85rem; margin-top: .4rem; }
-.scroll { overflow: auto; max-height: 36rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { padding: .4rem .75rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
-th { position: sticky; top: 0; background: var(--card); color: var(--faint); font-weight: 600;
-  border-top: 0; white-space: normal; vertical-align: bottom; line-height: 1.25; }
+body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 76rem; background: #f6f8fa; color: #1b1f24;
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { overflow-wrap: anywhere; } h2 { margin: 2rem 0 .7rem; font-size: 1.15rem; }
+.faint, figcaption, dt, dd + dd, th { color: #57606a; font-size: .88rem; }
+.cards, .plots { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); }
+.plots { grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }
+.cards div, figure, .scroll, pre { margin: 0; padding: .8rem; background: #ffffff; border: 1px solid #d8dee4;
+  border-radius: .6rem; overflow: auto; max-height: 36rem; }
+dd { margin: 0; } dd:first-of-type { font-size: 1.2rem; font-weight: 650; } figure img { width: 100%; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; text-align: right; vertical-align: top; border-bottom: 1px solid #d8dee4; }
+td { white-space: nowrap; } td.text { white-space: normal; min-width: 12rem; }
 th:first-child, td:first-child, .text { text-align: left; }
-td.prose { white-space: normal; text-align: left; width: 100%; }
-tr.ours td, td.best { font-weight: 650; } tr.ours td:first-child { color: var(--ours); }
-.good { color: var(--good); } .bad { color: var(--bad); }
-pre { margin: 0; padding: .9rem; overflow-x: auto; font-size: .85rem; }
+tr.ours td, td.best { font-weight: 650; } .good { color: #00714f; } .bad { color: #b34700; }
 """
 
 
-_VOID = frozenset(("img", "meta", "source"))  # elements without content
+_VOID = frozenset(("img", "meta"))  # elements without content
 
 
 class Html(str):
     """Text that is already HTML; elements escape all other text."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One picture, as SVG for light and dark screens."""
-
-    name: str
-    light: bytes
-    dark: bytes
 
 
 def document(title: str, sections: Iterable[Html]) -> bytes:
@@ -90,7 +62,7 @@ def note(text: str) -> Html:
 
 
 def cell(text: str, class_: str) -> Html:
-    """A table cell with a style: `text` aligns it left, `prose` also wraps its lines."""
+    """A table cell with a style: `text` aligns it left, `good`, `bad` and `best` emphasise it."""
     return element("td", text, class_=class_)
 
 
@@ -118,17 +90,12 @@ def cards(shown: Iterable[Html]) -> Html:
     return element("dl", *shown, class_="cards")
 
 
-def figure(plot: Plot, caption: str) -> Html:
+def figure(png: bytes, caption: str) -> Html:
     """A picture with its caption."""
-    dark = element("source", srcset=_data_uri(plot.dark), media="(prefers-color-scheme: dark)")
-    light = element("img", src=_data_uri(plot.light), alt=caption)
-    return element("figure", element("picture", dark, light), element("figcaption", caption))
+    address = "data:image/png;base64," + base64.b64encode(png).decode()
+    return element("figure", element("img", src=address, alt=caption), element("figcaption", caption))
 
 
 def figures(shown: Iterable[Html]) -> Html:
     """Several pictures, side by side if there is room."""
     return element("div", *shown, class_="plots")
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

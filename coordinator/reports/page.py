@@ -2,14 +2,14 @@
 screens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.adoption import adoption_texts
-from fleetune.coordinator.metrics.diagnostics import PICTURE, PREFIX, as_sentence, metrics_in
+from fleetune.coordinator.metrics.diagnostics import PREFIX, as_sentence, metrics_in
 from fleetune.coordinator.metrics.metric import Metric, capital, unit_of
 from fleetune.coordinator.metrics.personal_scores import baseline, better_by, gains, personal, trained
 from fleetune.coordinator.metrics.registry import (
@@ -36,11 +36,10 @@ from fleetune.coordinator.metrics.registry import (
     SHARE_UP,
     UPDATES,
 )
-from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.columns import Column, other_metrics, wide
 from fleetune.coordinator.reports.html import (
     Html,
-    Plot,
     card,
     cards,
     cell,
@@ -83,29 +82,23 @@ _ABOUT_ACCURACY = (
     "training."
 )
 _CAPTIONS = {
-    "accuracy-by-round": "Mean over each round's participants: the model local training starts from "
-    "(before), and the personal model it leads to (after). Dashed: where other methods ended.",
-    "accuracy-by-uplink": "The same accuracy (after) against all that devices had sent by then. "
-    "Dots: whole runs, all devices.",
-    "bytes-by-round": "Payload that crossed the wire in each round. Dashed: as many whole models in float32; "
-    "percentages: share of it over the whole run.",
-    "accuracy-by-device": "Each device's personal model on its own test samples.",
-    "gain-over-local-only": "Each device's deployed model against its local-only one, on the same test "
-    "samples, in percentage points. Bars, and the band around the mean: 95 % each way. Grey: it deploys the "
-    "local-only model itself.",
-    "gain-by-device": "What each device's personal model does better, in percentage points.",
-    "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
-    "device predicted when it chose its ratio, and what the round took. In the band the prediction was "
-    "within a quarter. The title is about the later rounds, once there are any.",
+    "accuracy-by-round": "Mean over each round's participants: the model that local training starts from "
+    "(before), and the personal model that it leads to (after). Dotted: the final score of other methods.",
+    "accuracy-by-uplink": "The same accuracy (after) against all bytes that devices had sent by then. "
+    "Dots: the end of each run, all devices.",
+    "accuracy-by-device": "Each device's personal model on its own test samples, the worst device first. "
+    "At the right: the median over devices.",
+    "bytes-by-round": "Payload of each round. Dashed: as many whole models in float32; percentages: share of "
+    "it over the whole run.",
 }
-_PREDICTED = "predicted-by-actual"
 _ABOUT_PREDICTIONS = (
     "Before each round a device predicts its cost, and takes the largest ratio that fits. Errors are "
     "relative to the actual cost; a tenth of the replies reaches or exceeds the worst decile."
 )
 _ABOUT_DIAGNOSTICS = (
-    "What the method reports of its own mechanisms, round by round: does each act? Of the devices' updates "
-    "it is a round's mean; of the coordinator, its state after it. Of figures with parts the range is shown."
+    "Figures that the method reports about its own mechanisms. A figure of updates is the mean of a round; "
+    "a figure of the coordinator is its state after the round. A figure with parts, such as layers, is shown "
+    "as the range over the parts."
 )
 _DIAGNOSTIC_HEADS = ["figure", "at first", "last", "over the run", "what it is"]
 
@@ -119,7 +112,7 @@ class Page:
         summary: summary of the run, with personal scores (`personal_scores.with_personal`).
         rivals: summaries of other methods, by name.
         boards: boards of the devices.
-        plots: plots in their order.
+        pictures: plots as PNG files, by name.
         run_file: unchanged text of run.toml.
         remark: one line shown instead of plots; "" for none.
     """
@@ -128,7 +121,7 @@ class Page:
     summary: Summary
     rivals: Mapping[str, Summary] = field(default_factory=dict)
     boards: Mapping[DeviceId, str] = field(default_factory=dict)
-    plots: Sequence[Plot] = ()
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
     run_file: str = ""
     remark: str = ""
 
@@ -145,8 +138,8 @@ def write_page(page: Page) -> bytes:
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
-        *_diagnostics(page),
-        *([element("h2", "Predictions"), *_predictions(page)] if summary.predicted_vs_actual else []),
+        *_diagnostics(summary),
+        *_predictions(summary),
         element("h2", "Devices"),
         _devices(page),
         element("h2", "Refused"),
@@ -231,7 +224,7 @@ def _scores(summary: Summary) -> list[Html]:
         return []
     known = ((score_named(name), value) for name, value in summary.scores.items())
     rows = [
-        row([score.title, unit_of(score).text(value), cell(score.about, "prose")])
+        row([score.title, unit_of(score).text(value), cell(score.about, "text")])
         for score, value in known
         if score is not None
     ]
@@ -293,46 +286,24 @@ def _methods(page: Page) -> Html:
 
 def _plots(page: Page) -> Html:
     return figures(
-        figure(plot, in_words_of(page.summary.judged_by, _CAPTIONS[plot.name]))
-        for plot in page.plots
-        if plot.name in _CAPTIONS and plot.name != _PREDICTED
+        figure(png, in_words_of(page.summary.judged_by, _CAPTIONS[name]))
+        for name, png in page.pictures.items()
     )
 
 
-def _diagnostics(page: Page) -> list[Html]:
-    """For each diagnostic its description, first and last value, and picture; empty if there are none."""
-    found = page.summary.diagnostics_by_name
-    if not found:
-        return []
-    rows = [row([*diagnostic_cells(one), cell(as_sentence(one.about), "prose")]) for one in found.values()]
-    pictures = {plot.name: plot for plot in page.plots}
-    shown = [
-        figure(pictures[PICTURE + name], f"{as_sentence(one.about)} {_how_to_read(one)}".strip())
-        for name, one in found.items()
-        if PICTURE + name in pictures
-    ]
-    return [
-        element("h2", "Diagnostics of the method"),
-        note(_ABOUT_DIAGNOSTICS),
-        table(_DIAGNOSTIC_HEADS, rows, left=_DIAGNOSTIC_HEADS[-1:]),
-        *([element("p"), figures(shown)] if shown else []),
-    ]
+def _diagnostics(summary: Summary) -> list[Html]:
+    """For each diagnostic its description, first and last value; empty if there are none."""
+    found = summary.diagnostics_by_name.values()
+    rows = [row([*diagnostic_cells(one), cell(as_sentence(one.about), "text")]) for one in found]
+    shown = table(_DIAGNOSTIC_HEADS, rows, left=_DIAGNOSTIC_HEADS[-1:])
+    return [element("h2", "Diagnostics of the method"), note(_ABOUT_DIAGNOSTICS), shown] if rows else []
 
 
-def _how_to_read(history: DiagnosticHistory) -> str:
-    if history.parts:
-        return "At the right: the last values."
-    return "Band: from the least device to the greatest." if history.of == "update" else ""
-
-
-def _predictions(page: Page) -> list[Html]:
-    """Errors of devices' predictions, as numbers and as a picture."""
+def _predictions(summary: Summary) -> list[Html]:
+    """Errors of devices' predictions; empty if no device predicted anything."""
     columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
-    plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
-    return [
-        note(_ABOUT_PREDICTIONS),
-        figures([element("div", table(columns, map(row, prediction_rows(page.summary)))), *plots]),
-    ]
+    rows = list(map(row, prediction_rows(summary)))
+    return [element("h2", "Predictions"), note(_ABOUT_PREDICTIONS), table(columns, rows)] if rows else []
 
 
 def _devices(page: Page) -> Html:
@@ -394,5 +365,5 @@ def _refusals(summary: Summary) -> Html:
     found = refused(summary)
     if not found:
         return element("p", "Nothing was refused, and no attempt at a round was given up.")
-    rows = [row([kind, f"{count:,}", cell(meaning, "prose")]) for kind, count, meaning in found]
+    rows = [row([kind, f"{count:,}", cell(meaning, "text")]) for kind, count, meaning in found]
     return table(["what", "times", "meaning"], rows, left=["meaning"])

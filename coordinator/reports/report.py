@@ -3,9 +3,8 @@
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, structs
@@ -14,7 +13,6 @@ from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
-from fleetune.coordinator.reports.html import Plot
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
 from fleetune.coordinator.reports.provenance import provenance_of
@@ -27,11 +25,6 @@ from fleetune.protocols.files import write_atomically
 from fleetune.protocols.method.diagnostics import declared_diagnostics
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from fleetune.coordinator.reports.pictures.theme import Theme
 
 log = logging.getLogger(__name__)
 
@@ -96,24 +89,24 @@ def write_report(
     whole = with_personal(summary, records)
     others = {name: rival for name, rival in (rivals or {}).items() if name != summary.method}
     written = _write(folder, figures(summary, records), durable=durable, left_out=left_out)
-    files: dict[str, bytes] = {}
-    plots: list[Plot] = []
+    pictures: dict[str, bytes] = {}
     has_pictures = can_paint()
     if has_pictures:
         from fleetune.coordinator.reports.pictures.plots import Story, draw
+        from fleetune.coordinator.reports.pictures.theme import png
 
-        story = Story(whole, records, others)
-        plots, files = paint(lambda theme: draw(story, theme))
+        drawn = draw(Story(whole, records, others))
+        pictures = {name: png(figure) for name, figure in drawn.items()}
     page = Page(
         title=settings.run.name,
         summary=whole,
         rivals=others,
         boards=boards or {},
-        plots=plots,
+        pictures=pictures,
         run_file=_run_file(folder, settings),
         remark="" if has_pictures else NO_PICTURES,
     )
-    files["report.html"] = write_page(page)
+    files = {**{f"{name}.png": data for name, data in pictures.items()}, "report.html": write_page(page)}
     return written + _write(folder, files, durable=durable, left_out=left_out)
 
 
@@ -123,18 +116,6 @@ def can_paint() -> bool:
     if not there:
         log.warning(NO_PICTURES)
     return there
-
-
-def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dict[str, bytes]]:
-    """The pictures that `draw` makes: plots for a page in light and dark, and PNG files by name."""
-    from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
-
-    light, dark = draw(LIGHT), draw(DARK)
-    plots = [
-        Plot(name, picture(figure, LIGHT, "svg"), picture(dark[name], DARK, "svg"))
-        for name, figure in light.items()
-    ]
-    return plots, {f"{name}.png": picture(figure, LIGHT, "png") for name, figure in light.items()}
 
 
 def write_figures(folder: Path, summary: Summary, records: Sequence[RoundRecord]) -> list[Path]:

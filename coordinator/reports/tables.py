@@ -1,4 +1,4 @@
-"""Tables for the terminal: a run and its rivals, its devices, predictions and diagnostics; a fleet."""
+"""Tables for the terminal: a run and its rivals, its devices, a fleet. Rows that only the page shows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
@@ -135,29 +135,6 @@ def device_table(
         )
     if len(summary.by_device) > limit:
         table.caption = f"the {limit} of {len(summary.by_device)} devices that do worst; report.html has all"
-    return table
-
-
-def prediction_table(summary: Summary) -> Table | None:
-    """Errors of devices' predictions, one row for each quantity; None if no device predicted anything."""
-    rows = prediction_rows(summary)
-    if not rows:
-        return None
-    table = _table(
-        "predicted", "replies", "median\nerror", "worst\ndecile", "median after\n5 rounds", "worst\ndecile"
-    )
-    for cells in rows:
-        table.add_row(*cells)
-    return table
-
-
-def diagnostics_table(summary: Summary) -> Table | None:
-    """A table with one row for each diagnostic of the method; None if there are none."""
-    if not summary.diagnostics_by_name:
-        return None
-    table = _table("diagnostics of the method", "at first", "last", "over the run")
-    for one in summary.diagnostics_by_name.values():
-        table.add_row(*(Text(readable.printable(cell)) for cell in diagnostic_cells(one)))
     return table
 
 

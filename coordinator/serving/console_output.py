@@ -14,13 +14,7 @@ from fleetune.coordinator.queries.run_status import DeviceStatus, StatusReader
 from fleetune.coordinator.queries.waiting import Impatience, abandoned_line, missing_from, schedule_reason
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import summary_of, write_report
-from fleetune.coordinator.reports.tables import (
-    device_table,
-    diagnostics_table,
-    fleet_table,
-    prediction_table,
-    run_table,
-)
+from fleetune.coordinator.reports.tables import device_table, fleet_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_clock import schedule_of
@@ -186,9 +180,6 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     shown = with_personal(summary, records)
     console.print(device_table(shown, boards=boards))
     console.print(run_table(shown))
-    for more in (diagnostics_table(shown), prediction_table(shown)):
-        if more:
-            console.print(more)
     for file in files:
         if file.suffix in (".html", ".json", ".safetensors"):
             console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)

@@ -10,23 +10,15 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
 STATE = "state.sqlite"
-INCOMING, BROKER, DEVICES, MODELS, DIAGNOSTICS = "incoming", "broker", "devices", "models", "diagnostics"
+INCOMING, BROKER, DEVICES, MODELS = "incoming", "broker", "devices", "models"
 PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
 DAYS = "days.jsonl"  # of simulated devices whose data grow
 SHARED = f"{MODELS}/shared.safetensors"
 CONTROL = "control.json"  # requests of the run's owner, see `coordinator.commands`
 BACKBONE = "backbone.safetensors"  # what is frozen in the run's model
-PICTURES = (
-    "accuracy-by-round",
-    "accuracy-by-uplink",
-    "gain-by-device",
-    "accuracy-by-device",
-    "bytes-by-round",
-    "predicted-by-actual",
-    "gain-over-local-only",
-)
+PICTURES = ("accuracy-by-round", "accuracy-by-uplink", "accuracy-by-device", "bytes-by-round")
 OURS = (
-    *(INCOMING, BROKER, DEVICES, DIAGNOSTICS, SHARED, BACKBONE),
+    *(INCOMING, BROKER, DEVICES, SHARED, BACKBONE),
     *("summary.json", "rounds.jsonl", "report.html", DAYS),
     *(PAST, f"{PAST}.1", CONTROL),
     *(f"{name}.png" for name in PICTURES),

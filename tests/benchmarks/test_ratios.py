@@ -141,7 +141,7 @@ def test_a_way_may_play_more_rounds(run_file):
 def test_a_seed_whose_ratios_are_not_all_played_yet_is_left_out():
     runs = [played("0.2", 0, 1.0, [0.5]), played("time", 0, 1.0, [0.5])]
     assert verdicts(GROUP, WAYS, runs, None) == []
-    assert picture({GROUP: []}, None) is None
+    assert picture({GROUP: []}) is None
 
 
 def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):

@@ -14,7 +14,7 @@ from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.columns import RunRow, Target, metrics, row_of
 from fleetune.tools.compare.finished_run import FinishedRun
-from fleetune.tools.compare.rows import Row, diagnostics_rows, round_rows
+from fleetune.tools.compare.rows import Row, round_rows
 
 SHARE_OF_BEST = 0.95
 AS_ASKED = "as asked for"
@@ -158,36 +158,12 @@ class Comparison:
             for row in self.rows
         ]
 
-    def mean_rows(self) -> list[Row]:
-        """Mean, deviation and count of each metric over seeds, one row for each configuration."""
-        rows = []
-        for rank, one in enumerate(self.shown, 1):
-            row: Row = {"rank": rank} if self.keys else {}
-            row |= {**self.identity(one.label), "options": one.options, "seeds": len(self.of(one.label))}
-            row["target"] = self.target.score if self.target else None
-            row["target_reason"] = self.target.reason if self.target else None
-            for metric in metrics(self.runs):
-                found = self.spread(one.label, metric) or Spread(float("nan"), None, 0)
-                name = metric.column(self.score)
-                row[f"{name}_mean"] = found.mean if found.count else None
-                row |= {f"{name}_deviation": found.deviation, f"{name}_count": found.count}
-            rows.append(row)
-        return rows
-
     def round_rows(self) -> list[Row]:
         """One row for each run and round, see `rows.round_rows`."""
         return [
             {**self.identity(run.label), "seed": run.seed, **row}
             for run in self.runs
             for row in round_rows(run)
-        ]
-
-    def diagnostics_rows(self) -> list[Row]:
-        """One row for each run, round, diagnostic and part of the diagnostic."""
-        return [
-            {**self.identity(run.label), "seed": run.seed, **row}
-            for run in self.runs
-            for row in diagnostics_rows(run.summary)
         ]
 
 

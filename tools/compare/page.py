@@ -1,13 +1,12 @@
 """report.html of a comparison or a sweep: one file with tables and plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetune.coordinator.metrics.metric import Metric, unit_of
 from fleetune.coordinator.metrics.registry import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.coordinator.reports.html import (
     Html,
-    Plot,
     card,
     cards,
     cell,
@@ -29,7 +28,15 @@ from fleetune.tools.compare.columns import (
     diagnostics,
 )
 from fleetune.tools.compare.comparison import Comparison
-from fleetune.tools.compare.tables import about_seeds, best, entries, title_of, warnings
+from fleetune.tools.compare.tables import (
+    DIFFERENCES,
+    about_seeds,
+    best,
+    differences,
+    entries,
+    title_of,
+    warnings,
+)
 
 _ABOUT_ACCURACY = (
     "In percent, on the devices' own test samples. The scores are of each device's personal model after its "
@@ -38,7 +45,7 @@ _ABOUT_ACCURACY = (
     "final evaluation, one more round on a copy of every device, before and after its local training."
 )
 _ABOUT_COST = (
-    "Bytes are the payload of all devices; time is simulated. The CSV files next to this page have all "
+    "Bytes are the payload of all devices; time is simulated. The file runs.csv next to this page has all "
     "figures."
 )
 _ABOUT_TARGET = (
@@ -50,15 +57,12 @@ _OVER_TIME = (
 )
 _CAPTIONS = {
     "accuracy-by-round": f"Personal models, after local training. {_OVER_TIME}",
-    "accuracy-before-by-round": f"The models that local training starts from. {_OVER_TIME}",
     "accuracy-by-uplink": "Personal accuracy against the bytes that all devices had sent. Dotted: the end of "
     "a method that sends no model.",
     "accuracy-by-time": "Personal accuracy against simulated time: training on the boards, bytes on the "
     "links.",
-    "before-and-after": "The model local training starts from, and the personal model it leads to, in one "
-    "more round after the last; bars: standard deviation over seeds.",
-    "spread-over-devices": "Each dot is a device's personal model on its own test samples, all seeds "
-    "together; circle: median, bar: the middle half of the devices.",
+    "accuracy-by-device": "Each device's personal model on its own test samples, all seeds together, the "
+    "worst device first. At the right: the median over devices.",
 }
 _OF_A_SETTING = (
     "Grey: each combination with that value, mean over seeds. Line: the best of each value, whatever the "
@@ -66,10 +70,9 @@ _OF_A_SETTING = (
 )
 _ABOUT_DIAGNOSTICS = (
     "Diagnostics that the methods report. A figure of updates is the mean over the run, a figure of the "
-    "coordinator's state is the last one, a figure of parts is their mean. diagnostics.csv has each round "
-    "and part."
+    "coordinator's state is the last one, a figure of parts is their mean."
 )
-_BAND = " Band: standard deviation over seeds."
+_BAND = " A band around a curve: standard deviation over seeds."
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,14 @@ class ComparisonPage:
 
     Attributes:
         comparison: the results.
-        plots: plots in their order.
+        pictures: plots as PNG files, by name.
         failed: one line for each failed run.
         settings: settings of the run file, as text.
         remark: one line about the plots, or instead of them; "" for none.
     """
 
     comparison: Comparison
-    plots: Sequence[Plot]
+    pictures: Mapping[str, bytes]
     failed: Sequence[str]
     settings: str
     remark: str = ""
@@ -106,10 +109,11 @@ def write_page(page: ComparisonPage) -> bytes:
         _metrics_table(comparison, costs(comparison.runs)),
         note(_ABOUT_COST),
         *(element("p", line, class_="bad") for line in warnings(comparison)),
+        *_differences(comparison),
         *_target(comparison),
         element("h2", "Plots"),
         *([element("p", page.remark)] if page.remark else []),
-        *([_plots(page)] if page.plots else []),
+        *([_plots(page)] if page.pictures else []),
         *_diagnostics(comparison),
         element("h2", "Settings"),
         _options(comparison),
@@ -168,15 +172,21 @@ def _target(comparison: Comparison) -> list[Html]:
     ]
 
 
+def _differences(comparison: Comparison) -> list[Html]:
+    """Table of the variants of a method minus the unchanged method; empty if there are none."""
+    rows = differences(comparison)
+    if not rows:
+        return []
+    heads = ["variant", "minus", *(metric.head for metric in DIFFERENCES)]
+    about = note("Variant minus the unchanged method, paired by seed; of a share in percentage points.")
+    return [element("h2", "Differences"), table(heads, map(row, rows), left=["minus"]), about]
+
+
 def _plots(page: ComparisonPage) -> Html:
-    several = len(page.comparison.seeds) > 1
+    band = _BAND if len(page.comparison.seeds) > 1 else ""
     return figures(
-        figure(
-            plot,
-            in_words_of(page.comparison.score, _CAPTIONS.get(plot.name, _OF_A_SETTING))
-            + (_BAND if several and "-by-" in plot.name else ""),
-        )
-        for plot in page.plots
+        figure(png, in_words_of(page.comparison.score, _CAPTIONS.get(name, _OF_A_SETTING)) + band)
+        for name, png in page.pictures.items()
     )
 
 
@@ -188,7 +198,7 @@ def _diagnostics(comparison: Comparison) -> list[Html]:
             found = comparison.spread(one.label, metric)
             if found:
                 value = metric.unit.spread(found.mean, found.deviation)
-                title, about = cell(metric.title, "text"), cell(metric.about, "prose")
+                title, about = cell(metric.title, "text"), cell(metric.about, "text")
                 rows.append(row([one.label, title, value, about]))
     heads = ["method", "figure", "value", "what it is"]
     about = note(_ABOUT_DIAGNOSTICS)
@@ -202,7 +212,7 @@ def _options(comparison: Comparison) -> Html:
             [
                 one.label,
                 cell(str(one.method["name"]), "text"),
-                cell(one.options or "its defaults", "prose"),
+                cell(one.options or "its defaults", "text"),
             ]
         )
         for one in comparison.configurations

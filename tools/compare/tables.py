@@ -1,9 +1,7 @@
-"""The tables of a comparison or a sweep, for the terminal, as Markdown and as summary.json."""
+"""The tables of a comparison or a sweep for the terminal, and texts that its page shows too."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -11,7 +9,6 @@ from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.metric import Metric, unit_of
 from fleetune.coordinator.metrics.registry import (
     BEFORE_MEAN,
-    BYTES_DOWN,
     BYTES_UP,
     DURATION,
     PERSONAL_MEAN,
@@ -20,7 +17,7 @@ from fleetune.coordinator.metrics.registry import (
     VALIDATION_MEAN,
 )
 from fleetune.coordinator.metrics.summary import Summary
-from fleetune.protocols.tasks.scores import ACCURACY, Score
+from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.columns import (
     ACCURACIES,
     BEST_AFTER,
@@ -31,13 +28,12 @@ from fleetune.tools.compare.columns import (
     costs,
 )
 from fleetune.tools.compare.comparison import AS_ASKED, Comparison, Configuration, Spread, as_text
-from fleetune.tools.compare.sheets import Entry, Line, markdown_table, rich_table
+from fleetune.tools.compare.sheets import Entry, Line, rich_table
 
 MOST_ROWS = 20
 NOT_REACHED = "not reached"
 UNEQUAL = "accuracies are of the devices that took part: not of the same devices for all"
-_IN_MARKDOWN = (BYTES_UP, BYTES_DOWN)
-_DIFFERENCES = (PERSONAL_MEAN, BEST_AFTER)
+DIFFERENCES = (PERSONAL_MEAN, BEST_AFTER)
 _IN_SWEEP = (PERSONAL_MEAN, PERSONAL_WORST_DECILE, BYTES_UP, DURATION)
 _TO_TARGET_IN_SWEEP = (BYTES_UP_TO_TARGET, SECONDS_TO_TARGET)
 
@@ -101,45 +97,21 @@ def _note(text: str) -> Text:
     return Text(text, "dim italic")
 
 
-def markdown(comparison: Comparison) -> bytes:
-    """The content of methods.md.
+def differences(comparison: Comparison) -> list[list[str]]:
+    """Rows of the table of differences: a variant, the unchanged method, and by how much their scores differ.
 
-    It has a row for each configuration, accuracies in percent, and the differences between variants.
-    """
-    scores = accuracies(comparison.runs)
-    heads = ["method", "settings", *(one.head for one in (*scores, *_IN_MARKDOWN))]
-    rows: Iterator[Line] = (
-        [
-            title_of(comparison, one),
-            one.options,
-            *entries(comparison, one, scores),
-            *entries(comparison, one, _IN_MARKDOWN),
-        ]
-        for one in comparison.shown
-    )
-    what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_of_score(comparison.score)}"
-    lines = [f"{what}; {about_seeds(comparison)}.", "", *markdown_table(heads, rows, texts=2), ""]
-    return "\n".join([*lines, *_differences(comparison)]).encode()
-
-
-def _differences(comparison: Comparison) -> list[str]:
-    """Each variant minus the unchanged method, by seed, because equal seeds have the same split of the
-    data.
+    They are paired by seed, because runs with equal seeds have the same split of the data. A variant is a
+    configuration whose label is not its method's name.
     """
     labels = {one.label for one in comparison.shown}
     rows = []
     for one in comparison.shown:
         whole = str(one.method["name"])
         if one.label != whole and whole in labels:
-            found = [comparison.difference(one.label, whole, metric) for metric in _DIFFERENCES]
+            found = [comparison.difference(one.label, whole, metric) for metric in DIFFERENCES]
             times = unit_of(comparison.score).on_axis
             rows.append([one.label, whole, *(_signed(spread, times) for spread in found)])
-    if not rows:
-        return []
-    heads = ["variant", "minus", *(metric.head for metric in _DIFFERENCES)]
-    points = ", points" if comparison.score.share else ""
-    title = f"Variant minus the unchanged method{points}, paired by seed:"
-    return [title, "", *markdown_table(heads, rows, texts=2), ""]
+    return rows
 
 
 def _signed(found: Spread | None, times: float) -> str:
@@ -237,41 +209,9 @@ def sweep_table(comparison: Comparison) -> Group:
     )
     more = len(comparison.shown) - MOST_ROWS
     lines = [about_seeds(comparison), about_ranking(comparison)]
-    lines += [f"{more} more: sweep.csv"] * (more > 0)
+    lines += [f"{more} more: report.html"] * (more > 0)
     lines += [f"{readable.UNKNOWN}: {NOT_REACHED}"] * (target is not None)
     return Group(Text(), rich_table(heads, rows, texts=len(comparison.keys)), *map(_note, lines))
-
-
-def sweep_summary(comparison: Comparison, over: Mapping[str, Any], failed: Sequence[str]) -> bytes:
-    """The content of a ranked sweep's summary.json: the combinations with their scores, the best first.
-
-    `target` is a score. `..._to_target` is the cost until the mean of the personal models reached it; the key
-    is missing if that never happened.
-    """
-    found = [_combination(comparison, one) for one in comparison.shown]
-    content = {
-        "name": comparison.name,
-        "over": over,
-        "seeds": comparison.seeds,
-        "score": comparison.score.name,
-        "better": comparison.score.better,
-        "target": comparison.target.score if comparison.target else None,
-        "best": found[0]["settings"] if found else None,
-        "ranked_by": comparison.ranked_by.name,
-        "combinations": found,
-        "failed": list(failed),
-    }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-
-
-def _combination(comparison: Comparison, one: Configuration) -> dict[str, Any]:
-    metrics = (*_IN_SWEEP, VALIDATION_MEAN, *_TO_TARGET_IN_SWEEP)
-    spreads = {metric.name: comparison.spread(one.label, metric) for metric in metrics}
-    return {
-        "settings": {key: one.value(key) for key in comparison.keys},
-        "seeds": len(comparison.of(one.label)),
-        **{name: msgspec.to_builtins(spread) for name, spread in spreads.items() if spread},
-    }
 
 
 def short_names(keys: Sequence[str]) -> list[str]:

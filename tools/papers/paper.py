@@ -19,7 +19,7 @@ from fleetune.tools.compare.comparison import Configuration
 from fleetune.tools.compare.configurations import folder_name, seeds_of
 from fleetune.tools.compare.engine import Execution, Experiment, run_experiment
 from fleetune.tools.compare.finished_run import FinishedRun
-from fleetune.tools.compare.sheets import markdown_table
+from fleetune.tools.compare.sheets import rich_table
 from fleetune.tools.papers.cells import cell_names, read_cell
 from fleetune.tools.papers.measures import (
     MEASURES,
@@ -94,7 +94,7 @@ def run_cell_settings(
     def finish(runs: Sequence[FinishedRun], traffic: Mapping[int, Traffic]) -> None:
         result = CellResult(name, paper, label, runs, traffic)
         results.append(result)
-        _keep(result, folder, command, asked)
+        _write(result, folder, command, asked)
         execution.console.print(table_of(result))
         execution.console.print(f"  {folder / 'result.json'}", soft_wrap=True)
 
@@ -137,14 +137,13 @@ def _num_samples(settings: RunSettings) -> int:
 def run_cells(pattern: str, execution: Execution, *, seeds: int, changes: Sequence[str] = ()) -> None:
     """Run all cells that match a pattern (`all`: every cell), the cheapest first.
 
-    A cell that cannot be run is skipped with a line. One table, RUNS/paper/cells.md, has all results.
+    A cell that cannot be run is skipped with a line. At the end one table shows all results.
 
     Raises:
         SettingError: no cell matches.
         KeyboardInterrupt: interrupted; the same command continues.
     """
-    names = cell_names("*" if pattern == ALL else pattern)
-    console, file = execution.console, execution.folder / "cells.md"
+    names, console = cell_names("*" if pattern == ALL else pattern), execution.console
     if not names:
         raise SettingError(f"no cell matches {pattern!r}; known: {', '.join(cell_names())}")
     results: list[CellResult] = []
@@ -154,14 +153,9 @@ def run_cells(pattern: str, execution: Execution, *, seeds: int, changes: Sequen
             results.append(run_cell(name, execution, seeds=seeds, changes=changes))
         except FleetuneError as problem:
             console.print(f"{name}: skipped: {problem}")
+    rows = ([one.name, *(f"{text} {one.unit}" for text in one.texts), str(one.label)] for one in results)
     if results:
-        rows = (
-            [one.name, one.paper.table, *(f"{text} {one.unit}" for text in one.texts), str(one.label)]
-            for one in results
-        )
-        lines = markdown_table(["cell", "of", "paper", "ours", "label"], rows, texts=2)
-        write_atomically(file, "\n".join([*lines, ""]).encode(), durable=False, mode=None)
-        console.print(f"  {file}", soft_wrap=True)
+        console.print(rich_table(["cell", "paper", "ours", "label"], rows))
 
 
 def command_line(command: str, name: str, seeds: int, changes: Sequence[str], data: str | None = None) -> str:
@@ -171,47 +165,26 @@ def command_line(command: str, name: str, seeds: int, changes: Sequence[str], da
     return shlex.join(words + (["--data", data] if data else []))
 
 
-def _keep(result: CellResult, folder: Path, command: str, settings: RunSettings) -> None:
-    date = datetime.now(UTC).date().isoformat()
-    content: dict[str, Any] = {**result.as_dict(), "command": command, "date": date}
-    content["settings"] = msgspec.to_builtins(replace(settings, paper=None))
-    files = {
-        "result.json": msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n",
-        "result.md": markdown_of(result, command, date).encode(),
+def _write(result: CellResult, folder: Path, command: str, settings: RunSettings) -> None:
+    content: dict[str, Any] = {
+        **result.as_dict(),
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "settings": msgspec.to_builtins(replace(settings, paper=None)),
     }
-    for name, data in files.items():
-        write_atomically(folder / name, data, durable=False, mode=None)
-
-
-_HEADS = ("", "paper", "ours", "seeds")
+    data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    write_atomically(folder / "result.json", data, durable=False, mode=None)
 
 
 def table_of(result: CellResult) -> Table:
     """A table for the terminal: the paper's number and ours, then the other measures of our runs."""
     title = escape(f"{result.paper.table}\n{result.label}")
     table = Table(title=title, caption=result.verdict, title_justify="left", caption_justify="left")
-    for head in _HEADS:
+    for head in ("", "paper", "ours", "seeds"):
         table.add_column(head, justify="right" if head else "left")
-    for row in _rows(result):
-        table.add_row(*row)
-    return table
-
-
-def markdown_of(result: CellResult, command: str, date: str) -> str:
-    """The result as Markdown, with its origin and the choices that the paper leaves open."""
-    lines = [f"# {result.paper.table}", "", f"{result.label}. {result.verdict}.", ""]
-    lines += [f"`{command}`, {date}", "", *markdown_table(_HEADS, _rows(result))]
-    lines += ["", f"The paper: {result.paper.meaning}. It leaves open:", ""]
-    lines += [f"- `{key}`: {what}" for key, what in result.paper.open.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(result: CellResult) -> list[list[str]]:
-    """Rows of the result's table; the paper's measure is first."""
-    rows = []
     for name in measures_with(result.paper.accuracy):
         found, measure = result.measured(name), MEASURES[name]
         theirs = result.texts[0] if name == result.paper.accuracy else ""
         ours = number_of(found, measure.unit)
-        rows.append([f"{measure.about}, {measure.unit}", theirs, ours, str(found.count if found else 0)])
-    return rows
+        table.add_row(f"{measure.about}, {measure.unit}", theirs, ours, str(found.count if found else 0))
+    return table

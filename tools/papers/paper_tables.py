@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
@@ -109,10 +110,12 @@ def fill_table(name: str, request: TableRequest) -> None:
             found[cell.method, cell.setting] = _finished(cell, request)
         for cell in [] if request.show else possible:
             found[cell.method, cell.setting] = _filled(cell, request)
-            _keep(name, table, found, request)
+            _write(name, table, found, request)
     finally:
-        _keep(name, table, found, request)
-        _show(name, table, found, request)
+        _write(name, table, found, request)
+        console = request.execution.console
+        console.print(Markdown(markdown_of(table, found, _command_of(name, request))))
+        console.print(f"  {request.execution.folder / f'table-{name}.md'}", soft_wrap=True)
 
 
 def _finished(cell: TableCell, request: TableRequest) -> FilledCell:
@@ -137,6 +140,10 @@ def _filled(cell: TableCell, request: TableRequest) -> FilledCell:
         return FilledCell(cell, None, str(problem))
 
 
+def _command_of(name: str, request: TableRequest) -> str:
+    return command_line("table", name, request.seeds, request.changes)
+
+
 def _cpu_minutes(cell: TableCell) -> float:
     return paper_of(cell.read()[0]).cpu_minutes
 
@@ -144,8 +151,8 @@ def _cpu_minutes(cell: TableCell) -> float:
 Found = Mapping[tuple[str, str], FilledCell]
 
 
-def _keep(name: str, table: PaperTable, found: Found, request: TableRequest) -> None:
-    command = command_line("table", name, request.seeds, request.changes)
+def _write(name: str, table: PaperTable, found: Found, request: TableRequest) -> None:
+    command = _command_of(name, request)
     content = {
         "table": name,
         "title": table.title,
@@ -176,37 +183,18 @@ def _as_dict(one: FilledCell) -> dict[str, Any]:
 
 def markdown_of(table: PaperTable, found: Found, command: str) -> str:
     """The table as Markdown: the paper's number / ours, then the reasons for empty cells."""
-    columns, rows = _grid(table, found, " / ")
-    lines = [f"# {table.title}", "", f"The paper's number / ours. `{command}`", ""]
-    lines += [*markdown_table(["", *columns], rows), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in _notes(found)), ""])
-
-
-def _show(name: str, table: PaperTable, found: Found, request: TableRequest) -> None:
-    columns, rows = _grid(table, found, "\n")
-    console = request.execution.console
-    shown = Table(title=escape(f"{table.title}\nthe paper's number, below it ours"), title_justify="left")
-    for column in ["", *columns]:
-        shown.add_column(escape(column), justify="right" if column else "left")
-    for row in rows:
-        shown.add_row(*map(escape, row))
-    console.print(shown)
-    for line in _notes(found):
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  {request.execution.folder / f'table-{name}.md'}", soft_wrap=True)
-
-
-def _grid(table: PaperTable, found: Found, between: str) -> tuple[list[str], list[list[str]]]:
-    """The column heads, and the rows with both numbers of each cell."""
     methods, settings = list(table.methods), list(table.settings)
     across = table.across == "methods"
     columns, names = (methods, settings) if across else (settings, methods)
 
     def text(row: str, column: str) -> str:
         one = found.get((column, row) if across else (row, column))
-        return f"{one.theirs}{between}{one.ours}" if one else ""
+        return f"{one.theirs} / {one.ours}" if one else ""
 
-    return columns, [[row, *(text(row, column) for column in columns)] for row in names]
+    rows = [[row, *(text(row, column) for column in columns)] for row in names]
+    lines = [f"# {table.title}", "", f"The paper's number / ours. `{command}`", ""]
+    lines += [*markdown_table(["", *columns], rows), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in _notes(found)), ""])
 
 
 def _notes(found: Found) -> list[str]:

@@ -41,7 +41,7 @@ class ComparisonResult:
     run, `seed`. The other columns have the names that they have in `fleetune.Result`.
 
     Attributes:
-        folder: folder of the comparison: report.html, tables, pictures, and each run in CONFIGURATION/seed-N.
+        folder: report.html, runs.csv and pictures; each run is in CONFIGURATION/seed-N.
         settings: settings of all runs, except what differs.
         comparison: the results as `tools.compare` has them.
     """
@@ -66,7 +66,7 @@ class ComparisonResult:
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row for each run and round, as in rounds.csv; see `tools.compare.rows.round_rows`."""
+        """One row for each run and round; see `tools.compare.rows.round_rows`."""
         return frame_of(self.comparison.round_rows())
 
     @cached_property
@@ -103,21 +103,20 @@ class ComparisonResult:
         """One of the report's pictures, as a matplotlib figure that notebooks show.
 
         Args:
-            name: `accuracy-by-round`, `accuracy-before-by-round`, `accuracy-by-uplink`, `accuracy-by-time`,
-                `before-and-after` or `spread-over-devices`. The names are the same for every score. A sweep
-                also has `score-by-SECTION.KEY`.
+            name: `accuracy-by-round`, `accuracy-by-uplink`, `accuracy-by-time` or `accuracy-by-device`. The
+                names are the same for every score. A sweep also has `score-by-SECTION.KEY`.
 
         Raises:
             SettingError: there is no such picture.
         """
-        from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+        from fleetune.coordinator.reports.pictures.theme import png
         from fleetune.tools.compare.plots import draw
 
-        figures = draw(self.comparison, LIGHT)
+        figures = draw(self.comparison)
         if name not in figures:
             raise SettingError(f"plot: no picture {name!r}; known: {', '.join(figures)}")
         figure = figures[name]
-        setattr(figure, "_repr_png_", partial(picture, figure, LIGHT, "png"))  # noqa: B010 - read by IPython
+        setattr(figure, "_repr_png_", partial(png, figure))  # noqa: B010 - read by IPython
         return figure
 
     def __repr__(self) -> str:

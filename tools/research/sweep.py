@@ -112,7 +112,7 @@ def sweep(
         )
         axes, of_each = axes_of(over), seeds_of(asked, seeds)
         keys = tuple(axis.key for axis in axes)
-        report = partial(report_sweep, asked, axes, execution)
+        report = partial(report_sweep, asked, execution)
         if search is None:
             chosen = combinations(asked, axes, len(of_each))
             experiment = Experiment(asked, chosen, of_each, target, keys)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summary import SUMMARY, Summary, read_summary
-from fleetune.coordinator.reports.tables import device_table, diagnostics_table, run_table
+from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_events import RunBegan
@@ -128,8 +128,6 @@ def _show(settings: RunSettings, summary: Summary, records: Sequence[RoundRecord
     shown = with_personal(summary, records)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
-    if inside := diagnostics_table(shown):
-        console.print(inside)
 
 
 def _list(files: list[Path]) -> None:

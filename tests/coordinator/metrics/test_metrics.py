@@ -44,10 +44,10 @@ from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports import live, page, tables
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
+from fleetune.coordinator.reports.tables import device_table, prediction_rows, run_table
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.compare.columns import COLUMNS, costs, row_of
-from fleetune.tools.compare.comparison import Comparison, Configuration
+from fleetune.tools.compare.comparison import Comparison, Configuration, Spread
 from fleetune.tools.compare.finished_run import FinishedRun
 from fleetune.tools.compare.rows import csv_of
 from fleetune.tools.compare.tables import comparison_tables
@@ -89,7 +89,7 @@ def test_a_new_metric_stands_in_every_table_and_on_the_page(swap, tmp_path):
         text = shown(table, width=160)
         assert "swapped" in text
         assert "300 MB" in text
-    assert re.search(r"swapped +14 +0\.0 %", shown(prediction_table(summary)))
+    assert ["swapped", "14", "0.0 %"] in [row[:3] for row in prediction_rows(summary)]
     write_report(tmp_path, settings_of(), summary, records, rivals={"fedavg": summary}, durable=False)
     text = " ".join(Outline((tmp_path / "report.html").read_bytes()).texts)
     assert text.lower().count("swapped") == 4  # a card, and a column of methods, devices and predictions
@@ -122,8 +122,7 @@ def test_a_new_metric_stands_in_a_comparison_and_its_csv(swap):
     (row, _) = csv.DictReader(io.StringIO(csv_of(comparison.run_rows()).decode()))
     assert list(row)[-1] == "swap_bytes"
     assert float(row["swap_bytes"]) == 3e8
-    (row,) = csv.DictReader(io.StringIO(csv_of(comparison.mean_rows()).decode()))
-    assert [float(row[f"swap_bytes_{part}"]) for part in ("mean", "deviation", "count")] == [3e8, 0, 2]
+    assert comparison.spread("ours", SWAP) == Spread(3e8, 0, 2)
     console = Console(file=io.StringIO(), width=200)
     console.print(comparison_tables(comparison))
     assert "swapped" in console.file.getvalue()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.coordinator.reports.test_live import shown as screen
 from tests.coordinator.reports.test_live import snapshot
-from tests.coordinator.reports.test_report import Outline, records_of, settings_of, shown
+from tests.coordinator.reports.test_report import Outline, records_of, settings_of
 from tests.coordinator.reports.test_report import summary_of as plain_summary
 from tests.helpers.telling_methods import DIAGNOSTICS, KEPT, PEAK, SENT, SPREAD
 
@@ -22,17 +22,14 @@ from fleetune.coordinator.metrics.diagnostics import (
     metric_of,
 )
 from fleetune.coordinator.metrics.summarise import summarise
-from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.live import plain_line
 from fleetune.coordinator.reports.page import Page, write_page
-from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
-from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.tables import diagnostics_table
+from fleetune.coordinator.reports.tables import diagnostic_cells
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
-from fleetune.coordinator.store.run_folder import OURS
 from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.tools.compare.comparison import Comparison, Configuration
 from fleetune.tools.compare.finished_run import FinishedRun
@@ -88,7 +85,6 @@ def test_the_summary_has_the_course_of_each_figure():
     kept = written["diagnostics"]["kept"]
     assert kept["parts"] == {"conv1": [0.1] * 4, "fc": pytest.approx([0.11, 0.12, 0.13, 0.14])}
     assert kept["value"] == pytest.approx(0.12)  # of the state the last
-    assert summary.diagnostics_by_name["kept"].last_parts == {"conv1": 0.1, "fc": pytest.approx(0.14)}
     assert written["diagnostics"]["spread"]["value"] == 6.0
     rows = written["by_device"]
     assert rows["device-001"]["metrics"] == {"method.sent": pytest.approx(0.175), "method.peak": 3.5}
@@ -99,7 +95,6 @@ def test_a_method_that_tells_nothing_has_the_same_summary_as_ever():
     records = records_of(2, 3)
     assert summary_of(records) == summary_of(records, diagnostics=())
     assert b"diagnostics" not in msgspec.json.encode(plain_summary(records))
-    assert diagnostics_table(plain_summary(records)) is None
     assert diagnostics_line(records[0], DIAGNOSTICS) == ""
 
 
@@ -113,7 +108,6 @@ def test_a_figure_that_comes_late_or_loses_parts_has_gaps():
     found = histories(DIAGNOSTICS, late)
     assert found["spread"].rounds == [2, 3]
     assert found["kept"].parts["conv1"] == [0.1, 0.1, None]
-    assert found["kept"].last_parts == {"conv1": 0.1, "fc": 0.5}
 
 
 def test_in_a_long_run_rounds_are_put_together_and_none_is_lost():
@@ -132,40 +126,19 @@ def test_in_a_long_run_rounds_are_put_together_and_none_is_lost():
 
 def test_the_page_says_of_each_figure_what_it_is_and_shows_it(tmp_path):
     records = told()
-    files = write_report(tmp_path, settings_of(TELLING), summary_of(records), records, durable=False)
+    write_report(tmp_path, settings_of(TELLING), summary_of(records), records, durable=False)
     outline = Outline((tmp_path / "report.html").read_bytes())
     text = " ".join(outline.texts)
     assert "Diagnostics of the method" in text
     for diagnostic in DIAGNOSTICS:
-        assert text.count(diagnostic.about) == 2  # in the table, and under its picture
+        assert text.count(diagnostic.about) == 1
     assert "own weight r_ii by layers" in text
     assert "10.0–14.0 %" in text  # noqa: RUF001 - an en dash
-    pictures = {path.relative_to(tmp_path).as_posix() for path in files if path.parent != tmp_path}
-    assert pictures == {f"diagnostics/{one.name}.png" for one in DIAGNOSTICS}
-    assert "diagnostics" in OURS  # removed with the run
 
 
 def test_a_page_without_anything_inside_has_no_such_section():
     summary = plain_summary(records_of(2, 3))
     assert b"Diagnostics of the method" not in write_page(Page("plant", summary))
-    assert diagnostic_pictures(summary, LIGHT) == {}
-
-
-@pytest.mark.parametrize("num_parts", [1, 3, 256])
-@pytest.mark.parametrize("values", [[0.0, 0.0], [1e15, -1e15], [None, 0.1]])
-def test_whatever_the_numbers_there_is_a_picture(num_parts, values):
-    known = [value for value in values if value is not None]
-    course = DiagnosticHistory(
-        "t", "A.", "number", "round", None, known[-1], [7, 900][: len(known)], known, known, known
-    )
-    parts = {f"a layer with quite a long name {part}": values for part in range(num_parts)}
-    of_parts = replace(course, by="layers", rounds=[7, 900], parts=parts)
-    summary = Summary(method="m", diagnostics={"line": course, "map": of_parts})
-    figures = diagnostic_pictures(summary, LIGHT)
-    assert set(figures) == {"diagnostics/line", "diagnostics/map"}
-    for figure in figures.values():
-        figure.draw_without_rendering()
-        assert figure.get_figheight() < 9
 
 
 def test_a_rounds_line_says_it_in_ascii():
@@ -198,20 +171,15 @@ def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page():
         replace(one, diagnostics={"bad": {hostile: 1.0}}) for one in records_of(1, 2, final_evaluation=False)
     ]
     summary = summary_of(records, [bad])
-    assert "\x1b" not in shown(diagnostics_table(summary))
     assert "\x1b" not in "\n".join(screen(snapshot(1, diagnostics=diagnostics_line(records[0], [bad]))))
-    (figure,) = diagnostic_pictures(summary, LIGHT).values()
-    picture(figure, LIGHT, "png")
     outline = Outline(write_page(Page("plant", summary)))
     assert "script" not in outline.tags
     assert f"{hostile}." in outline.texts
 
 
-def test_the_table_says_how_each_began_and_ended():
-    text = shown(diagnostics_table(summary_of(told())), 80)
-    assert [line.split() for line in text.splitlines() if "r_ii" in line] == [
-        ["own", "weight", "r_ii", "by", "layers", "10.0–11.0", "%", "10.0–14.0", "%", "10.0–14.0", "%"]  # noqa: RUF001
-    ]
+def test_a_row_of_the_page_says_how_each_began_and_ended():
+    cells = diagnostic_cells(summary_of(told()).diagnostics_by_name["kept"])
+    assert cells == ["own weight r_ii by layers", "10.0–11.0 %", "10.0–14.0 %", "10.0–14.0 %"]  # noqa: RUF001
 
 
 def test_a_figure_is_a_metric_like_any_other():
@@ -227,7 +195,7 @@ def test_a_figure_is_a_metric_like_any_other():
     assert {one.unit.sign for one in (sent, kept)} == {"%"}
 
 
-def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_their_own():
+def test_a_comparison_has_them_as_its_last_columns():
     ours, others = summary_of(told()), plain_summary(records_of(2, 4))
     runs = (FinishedRun("ours", 1, ours, told()), FinishedRun("fedavg", 1, others, records_of(2, 4)))
     contenders = tuple(Configuration(label, {"name": label}) for label in ("ours", "fedavg"))
@@ -236,12 +204,7 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     assert list(mine)[-4:] == [f"method.{one.name}" for one in (SENT, PEAK, SPREAD, KEPT)]
     assert float(mine["method.sent"]) == pytest.approx(0.15)
     assert theirs["method.sent"] == ""
-    row = next(csv.DictReader(io.StringIO(csv_of(comparison.mean_rows()).decode())))
-    assert float(row["method.kept_mean"]) == pytest.approx(0.12)
-    rows = list(csv.DictReader(io.StringIO(csv_of(comparison.diagnostics_rows()).decode())))
-    of_fc = [float(one["mean"]) for one in rows if (one["figure"], one["part"]) == ("kept", "fc")]
-    assert of_fc == pytest.approx([0.11, 0.12, 0.13, 0.14])
-    text = " ".join(Outline(write_comparison(ComparisonPage(comparison, [], [], ""))).texts)
+    text = " ".join(Outline(write_comparison(ComparisonPage(comparison, {}, [], ""))).texts)
     assert "Diagnostics of the methods" in text
     assert text.count(KEPT.about) == 1
 

@@ -13,8 +13,7 @@ from fleetune.coordinator.metrics.adoption import adoption_over
 from fleetune.coordinator.metrics.readable import MOST_LETTERS, clip
 from fleetune.coordinator.metrics.summary import DeviceAdoption
 from fleetune.coordinator.reports.pictures.plots import Story, draw
-from fleetune.coordinator.reports.pictures.text_fit import fit
-from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+from fleetune.coordinator.reports.pictures.theme import SETTINGS
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_folder import PICTURES
 from fleetune.tools.compare import plots
@@ -60,8 +59,7 @@ def texts_outside(figure):
         drawn.append(text)
         draw_text(text, renderer)
 
-    with rc_context(LIGHT.settings), pytest.MonkeyPatch.context() as patch:
-        fit(figure)
+    with rc_context(SETTINGS), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Text, "draw", noted)  # ticks beyond the axes have labels that nobody draws
         figure.draw_without_rendering()
         boxes = [(text.get_text(), text.get_window_extent()) for text in drawn if text.get_text().strip()]
@@ -77,8 +75,7 @@ def is_within(box, whole):
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])
-    summary = with_adoption(told.summary)
-    figures = draw(Story(summary, told.records, told.rivals), LIGHT)
+    figures = draw(told)
     assert set(figures) == set(PICTURES)
     assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
 
@@ -87,21 +84,8 @@ def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
 def test_every_text_of_a_comparisons_pictures_is_inside(name):
     labels = [f"{index}-{name}"[:64] for index in range(4)]
     runs = [hand_made(label=label) for label in labels]
-    figures = plots.draw(side_by_side(*runs), LIGHT)
+    figures = plots.draw(side_by_side(*runs))
     assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
-
-
-def test_a_title_that_fits_stays_and_a_long_one_is_wrapped_once():
-    fits, long = (
-        draw(story(3, "dev", rival), LIGHT)["gain-by-device"] for rival in ("fedavg", "a rival " + LONG[:40])
-    )
-    for figure, lines in (fits, 1), (long, 2):
-        before = figure.axes[0].get_title(loc="left")
-        pictures = [picture(figure, LIGHT, "svg") for _ in range(2)]
-        assert pictures[0] == pictures[1]
-        title = figure.axes[0].get_title(loc="left")
-        assert title.count("\n") == lines - 1
-        assert title.replace("\n", " ") == before
 
 
 def test_a_name_is_clipped_where_it_says_so():

@@ -62,7 +62,7 @@ def test_interrupted_in_its_report_a_run_leaves_what_scripts_read_and_is_not_ove
         finish(desk.run, "all rounds are done", console)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fleetune.coordinator.reports.report.paint", interrupted)
+        patch.setattr("fleetune.coordinator.reports.report.write_page", interrupted)
         assert "stopped in its report; the same command writes it" in shown(ended)
     folder = desk.run.folder
     assert json.loads((folder / SUMMARY).read_text())["rounds"] == 8

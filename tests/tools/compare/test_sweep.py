@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import fleetune
 import fleetune.tools.compare.report
 from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
-from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.cli import app
 from fleetune.tools.compare.plots import draw
@@ -60,15 +59,11 @@ def test_the_best_stands_first_everywhere(swept):
     means = [comparison.spread(one.label, PERSONAL_MEAN).mean for one in comparison.shown]
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1]
-    rows = rows_of(folder / "sweep.csv")
-    assert [float(row["accuracy_personal_mean_mean"]) for row in rows] == means
-    assert [(row["rank"], row["seeds"]) for row in rows] == [(str(n), "2") for n in range(1, 5)]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["best"] == summary["combinations"][0]["settings"]
-    assert [rows[0][key] for key in KEYS] == [json.dumps(summary["best"][key]) for key in KEYS]
-    assert [one["personal_mean"]["mean"] for one in summary["combinations"]] == means
-    assert (summary["score"], summary["seeds"], summary["failed"]) == ("accuracy", [3, 4], [])
-    assert said.rstrip().endswith(f"{comparison.shown[0].label} does best on test samples")
+    rows = rows_of(folder / "runs.csv")
+    best = {key: comparison.shown[0].value(key) for key in KEYS}
+    assert [rows[0][key] for key in KEYS] == [json.dumps(best[key]) for key in KEYS]
+    assert list(dict.fromkeys(row["configuration"] for row in rows)) == [c.label for c in comparison.shown]
+    assert said.rstrip().splitlines()[-1].startswith(comparison.shown[0].label)
 
 
 def test_a_run_of_it_is_the_run_that_set_would_have_made(swept, tmp_path):
@@ -108,7 +103,7 @@ def test_methods_are_settings_like_others_and_take_only_their_own(tmp_path, play
 
 def test_what_each_setting_makes_of_it_is_drawn(swept):
     folder, comparison, _ = swept
-    figures = draw(comparison, LIGHT)
+    figures = draw(comparison)
     assert list(figures)[: len(KEYS)] == [f"score-by-{key}" for key in KEYS]
     (axes,) = figures["score-by-training.learning_rate"].axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.02", "0.3"]
@@ -136,7 +131,7 @@ def test_a_long_table_shows_the_best_and_says_where_the_others_are(swept):
     many = [one for one in comparison.configurations for _ in range(MOST_ROWS)]
     console = Console(width=100, file=io.StringIO(), color_system=None)
     console.print(sweep_table(replace(comparison, configurations=tuple(many))))
-    assert f"{len(many) - MOST_ROWS} more: sweep.csv" in console.file.getvalue()
+    assert f"{len(many) - MOST_ROWS} more: report.html" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -180,9 +175,9 @@ def test_values_are_read_as_toml_and_bare_words_as_text():
 def test_a_combination_that_cannot_run_does_not_stop_the_others(tmp_path, played):
     with pytest.raises(FleetuneError, match=r"uplink_mbps=0.00001, seed 3: no device"):
         play(tmp_path, ["fleet.uplink_mbps=1e-5,10"], seeds=1, round={"deadline_s": 5})
-    summary = json.loads((tmp_path / "duel.sweep" / "summary.json").read_text())
-    assert len(summary["failed"]) == 1
-    assert [one["settings"] for one in summary["combinations"]] == [{"fleet.uplink_mbps": 10}]
+    rows = rows_of(tmp_path / "duel.sweep" / "runs.csv")
+    assert [row["fleet.uplink_mbps"] for row in rows] == ["10"]
+    assert "uplink_mbps=0.00001, seed 3" in (tmp_path / "duel.sweep" / "report.html").read_text()
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):
@@ -196,8 +191,8 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     options = ["--runs", runs, "--workers", "0"]
     done = CliRunner().invoke(app, ["sweep", str(file), "--over", "training.epochs=1,2", *options])
     assert done.exit_code == 0, done.output
-    assert "does best" in done.output
-    assert (tmp_path / "runs" / "small.sweep" / "sweep.csv").exists()
+    assert "epochs=" in done.output.splitlines()[-1]
+    assert (tmp_path / "runs" / "small.sweep" / "runs.csv").exists()
     wrong = CliRunner().invoke(app, ["sweep", str(file), "--over", "training.epochs=no", *options])
     assert wrong.exit_code == 2
     assert "epochs=no: training.epochs" in wrong.output

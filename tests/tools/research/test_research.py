@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
+from tests.helpers.errors import raises
 
 import fleetune
 import fleetune.coordinator.reports.report
 import fleetune.tools.compare.report
 import fleetune.tools.simulator.workers.worker
 from fleetune import coordinator, tools
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError, StoreError
@@ -350,19 +352,16 @@ def test_a_comparison_is_a_frame_with_the_figures_of_runs_csv(table):
         assert row["bytes_up"] == int(line["bytes_up"])
         assert row["accuracy_personal_mean"] == float(line["accuracy_personal_mean"])
     assert "accuracy_best_after" in table.frame
-    assert "2 seeds (3, 5)" in (table.folder / "methods.md").read_text()
+    assert "2 seeds (3, 5)" in (table.folder / "report.html").read_text()
 
 
-def test_means_are_those_of_methods_csv(table):
-    lines = {
-        row["configuration"]: row
-        for row in csv.DictReader((table.folder / "methods.csv").read_text().splitlines())
-    }
+def test_means_are_those_of_the_report(table):
     for label in METHODS:
         found = table.means.loc[label, "accuracy_personal_mean"]
-        assert found["mean"] == pytest.approx(float(lines[label]["accuracy_personal_mean_mean"]))
-        assert found["std"] == pytest.approx(float(lines[label]["accuracy_personal_mean_deviation"]))
-        assert found["count"] == 2
+        wanted = table.comparison.spread(label, PERSONAL_MEAN)
+        assert found["mean"] == pytest.approx(wanted.mean)
+        assert found["std"] == pytest.approx(wanted.deviation)
+        assert found["count"] == wanted.count == 2
 
 
 def test_rounds_devices_and_gains_of_a_comparison(table):
@@ -424,10 +423,10 @@ def test_days_of_devices_whose_data_grow_are_a_frame(tmp_path):
 
 
 def test_a_picture_shows_itself_in_a_notebook(table):
-    figure = table.plot("spread-over-devices")
+    figure = table.plot("accuracy-by-device")
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert len(figure.axes) == 1
-    with pytest.raises(SettingError, match="no picture 'accuracy'; known: accuracy-by-round"):
+    with raises(SettingError, "accuracy", remedy="accuracy-by-round"):
         table.plot("accuracy")
 
 
