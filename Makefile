@@ -1,6 +1,6 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    the tests
-# make nightly tests that take long and are much like others
+# make nightly tests that take long and are much like others, and more drawn examples
 # make card    tests on a real graphics card, where torch (or onnxruntime-gpu) sees one
 # make check   style, types, layering, that the documentation builds; lists large classes
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
@@ -29,8 +29,10 @@ test: $(VENV)/dev
 card: $(VENV)/dev
 	$(BIN)/python -m pytest tests/tools/simulator/test_real_gpu.py tests/edge_agent/training/gpu/test_onnx_on_a_real_gpu.py
 
+# More drawn examples, all methods in the large matrices; a pass is written down, see tests/helpers/nightly.py.
 nightly: $(VENV)/dev
-	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m 'nightly or hypothesis' -n 2 --dist loadfile
+	$(BIN)/python -m tests.helpers.nightly
 
 check: $(VENV)/dev
 	$(BIN)/ruff check

@@ -18,8 +18,9 @@ from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-hypothesis.settings.register_profile("at any speed", hypothesis.settings(), deadline=None)
-hypothesis.settings.load_profile("at any speed")
+hypothesis.settings.register_profile("short", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=100)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 ORT_TRAINING = "onnxruntime-training-cpu==1.19.2"

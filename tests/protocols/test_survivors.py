@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.exact_rounds import DEVICES, Fleet
+from tests.helpers.nightly import of_methods
 
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.method.method import Round
@@ -20,7 +21,9 @@ from fleetune.protocols.update import codec
 
 KEY = Key.of("survivors")
 EVERY = pytest.mark.parametrize(
-    ("name", "settings"), SETTINGS, ids=lambda part: part if isinstance(part, str) else "-".join(part)
+    ("name", "settings"),
+    of_methods(SETTINGS),
+    ids=lambda part: part if isinstance(part, str) else "-".join(part),
 )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import SPEC, World, stores_closed  # noqa: F401 - a fixture
+from tests.helpers.nightly import of_methods
 
 from fleetune.coordinator.queries.run_status import StatusReader
 from fleetune.coordinator.reports.report import summary_of
@@ -45,7 +46,7 @@ def weighs(name, options):
     return method.weighs_by_samples and "num_samples" in fields
 
 
-@pytest.mark.parametrize(("name", "options"), SETTINGS)
+@pytest.mark.parametrize(("name", "options"), of_methods(SETTINGS))
 def test_ten_million_samples_count_as_the_limit_allows(name, options, weights, tmp_path):
     liar = Liars(tmp_path / "liar", name, options, weights, forge=claiming(HUGE)).play()
     as_if = Liars(tmp_path / "as-if", name, options, weights, forge=claiming(WITHIN), max_share=1).play()

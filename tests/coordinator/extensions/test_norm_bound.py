@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import DEVICES, NUM_SAMPLES, SPEC, World, stores_closed  # noqa: F401 - a fixture
+from tests.helpers.nightly import of_methods
 from tests.protocols.methods.test_method_contract import Run
 
 from fleetune.coordinator.extensions.extension import Arrival
@@ -31,7 +32,7 @@ from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire.payloads import Measures, Reply
 
 IDS = ["-".join([name, *options]) for name, options in SETTINGS]
-every_method = pytest.mark.parametrize(("name", "options"), SETTINGS, ids=IDS)
+every_method = pytest.mark.parametrize(("name", "options"), of_methods(SETTINGS), ids=IDS)
 
 
 def changed(value, change):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from tests.fleet.test_semi_asynchronous import Desk, settings
+from tests.helpers.nightly import of_methods
 from tests.protocols.methods.test_method_contract import SETTINGS, SPEC, Run
 
 from fleetune.coordinator.run.stored_run import look_at
@@ -50,7 +51,9 @@ def read(store):
 
 
 @pytest.mark.usefixtures("all_apart")
-@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: "-".join([kind[0], *kind[1]]))
+@pytest.mark.parametrize(
+    "kind", of_methods(SETTINGS, as_one=True), ids=lambda kind: "-".join([kind[0], *kind[1]])
+)
 def test_a_restart_in_the_middle_changes_nothing(kind, weights, tmp_path):
     calm, shaken = Run(*kind, weights), Run(*kind, weights)
     for number in (1, 2, 3):

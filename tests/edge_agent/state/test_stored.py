@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 from tests.conftest import tiny_spec
 from tests.helpers.every_method import SETTINGS
+from tests.helpers.nightly import of_methods
 from tests.helpers.world import CAPABILITY, CHOICES, behind
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, ModelSize
@@ -82,7 +83,7 @@ def test_where_nothing_fits_the_ratio_stays_one_that_a_report_may_hold():
     assert structs.replace(nothing, deadline_s=20.0).chosen(Conditions()).fits
 
 
-@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=str)
+@pytest.mark.parametrize(("name", "settings"), of_methods(SETTINGS), ids=str)
 @pytest.mark.parametrize("value", [0.0, -0.0, np.nan, np.inf, -np.inf, 3e38, 1e-45])
 def test_a_session_is_kept_whatever_its_weights_have_come_to(name, settings, value):
     method = create(name, SPEC, settings)

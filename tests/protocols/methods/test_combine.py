@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.helpers.every_method import SETTINGS
+from tests.helpers.nightly import of_methods
 from tests.protocols.methods.test_method_contract import DEVICES, SPEC, Run
 
 from fleetune.coordinator import combine
@@ -23,7 +24,7 @@ class Doubled(CoveredMean):
         return 2 * super().over(previous)
 
 
-@pytest.mark.parametrize(("name", "options"), SETTINGS, ids=IDS)
+@pytest.mark.parametrize(("name", "options"), of_methods(SETTINGS), ids=IDS)
 def test_a_method_that_combines_uses_what_it_is_given(name, options):
     weights = np.linspace(-1, 1, SPEC.size, dtype=np.float32)
     mean, doubled = Run(name, options, weights), Run(name, options, weights)

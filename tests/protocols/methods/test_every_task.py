@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.helpers.errors import raises
+from tests.helpers.nightly import of_methods
 from torch import nn
 
 from fleetune.coordinator.spec.spec_from_torch import draw
@@ -57,7 +58,7 @@ def fleet(request):
     return task.kind, weights, trainers
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", of_methods(REGISTRY))
 def test_two_rounds_of_every_method_over_every_task_or_one_line(fleet, name):
     kind, weights, trainers = fleet
     spec = trainers["d0"].spec

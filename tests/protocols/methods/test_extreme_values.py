@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
+from tests.helpers.nightly import of_methods
 
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import ModelError, SettingError
@@ -132,7 +133,9 @@ NOWHERE = ([0.0], float("nan"), float("inf"), 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), SETTINGS, ids=lambda part: part if isinstance(part, str) else "-".join(part)
+    ("name", "options"),
+    of_methods(SETTINGS),
+    ids=lambda part: part if isinstance(part, str) else "-".join(part),
 )
 @settings(max_examples=12)
 @given(initial=kinds, story=rounds)

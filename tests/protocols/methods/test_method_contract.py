@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.errors import raises
 from tests.helpers.every_method import SETTINGS
+from tests.helpers.nightly import of_methods
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import EVALUATION_EPOCHS, Budget, DeviceReport
@@ -104,7 +105,7 @@ class Run:
         return b"".join(model.tobytes() for model in models)
 
 
-@pytest.fixture(params=SETTINGS, ids=lambda param: "-".join([param[0], *param[1]]))
+@pytest.fixture(params=of_methods(SETTINGS, as_one=True), ids=lambda param: "-".join([param[0], *param[1]]))
 def make(request, weights):
     return lambda seed=0: Run(*request.param, weights, seed)
 
@@ -129,7 +130,7 @@ HEAD = replace(
 PARTING = {"fedper", "fedrep", "fedbabu", "lg-fed", "perfedmask"}
 
 
-@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+@pytest.mark.parametrize(("name", "settings"), of_methods(SETTINGS))
 def test_a_head_alone_is_trained_or_refused_in_one_line(name, settings, monkeypatch):
     """Of a model whose body is frozen: methods that part a model into head and body have nothing to part."""
     monkeypatch.setitem(globals(), "SPEC", HEAD)
