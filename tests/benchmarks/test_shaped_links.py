@@ -183,6 +183,7 @@ def test_real_processes_and_the_simulation_agree(run_file, tmp_path):
     assert set(networks()) == before
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 @needs_namespaces
 @pytest.mark.parametrize(

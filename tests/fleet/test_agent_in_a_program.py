@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 TOML = (
     run_toml(method="fedavg", rounds=100_000, devices=1, start_with=1)

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from tests.fleet.test_growing_data import trained_on
 from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 DEVICE = "device-0"
 YEAR_S = 365 * 86_400

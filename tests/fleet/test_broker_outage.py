@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 TOML = run_toml(epochs=40)
 

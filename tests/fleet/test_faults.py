@@ -35,6 +35,7 @@ def calm(tmp_path_factory):
     return kills.undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 @pytest.mark.parametrize(
     ("victims", "most"), [(["coordinator", "device-0", "device-1", "device-2"], 6), (["broker"], 5)]

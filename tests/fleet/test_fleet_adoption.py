@@ -9,7 +9,7 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.runner import simulate, write_results
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 ADOPTION = """
 [adoption]

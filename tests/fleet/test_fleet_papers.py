@@ -16,7 +16,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.compact_message import is_compact
 from fleetune.protocols.wire.payloads import Enrolment
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 DEVICES = ("device-0", "device-1", "device-2")
 

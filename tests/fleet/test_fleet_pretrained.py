@@ -16,7 +16,7 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.transfer import digest_of
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 
 def pretrained(path):

@@ -16,7 +16,7 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.wire.transfer import digest_of
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 METHODS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
 

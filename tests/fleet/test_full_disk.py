@@ -100,6 +100,7 @@ def test_an_agent_starts_on_a_full_disk_and_marks_its_folder_later(tmp_path, mon
     assert (tmp_path / "pi" / MARKER).exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 def test_a_round_closes_at_once_without_a_device_that_has_no_room(tmp_path):
     with Fleet(tmp_path, run_toml(**LARGE, epochs=20)) as fleet:  # deadline_s = 600

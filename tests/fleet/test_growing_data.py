@@ -11,7 +11,7 @@ from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 
 from fleetune.edge_agent.stream.sample_store import SampleStore
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 TOML = run_toml(method="fedavg", rounds=5000, devices=2, start_with=2, quorum=2).replace(
     "[run]", "[run]\nfinal_evaluation = false"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.helpers.fleet_processes import Fleet, expected, run_toml, wait_until
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 TOML = run_toml(method="fedavg", rounds=12, epochs=5)
 LOSERS = ("device-0", "device-1")

@@ -6,7 +6,7 @@ from tests.protocols.wire.test_transport import KINDS
 
 from fleetune.coordinator.queries import queries
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
 
 DEVICE = "device-0"
 

@@ -201,6 +201,7 @@ def test_a_model_that_cannot_be_trained_is_one_line_when_it_is_served():
         find_model(parse_run({**RUN, "model": model}))
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 def test_a_text_model_of_ones_own_is_simulated_and_served(tmp_path, user_code):
     toml = run_toml(

@@ -32,6 +32,7 @@ def test_the_length_of_a_packet_is_written_as_mqtt_has_it(size, length):
     assert packet(0x30, bytes(size)) == b"\x30" + length + bytes(size)
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 @pytest.mark.parametrize(("participants", "updates"), [(None, 4), (2, 2)])
 def test_light_devices_complete_the_rounds_of_a_real_coordinator(participants, updates):

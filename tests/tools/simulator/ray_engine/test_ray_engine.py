@@ -155,6 +155,7 @@ def test_a_cluster_changes_nothing(name, tmp_path, cluster):
     assert files(tmp_path / "b")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", ["nodes are elsewhere", "nodes are reached through Ray alone"])
 def test_nodes_of_other_machines_come_to_the_same(where, tmp_path, cluster, monkeypatch):
     def unreachable(address, key):
@@ -168,6 +169,7 @@ def test_nodes_of_other_machines_come_to_the_same(where, tmp_path, cluster, monk
     assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
 
 
+@pytest.mark.nightly
 def test_samples_of_the_callers_go_along(tmp_path, cluster):
     from fleetune.edge_agent.datasets.sources import load
 
@@ -179,6 +181,7 @@ def test_samples_of_the_callers_go_along(tmp_path, cluster):
     assert ours == play(tmp_path / "a", asked, caller_samples=given)
 
 
+@pytest.mark.nightly
 def test_a_model_of_ones_own_goes_along(tmp_path, cluster, monkeypatch):
     """From the current folder, with what it imports from there."""
     (tmp_path / "widths.py").write_text("WIDTH = 9\n")
@@ -196,6 +199,7 @@ def test_a_model_of_ones_own_goes_along(tmp_path, cluster, monkeypatch):
     assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
 
 
+@pytest.mark.nightly
 def test_from_python_it_is_an_argument(tmp_path, cluster):
     """Samples of the caller's, too, and both in a run and in a comparison."""
     noise = np.random.default_rng(1)
@@ -241,6 +245,7 @@ def test_a_worker_that_is_killed_in_mid_round_costs_its_task(tmp_path, cluster, 
     assert ours == slow_alone
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_in_mid_round_costs_its_tasks(tmp_path, cluster, slow_alone):
     free()  # a worker of an earlier run never works in this one
     asked, said = settings(**SLOW), Said()
@@ -255,6 +260,7 @@ def test_a_node_that_dies_in_mid_round_costs_its_tasks(tmp_path, cluster, slow_a
     assert ours == slow_alone
 
 
+@pytest.mark.nightly
 def test_stopped_it_goes_on_with_either_engine(tmp_path, cluster):
     asked = settings(**CASES["lossy both ways"])
     unbroken = alone(tmp_path / "a", asked)
@@ -265,6 +271,7 @@ def test_stopped_it_goes_on_with_either_engine(tmp_path, cluster):
     assert play(tmp_path / "b", asked, cluster=cluster.address) == unbroken
 
 
+@pytest.mark.nightly
 def test_a_device_whose_files_cannot_be_read_is_told_and_nobody_waits_for_it(tmp_path, cluster, monkeypatch):
     def unreadable(devices, name):
         raise StoreError(f"cannot read the files of {name}")
