@@ -53,11 +53,14 @@ def profile(
     from fleetune.edge_agent.probes.board_measurement import measure_board
     from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     with one_line_errors("edge-agent"):
         if save is not None:
             save_profile.check_target(save)
+        if device is not None:
+            topics.check_name(device, "device")
         store, link = None, None
         if fleet is not None:
             store = AgentStore.of(state, fleet, device)
