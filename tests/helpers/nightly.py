@@ -21,14 +21,23 @@ _BLANK = {tokenize.COMMENT, tokenize.NL}
 _LAYOUT = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
-def sooner(names: Iterable[Any], kept: Iterable[Any] = REPRESENTATIVES) -> list[Any]:
+def sooner(cases: Iterable[Any], kept: Iterable[Any] | int = REPRESENTATIVES) -> list[Any]:
     """Cases for `parametrize`; all but those in `kept` wait for `make nightly`.
 
     A case is a value or a tuple of values. "method NAME" counts as NAME.
+
+    Args:
+        kept: cases, or their number: so many, spread evenly.
     """
-    there = {word for name in kept for word in (name, f"method {name}")}
+    cases = list(cases)
+    if isinstance(kept, int):
+        there = {round(index * (len(cases) - 1) / max(kept - 1, 1)) for index in range(kept)}
+    else:
+        names = {word for name in kept for word in (name, f"method {name}")}
+        there = {index for index, case in enumerate(cases) if case in names}
     return [
-        name if name in there else pytest.param(*_values(name), marks=pytest.mark.nightly) for name in names
+        case if index in there else pytest.param(*_values(case), marks=pytest.mark.nightly)
+        for index, case in enumerate(cases)
     ]
 
 

@@ -20,7 +20,7 @@ SPEC = tiny_spec()
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("down", sooner(["raw", "as up"], kept=["as up"]))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sooner(NAMES, kept=("int8", "sketch")))
 def test_kills_of_both_sides_change_no_bit(tmp_path, name, down, mode):
     if down == "as up" and encodings.find(name).on_average:
         pytest.skip("it is not for tasks")

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from tests.edge_agent.training.test_tasks import SECTIONS, SHAPE, data_for, name_of
 from tests.helpers.errors import raises
+from tests.helpers.nightly import sooner
 from typer.testing import CliRunner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
@@ -49,7 +50,9 @@ def trained(section):
     return trainer, weights, bundle, data
 
 
-@pytest.mark.parametrize("section", [one for one in SECTIONS if ":" not in one.loss], ids=name_of)
+@pytest.mark.parametrize(
+    "section", sooner([one for one in SECTIONS if ":" not in one.loss], kept=5), ids=name_of
+)
 def test_the_file_answers_and_is_judged_as_the_trainer_is(section):
     trainer, weights, bundle, data = trained(section)
     written = write_inference(bundle, weights, {}, threshold=trainer.threshold(weights))

@@ -128,7 +128,7 @@ GARBAGE = st.one_of(
 
 
 @pytest.mark.parametrize("make", boards.ALL, ids=lambda make: make.__name__)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_garbage_is_unknown_or_in_range(make, tmp_path, data):
     board = make()

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.helpers import linear_bundle
+from tests.helpers.nightly import sooner
 from tests.helpers.ort_training_scripts import (
     BATCHES,
     FITTED,
@@ -88,7 +89,7 @@ def largest_error(spec, found, wanted):
     return max((difference - rounding) / (size or 1.0) for difference, size in lost)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", sooner(SIZES, kept=1))
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_is_torchs(found, name, size):
     backend, weights = torch_backend(name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.training.device_data import DeviceData, check_fits
@@ -61,7 +62,7 @@ def data_for(task):
     return DeviceData(x[:NUM_TRAIN], y[:NUM_TRAIN], *held_out, x[NUM_TRAIN:], y[NUM_TRAIN:])
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=name_of)
+@pytest.mark.parametrize("section", sooner(SECTIONS, kept=6), ids=name_of)
 def test_both_trainers_take_the_same_steps_and_judge_alike(section):
     task = task_of(section)
     data = data_for(task)

@@ -30,6 +30,7 @@ MOST_BYTES = 50_000_000
 MOST_SECONDS = 20.0  # a mere bound on what never ends: none takes a second
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux resets a peak")
 def test_no_packet_takes_much_more_memory_than_an_honest_one():
     command = [sys.executable, "-m", "tests.hostile"]

@@ -100,6 +100,7 @@ def test_agents_get_their_payloads_through_and_never_faster_than_their_links(nam
     assert traces_of(name) == []
 
 
+@pytest.mark.nightly
 def test_a_measurement_finds_what_was_asked_for(name):
     links = [Constant(2e6, 4e6), Constant(1e6, 3e6, 0.05)]
     with Network(links, name):

@@ -3,6 +3,7 @@
 import pytest
 from tests.helpers import card
 from tests.helpers.errors import raises
+from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_checkpoint import Said, Stop, stop
 from tests.tools.simulator.test_simulate import BASE
 from tests.tools.simulator.test_simulate import settings as simulated
@@ -23,7 +24,7 @@ def on(device, **sections):
     return simulated(**sections, fleet=BASE["fleet"] | {"train_on": device})
 
 
-@pytest.mark.parametrize("method", ["fedspu", "moon", "fjord", "kapc-bls"])
+@pytest.mark.parametrize("method", sooner(["fedspu", "moon", "fjord", "kapc-bls"], kept=["fedspu", "fjord"]))
 def test_a_run_on_a_card_is_the_processors(method, tmp_path):
     said, sections = Said(), {"method": {"name": method}}
     _, there = play(tmp_path / "there", on(ONE, **sections), observers=[said])
