@@ -1,6 +1,6 @@
-"""edge-agent doctor: checks that this device can join a fleet.
+"""The command `edge-agent doctor`: checks that this device can join a fleet.
 
-`diagnosis` runs one check after another, with a file for each subject. Each check yields results
-(`check_result`). A check that fails itself hides none of the others. `show` prints the results. A check
-changes nothing on the device.
+`diagnosis` runs one check after another. Each subject (board, state folder, samples, broker, ...) has a file
+of checks. A check yields results (`check_result`) and changes nothing on the device. If a check raises an
+error, the others still run. `show` prints the results.
 """

@@ -1,4 +1,4 @@
-"""Checks the agent's state folder: if it can be written, is in use, has room, and holds damaged files."""
+"""Checks the agent's state folder: write access, another agent that uses it, free space, damaged files."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ _TRIAL = b"\0" * 4096
 
 
 def folder(store: AgentStore) -> Iterator[CheckResult]:
-    """Check that the state folder, or the folder in which it would be created, can be written.
+    """Check that the state folder can be written; if it is missing, the folder in which it would be created.
 
-    It creates no folder, because that might then belong to another user.
+    The check creates no folder, because the folder would belong to the user of this command.
     """
     what = "state folder"
     there = _nearest(store.folder)
@@ -32,16 +32,16 @@ def folder(store: AgentStore) -> Iterator[CheckResult]:
             trial.flush()
             os.fsync(trial.fileno())
     except OSError as problem:
-        remedy = "give it to the agent's user (chown), free space, or choose another --state"
+        remedy = "let the agent's user write there (chown), free some space, or choose another --state"
         yield CheckResult("fail", what, f"{there} cannot be written: {problem.strerror}", remedy)
         return
     yield CheckResult("ok", what, f"{store.folder}" + ("" if there == store.folder else " (will be created)"))
 
 
 def in_use(store: AgentStore) -> Iterator[CheckResult]:
-    """Check if an agent runs with this state folder.
+    """Check that no other agent runs with this state folder.
 
-    A missing lock file is not created, because it would then belong to the user of this command.
+    The check creates no lock file, because the file would belong to the user of this command.
     """
     if not (store.folder / state_folder.LOCK).exists():
         yield CheckResult("ok", "other agent", "no agent has used this state folder yet")
@@ -49,14 +49,14 @@ def in_use(store: AgentStore) -> Iterator[CheckResult]:
     try:
         state_folder.lock(store.folder).close()
     except StoreInUse:
-        remedy = "nothing if this is the agent you mean; else stop it (systemctl stop fleetune-agent)"
+        remedy = "stop it if it should not run (systemctl stop fleetune-agent)"
         yield CheckResult("warn", "other agent", "an agent runs with this state folder", remedy)
         return
     yield CheckResult("ok", "other agent", "no agent uses this state folder now")
 
 
 def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult]:
-    """Compare the free bytes with those that a run may need."""
+    """Compare the free space of the disk with the bytes that a run may need."""
     free = shutil.disk_usage(_nearest(store.folder)).free
     if enrolment is None:
         name, needed = f"a run of {EXAMPLE}", COPIES * EXAMPLE_BYTES
@@ -73,7 +73,7 @@ def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[CheckResult
 
 
 def latest_enrolment(store: AgentStore) -> Enrolment | None:
-    """Enrolment of the run joined last. None: it is missing or cannot be read (`runs` reports that)."""
+    """Enrolment of the run that the device joined last; None if it is missing or damaged (see `runs`)."""
     try:
         data = next(filter(None, (store.enrolment(run).read() for run in store.runs())), None)
         return None if data is None else read_enrolment(data)
@@ -82,36 +82,36 @@ def latest_enrolment(store: AgentStore) -> Enrolment | None:
 
 
 def runs(store: AgentStore, device: str) -> Iterator[CheckResult]:
-    """Check each run by reading all its stored files."""
+    """Check each run by reading all files that the agent stored for it."""
     names = store.runs()
     if not names:
-        yield CheckResult("ok", "runs", "none joined yet")
+        yield CheckResult("ok", "runs", "this device has not joined a run yet")
     for run in names:
         try:
-            yield CheckResult("ok", "runs", _stored_runs(store, run, device))
+            yield CheckResult("ok", "runs", _stored_state(store, run, device))
         except PacketError as problem:
             path = store.folder / "runs" / run
             remedy = f"restore {path} from a copy, or remove it to start that run from the common model"
             yield CheckResult("fail", "runs", f"{run} is damaged: {problem}", remedy)
 
 
-def _stored_runs(store: AgentStore, run: str, device: str) -> str:
-    """The stored state of a run, in words.
+def _stored_state(store: AgentStore, run: str, device: str) -> str:
+    """Text that describes the stored state of a run.
 
     Raises:
         PacketError, StoreError: a part of it is damaged or cannot be read.
     """
     data = store.enrolment(run).read()
     if data is None:
-        return f"{run}: no enrolment yet"
+        return f"{run}: the run's description has not arrived yet"
     enrolment = read_enrolment(data)
     name = str(enrolment.method.get("name"))
-    what = f"{run}: {enrolment.spec.name} by {name}"
+    what = f"{run}: model {enrolment.spec.name}, method {name}"
     data = store.session(run).read()
     if data is None or ":" in name:  # a user's code is imported only if its owner named it with --trust
-        return f"{what}, {'no round done yet' if data is None else 'not looked into'}"
+        return f"{what}, {'no round finished yet' if data is None else 'state not checked'}"
     method = from_section(enrolment.method, enrolment.spec)
-    return f"{what}, round {read_state(data, method).round} done by {device}"
+    return f"{what}, {device} has finished round {read_state(data, method).round}"
 
 
 def _nearest(path: Path) -> Path:

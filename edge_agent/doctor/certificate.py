@@ -1,6 +1,6 @@
-"""Reads from an X.509 certificate's bytes from when until when it is valid.
+"""Reads the dates between which an X.509 certificate is valid.
 
-The standard library reports this only for certificates that it trusts.
+The standard library reports these dates only for certificates that it trusts.
 """
 
 import ssl
@@ -27,7 +27,7 @@ def validity(der: bytes) -> tuple[datetime, datetime]:
         fields = [value for tag, value in _children(signed) if tag != _VERSION]
         first, last = (_time(tag, value) for tag, value in _children(fields[3]))
     except (ValueError, IndexError):
-        raise TransportError("not an X.509 certificate; expected a PEM file") from None
+        raise TransportError("the broker sent no X.509 certificate; check that its port speaks TLS") from None
     return first, last
 
 
@@ -42,11 +42,11 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
     start = text.find("-----BEGIN CERTIFICATE-----")
     end = text.find(_END, start)
     if start < 0 or end < 0:
-        raise TransportError(f"{path} holds no certificate; expected a PEM file")
+        raise TransportError(f"{path} holds no certificate; give a PEM file")
     try:
         return validity(ssl.PEM_cert_to_DER_cert(text[start : end + len(_END)]))
     except ValueError:
-        raise TransportError(f"{path} is damaged; copy it again") from None
+        raise TransportError(f"the certificate in {path} is damaged; copy the file again") from None
 
 
 def _children(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,6 +1,4 @@
-"""Result of a check, and the function that runs checks: a check that fails itself hides none of the
-others.
-"""
+"""The result of a check, and the function that runs a check and turns its errors into results."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -16,10 +14,10 @@ class CheckResult(Struct, frozen=True):
     """One line of a diagnosis.
 
     Attributes:
-        verdict: "fail": an agent would not work; "skip": not checked.
+        verdict: "ok", "warn", "fail" (an agent would not work) or "skip" (not checked).
         what: subject of the check.
         found: what the check found.
-        remedy: what to do about it, or "".
+        remedy: what the user can do about it; empty if there is nothing to do.
     """
 
     verdict: Verdict
@@ -32,18 +30,19 @@ Check = Callable[[], Iterable[CheckResult]]
 
 
 def run_check(what: str, check: Check) -> Iterator[CheckResult]:
-    """Yield the results of `check`. An exception becomes a result too."""
+    """Yield the results of `check`. If it raises an error, yield that as a failed result."""
     try:
         yield from check()
     except FleetuneError as problem:
         yield refused(what, problem)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - a user's data source may raise anything
-        found = f"the check itself failed: {type(problem).__name__}: {problem}"
-        yield CheckResult("fail", what, _one_line(found), "report this with the full command line")
+        found = f"this check ended with {type(problem).__name__}: {problem}"
+        remedy = "correct your data source if it raised this; else report it with the full command line"
+        yield CheckResult("fail", what, _one_line(found), remedy)
 
 
 def refused(what: str, problem: FleetuneError) -> CheckResult:
-    """A result with an error's message and remedy."""
+    """The failed result that an error stands for: its message and its remedy."""
     found, remedy = _one_line(problem.found), _one_line(problem.remedy)
     return CheckResult("fail", what, found, remedy or "correct this setting; see edge-agent run --help")
 

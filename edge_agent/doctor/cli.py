@@ -13,16 +13,19 @@ from fleetune.protocols.errors import FleetuneError
 def doctor(
     options: dict[str, Any],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
-    """Check everything that an agent needs before it joins. Takes the same options as run."""
+    """Check everything that an agent needs before it joins a fleet. Takes the same options as run.
+
+    With --json it prints `{"ok": ..., "results": [{"verdict", "what", "found", "remedy"}, ...]}`.
+    """
+    from msgspec import json
     from msgspec.structs import fields
     from rich.console import Console
 
     from fleetune.edge_agent.budget.owner_policy import Policy
     from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
-    from fleetune.edge_agent.doctor.show import as_json as encoded
-    from fleetune.edge_agent.doctor.show import is_well, show
+    from fleetune.edge_agent.doctor.show import show
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.defaults import HOST
     from fleetune.protocols.wire.transport.mqtt import parse_broker
@@ -44,10 +47,9 @@ def doctor(
         limits={one.name: options[one.name] for one in fields(Policy)},
         problem=problem,
     )
+    seen = list(examine(agent)) if as_json else show(examine(agent), Console())
+    no_failure = all(result.verdict != "fail" for result in seen)
     if as_json:
-        seen = list(examine(agent))
-        print(encoded(seen).decode())
-    else:
-        seen = show(examine(agent), Console())
-    if not is_well(seen):
+        print(json.format(json.encode({"ok": no_failure, "results": seen}), indent=2).decode())
+    if not no_failure:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Runs all checks before an agent joins a fleet, one after another."""
+"""Runs all checks of `edge-agent doctor`, one after another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
-from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, stream, training
+from fleetune.edge_agent.budget.owner_policy import Policy, limits_of, read_policy
+from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, training
 from fleetune.edge_agent.doctor.check_result import CheckResult, refused, run_check
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
@@ -23,13 +23,13 @@ from fleetune.protocols.wire.transport.mqtt import Broker
 
 @dataclass(frozen=True)
 class AgentUnderDiagnosis:
-    """The options of the agent under diagnosis. None: not given, and not checked.
+    """The options of the agent that is checked. What belongs to an option that is not given is not checked.
 
     Attributes:
         fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options of
             `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS files.
-        limits: options that take precedence over the policy.
-        problem: error in the --broker option, if `broker` is None because of it.
+        limits: options that take precedence over the policy file.
+        problem: the error in the value of --broker, because of which `broker` is None.
     """
 
     device: str
@@ -48,7 +48,7 @@ class AgentUnderDiagnosis:
 
 
 def examine(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
-    """Yield the results of all checks. An exception in one check does not stop the others."""
+    """Yield the results of all checks. If one check raises an error, the others still run."""
     tls = agent.broker is not None and agent.broker.tls
     yield from run_check("python", host.python)
     yield from run_check("clock", partial(host.clock, agent.root, matters=tls))
@@ -59,7 +59,10 @@ def examine(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
 
 
 def _board(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
-    """Check board, policy, sensors and trainer. A wrong profile or policy is replaced by the default."""
+    """Check board, policy, sensors and trainer.
+
+    If profile or policy is wrong, the checks that need it use the default.
+    """
     board, policy = load(UNKNOWN), Policy()
     name = board_name(agent.root) if agent.board == "auto" else agent.board
     try:
@@ -76,7 +79,7 @@ def _board(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
 
 
 def _trainer(agent: AgentUnderDiagnosis, policy: Policy, board: Board) -> Iterator[CheckResult]:
-    usable = training.limit_bytes(read_conditions(agent.root), policy, board)
+    usable = limits_of(None, read_conditions(agent.root), policy, board).memory_bytes
     yield from training.trainers(agent.trainer, usable, train_on=agent.train_on)
 
 
@@ -88,7 +91,7 @@ def _store(agent: AgentUnderDiagnosis) -> AgentStore | None:
 def _state(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
     store = _store(agent)
     if store is None:
-        yield CheckResult("skip", "state", "no --fleet given")
+        yield CheckResult("skip", "state", "--fleet is not given")
         return
     yield from run_check("state folder", partial(agent_state.folder, store))
     yield from run_check("other agent", partial(agent_state.in_use, store))
@@ -99,11 +102,11 @@ def _state(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
 
 def _data(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
     if agent.data is None:
-        yield CheckResult("skip", "data", "no --data given")
+        yield CheckResult("skip", "data", "--data is not given")
         return
     store = _store(agent)
     if is_stream(agent.data):
-        yield from stream.data(agent.data, None if store is None else store.samples, agent.test_fraction)
+        yield from training.stream(agent.data, None if store is None else store.samples, agent.test_fraction)
         return
     enrolment = None if store is None else agent_state.latest_enrolment(store)
     yield from training.data(agent.data, agent.test_fraction, enrolment)
@@ -113,6 +116,6 @@ def _broker(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
     if agent.problem is not None:
         raise agent.problem
     if agent.broker is None:
-        yield CheckResult("skip", "broker", "no --broker given")
+        yield CheckResult("skip", "broker", "--broker is not given")
         return
     yield from broker.examine(agent.broker, agent.fleet, agent.device)

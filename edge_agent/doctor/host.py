@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fleetune.edge_agent.doctor.check_result import CheckResult
 
-LEAST_PYTHON = (3, 11)
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # first plausible year: earlier ones are before this program
 LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 _TIME_ERROR = 5  # result of adjtimex(2): the clock is not synchronised
@@ -20,24 +19,19 @@ KernelClock = Callable[[], bool | None]
 
 
 def python(
-    version: tuple[int, ...] = sys.version_info[:3],
-    bits: int = sys.maxsize.bit_length() + 1,
-    machine: str = platform.machine(),
+    bits: int = sys.maxsize.bit_length() + 1, machine: str = platform.machine()
 ) -> Iterator[CheckResult]:
-    """Check that Python is new enough and has 64 bits. numpy, msgspec and trainers have no 32-bit ARM
-    packages.
-    """
-    found = f"{'.'.join(map(str, version))}, {bits} bit on {machine}"
-    if version[:2] < LEAST_PYTHON:
-        yield CheckResult("fail", "python", found, "install Python 3.11 or newer, and this program in it")
-    elif bits < 64:
-        yield CheckResult("fail", "python", found, "install the board's 64-bit system: its trainers need it")
+    """Check that Python has 64 bits, because the trainers have no packages for 32-bit ARM."""
+    found = f"{platform.python_version()}, {bits} bit on {machine}"
+    if bits < 64:
+        remedy = "install the board's 64-bit system; the trainers have no 32-bit packages"
+        yield CheckResult("fail", "python", found, remedy)
     else:
         yield CheckResult("ok", "python", found)
 
 
 def kernel_clock() -> bool | None:
-    """True if the kernel considers its clock synchronised (adjtimex(2)). None: unknown."""
+    """True if the kernel's clock is synchronised, by adjtimex(2). None: unknown."""
     if sys.platform != "linux":
         return None
     status = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -51,39 +45,37 @@ def clock(
     now: Callable[[], float] = time.time,
     kernel: KernelClock = kernel_clock,
 ) -> Iterator[CheckResult]:
-    """Check that the year is plausible and the clock is synchronised. MQTT has no time to compare with.
+    """Check that the year is plausible and the clock is synchronised. MQTT offers no time to compare with.
 
     Args:
         root: folder in which `proc`, `sys` and `run` lie.
-        matters: True if certificates depend on this clock.
-        now: seconds since 1970.
-        kernel: tells if the kernel's clock is synchronised.
+        matters: True if certificates are checked by this clock.
+        now: returns the seconds since 1970.
+        kernel: returns whether the kernel's clock is synchronised.
     """
     at = datetime.fromtimestamp(now(), UTC)
     found = f"{at:%Y-%m-%d %H:%M} UTC"
     why = (
-        "certificates are checked by this clock"
-        if matters
-        else "the log's times are wrong, but training works"
+        "certificates are checked by this clock" if matters else "training works, but the log has wrong times"
     )
     if not EARLIEST <= at < LATEST:
         remedy = "turn on time synchronisation, or set the clock: sudo date -s '2026-01-31 12:00'"
-        yield CheckResult("fail" if matters else "warn", "clock", f"{found} is impossible; {why}", remedy)
+        yield CheckResult("fail" if matters else "warn", "clock", f"{found} cannot be right; {why}", remedy)
         return
     keeper = _keeper(root, kernel)
     if keeper is not None:
         yield CheckResult("ok", "clock", f"{found}, {keeper}")
         return
     remedy = "sudo timedatectl set-ntp true, or install chrony"
-    yield CheckResult("warn", "clock", f"{found}, maybe not synchronised; if it is wrong, {why}", remedy)
+    yield CheckResult("warn", "clock", f"{found}, perhaps not synchronised; {why}", remedy)
 
 
 def _keeper(root: Path, kernel: KernelClock) -> str | None:
-    """What synchronises the clock, in words. None: nothing known does."""
+    """Text that says what synchronises the clock; None if nothing known does."""
     if (root / "run/systemd/timesync/synchronized").exists():
         return "synchronised by systemd-timesyncd"
     if root == Path("/") and kernel():
         return "synchronised"
     if (root / "run/chrony/chronyd.pid").exists():
-        return "kept by chrony"
+        return "synchronised by chrony"
     return None

@@ -1,4 +1,4 @@
-"""Checks the board's sensors against the needs of the owner's policy."""
+"""Checks that the board has the sensors that the owner's policy needs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from fleetune.edge_agent.probes.show import readable
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.errors import said_and_remedy
 
-_SENSORS = {  # name in `Conditions`: label, and the policy's keys that need the sensor
+_SENSORS = {  # name in `Conditions`: label, and the keys of the policy that need the sensor
     "power": ("power supply", ("charging_only", "min_battery", "max_battery_percent_per_hour")),
     "battery": ("battery charge", ("min_battery",)),
     "celsius": ("temperature", ("max_celsius",)),
@@ -23,7 +23,7 @@ _SENSORS = {  # name in `Conditions`: label, and the policy's keys that need the
 
 
 def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) -> Iterator[CheckResult]:
-    """Yield a result for each sensor, then one for the policy at present.
+    """Yield a result for each sensor, then one that says whether the policy allows training now.
 
     Args:
         root: folder in which `proc` and `sys` lie.
@@ -50,25 +50,23 @@ def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) ->
 
 
 def _policy_of(policy: Policy, key: str) -> Policy:
-    """A policy with only one key of another."""
+    """A policy that sets only this key."""
     return Policy(**{key: getattr(policy, key)})
 
 
 def _sensor(label: str, name: str, figure: Figure, key: str | None) -> CheckResult:
-    """The result for a sensor. `key` of the policy needs the sensor; None: no key does."""
+    """The result for a sensor. `key`: the key of the policy that needs the sensor; None if no key does."""
     if figure.value is not None:
         return CheckResult("ok", label, readable(name, figure))
     if key is None:
         return CheckResult("ok", label, f"unknown ({figure.note}); the policy does not need it")
     option = f"--{key.replace('_', '-')}"
-    remedy = (
-        f"without it the agent never trains: make it readable for the agent's user, or leave out {option}"
-    )
+    remedy = f"let the agent's user read this sensor, or leave out {option}; else the agent never trains"
     return CheckResult("fail", label, f"unknown ({figure.note}), and {key} needs it", remedy)
 
 
 def _allowed(problem: str | None) -> CheckResult:
     if problem is None:
         return CheckResult("ok", "policy", "training is allowed now")
-    remedy = "nothing if this is what you want: the agent waits until training is allowed"
+    remedy = "change the policy if the agent should train now; else it waits until training is allowed"
     return CheckResult("warn", "policy", f"the agent would not train now: {problem}", remedy)

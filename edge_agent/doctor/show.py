@@ -1,8 +1,7 @@
-"""Prints check results, for people one by one or for scripts as JSON."""
+"""Prints the results of the checks."""
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -23,17 +22,6 @@ def show(results: Iterable[CheckResult], console: Console) -> list[CheckResult]:
     return seen
 
 
-def as_json(results: Iterable[CheckResult]) -> bytes:
-    """JSON of the form `{"ok": ..., "results": [{"verdict", "what", "found", "remedy"}, ...]}`."""
-    seen = list(results)
-    return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "results": seen}), indent=2)
-
-
-def is_well(results: Iterable[CheckResult]) -> bool:
-    """True if no check failed."""
-    return all(result.verdict != "fail" for result in results)
-
-
 def _lines(result: CheckResult) -> Iterator[Text]:
     yield Text.assemble(
         (f"{result.verdict:<{len(_INDENT)}}", _STYLES[result.verdict]), f"{result.what}: {result.found}"
@@ -46,5 +34,5 @@ def _summary(results: list[CheckResult]) -> Text:
     verdicts = [result.verdict for result in results]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     if failed:
-        return Text(f"{failed} failed, {warned} warnings", "bold red")
-    return Text(f"nothing failed, {warned} warnings" if warned else "all is well", "green")
+        return Text(f"{failed} checks failed, {warned} warnings", "bold red")
+    return Text(f"no check failed, {warned} warnings" if warned else "no check failed", "green")

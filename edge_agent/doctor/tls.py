@@ -1,6 +1,4 @@
-"""Checks TLS with the broker: its certificate, the device's own, and the authority's, with their remaining
-days.
-"""
+"""Checks the TLS certificates of broker, device and authority, and how long they are still valid."""
 
 import socket
 import ssl
@@ -22,11 +20,11 @@ _OTHER_NAME = (62, 64)  # host name, IP address
 
 
 def own_certificate(broker: Broker) -> Iterator[CheckResult]:
-    """Check the device's certificate: it can be read, matches its key, and is valid."""
+    """Check that the device's certificate can be read, matches its key, and is valid."""
     what = "own certificate"
     if broker.cert is None:
         if broker.key is not None:
-            yield CheckResult("fail", what, "there is a --key but no --cert", "give both, or neither")
+            yield CheckResult("fail", what, "--key is given without --cert", "give both options, or neither")
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(broker.cert, broker.key, password=_no_phrase)
@@ -37,17 +35,22 @@ def own_certificate(broker: Broker) -> Iterator[CheckResult]:
             yield CheckResult("fail", what, f"{broker.cert} does not match {key}", remedy)
             return
         found = f"{broker.cert} with {key}: {problem.reason or 'not readable'}"
-        yield CheckResult("fail", what, found, "both must be PEM files, and the key without a pass phrase")
+        yield CheckResult("fail", what, found, "give two PEM files, the key without a pass phrase")
         return
     except OSError as problem:
-        remedy = "check the path, and that the agent's user may read both files"
+        remedy = "check the paths, and let the agent's user read both files"
         yield CheckResult("fail", what, f"{broker.cert}, {broker.key}: {problem.strerror}", remedy)
         return
-    yield _dated(what, broker.cert, *validity_of_file(Path(broker.cert)), "have it renewed")
+    yield _dated(
+        what,
+        broker.cert,
+        *validity_of_file(Path(broker.cert)),
+        "get a new one from its authority",
+    )
 
 
 def authority(broker: Broker) -> Iterator[CheckResult]:
-    """Check the file of --ca: it can be read, and no certificate in it has expired."""
+    """Check that the file of --ca can be read and that its first certificate is valid."""
     what = "authority"
     if broker.ca is None:
         return
@@ -56,54 +59,48 @@ def authority(broker: Broker) -> Iterator[CheckResult]:
         context.load_verify_locations(broker.ca)
     except (OSError, ValueError) as problem:  # SSLError is a subclass of OSError
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
-        reason = "no certificate in it" if isinstance(problem, ssl.SSLError) else reason
+        reason = "it contains no certificate" if isinstance(problem, ssl.SSLError) else reason
         remedy = "give the PEM file of the authority that signed the broker's certificate"
         yield CheckResult("fail", what, f"{broker.ca}: {reason}", remedy)
         return
-    yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), "fetch the authority's new certificate")
+    yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), "get the authority's new certificate")
 
 
 def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
-    """Check the broker's certificate in a handshake: chain, name and dates. Report a demand for our
-    certificate.
-    """
+    """Check the broker's certificate by a handshake, and whether the broker accepts the device's."""
     what = "broker's certificate"
     try:
         with _handshake(broker, _context(broker)) as line:
             der = line.getpeercert(binary_form=True) or b""
-            objection = _objection_after(line)
+            rejection = _rejection_after(line)
     except ssl.SSLCertVerificationError as problem:
         yield CheckResult("fail", what, *_explained(broker, problem))
         return
     except ssl.SSLError as problem:
-        found = f"no TLS handshake with {broker} ({problem.reason or problem})"
-        yield CheckResult(
-            "fail",
-            what,
-            found,
-            "check that this is the broker's TLS port. Without TLS use mqtt:// or host:port",
-        )
+        found = f"the TLS handshake with {broker} fails ({problem.reason or problem})"
+        remedy = "check that this is the broker's TLS port, or connect without TLS: mqtt://host:port"
+        yield CheckResult("fail", what, found, remedy)
         return
     except OSError as problem:
+        found = f"{broker} ends the connection during the TLS handshake: {problem}"
         yield CheckResult(
-            "fail", what, f"the handshake with {broker} was cut off: {problem}", "look at the broker's log"
+            "fail", what, found, "check that this port uses TLS (else use mqtt://)"
         )
         return
     yield _dated(what, broker.host, *validity(der), "renew it on the broker")
-    if objection is not None:
-        yield objection
+    if rejection is not None:
+        yield rejection
 
 
 def _dated(what: str, name: str, first: datetime, last: datetime, remedy: str) -> CheckResult:
     now = datetime.now(UTC)
     days = (last - now).days
     if now < first:
-        found = f"{name}: valid from {first:%Y-%m-%d}, but the clock says {now:%Y-%m-%d}"
-        return CheckResult("fail", what, found, "set the clock if it is wrong")
+        found = f"{name}: valid from {first:%Y-%m-%d}, but this device's clock is at {now:%Y-%m-%d}"
+        return CheckResult("fail", what, found, "set this device's clock if it is wrong")
     if now >= last:
-        return CheckResult(
-            "fail", what, f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})", remedy
-        )
+        found = f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})"
+        return CheckResult("fail", what, found, remedy)
     found = f"{name}: valid for {days} more days (until {last:%Y-%m-%d})"
     return CheckResult("warn", what, found, remedy) if days < SOON_DAYS else CheckResult("ok", what, found)
 
@@ -134,49 +131,48 @@ def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
         raise
 
 
-def _objection_after(line: ssl.SSLSocket) -> CheckResult | None:
-    """The broker's objection to this device's identity after the handshake. None: it sends nothing."""
+def _rejection_after(line: ssl.SSLSocket) -> CheckResult | None:
+    """The result if the broker rejects the device's certificate after the handshake; None if it does not."""
     line.settimeout(_LISTEN_S)
     try:
         line.recv(1)
     except ssl.SSLError as problem:
         if "CERTIFICATE_REQUIRED" in str(problem.reason) or "HANDSHAKE_FAILURE" in str(problem.reason):
-            return CheckResult(
-                "fail", "own certificate", "the broker requires one", "give this device's --cert and --key"
-            )
-        found = f"the broker does not accept it ({problem.reason or problem})"
-        return CheckResult(
-            "fail", "own certificate", found, "have it signed by an authority that the broker trusts"
-        )
+            found, remedy = "the broker requires one", "give this device's --cert and --key"
+        else:
+            found = f"the broker does not accept it ({problem.reason or problem})"
+            remedy = "use a certificate that is signed by an authority that the broker trusts"
+        return CheckResult("fail", "own certificate", found, remedy)
     except OSError:  # usually a timeout, as the broker sends nothing
         return None
     return None
 
 
 def _explained(broker: Broker, problem: ssl.SSLCertVerificationError) -> tuple[str, str]:
-    """Fault of the broker's certificate, and the remedy."""
+    """What is wrong with the broker's certificate, and the remedy."""
     if problem.verify_code in _OTHER_NAME:
         names = ", ".join(_names(broker)) or "none"
-        return f"{broker.host} is not one of its names ({names})", "use one of these names in --broker"
+        return f"it is not valid for {broker.host}, only for {names}", "use one of its names in --broker"
     first, last = _dates_untrusted(broker)
     now = datetime.fromtimestamp(time.time(), UTC)
     if problem.verify_code == _NOT_YET:
-        found = f"not valid before {first:%Y-%m-%d %H:%M}, but the clock says {now:%Y-%m-%d %H:%M} UTC"
-        return found, "set the clock"
+        found = f"not valid before {first:%Y-%m-%d %H:%M}, but this device's clock says {now:%Y-%m-%d %H:%M}"
+        return found, "set this device's clock"
     if problem.verify_code == _EXPIRED:
         if now < last:
-            return "an authority in its chain has expired", "renew the chain on both sides"
+            return (
+                "an authority in its chain has expired",
+                "renew the authority's certificate on the broker and in --ca",
+            )
         found = f"expired {(now - last).days} days ago ({last:%Y-%m-%d})"
         return found, "renew it on the broker, or set this device's clock if that is wrong"
     by = f"the authority of {broker.ca}" if broker.ca else "an authority that this system knows"
-    return (
-        f"not signed by {by} ({problem.verify_message})",
-        "give the PEM file of the authority that signed it: --ca",
-    )
+    found = f"not signed by {by} ({problem.verify_message})"
+    return found, "give the PEM file of the authority that signed it: --ca"
 
 
 def _names(broker: Broker) -> list[str]:
-    """Names in the broker's certificate, which is trusted except for its name."""
+    """Names in the broker's certificate, whose chain is valid."""
     context = _context(broker)
     context.check_hostname = False
     with _handshake(broker, context) as line:
@@ -186,7 +182,7 @@ def _names(broker: Broker) -> list[str]:
 
 
 def _dates_untrusted(broker: Broker) -> tuple[datetime, datetime]:
-    """From when until when the broker's certificate is valid, trusted or not."""
+    """Dates between which the broker's certificate is valid, even if it is not trusted."""
     context = _context(broker)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with _handshake(broker, context) as line:

@@ -5,64 +5,23 @@ rounds in its state. That state lies in the extension's slot of the session's st
 one write. A final evaluation works on a copy, and its new states are discarded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates
-from fleetune.protocols.method.trainer import Part, Trainer
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.tasks.anomaly_threshold import Threshold
-from fleetune.protocols.tasks.score_gain import Gain
-from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.release import Release
 
 S = TypeVar("S")
 Slots = Mapping[str, Any]
 """The states of a session, by the name of the extension or feature that owns each."""
-
-
-class EvaluatingTrainer(Trainer, Protocol):
-    """A device's model and data: it trains, and evaluates models on the device's own samples."""
-
-    def in_round(
-        self,
-        number: int,
-        optimiser_states: RoundOptimiserStates | None,
-        *,
-        local_work: float = 1.0,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> "EvaluatingTrainer":
-        """The trainer for one round. It writes the optimiser's new state into `optimiser_states`."""
-        ...
-
-    def on_all(self) -> Trainer:
-        """The same trainer, with the validation samples added to the training samples."""
-        ...
-
-    @property
-    def num_test(self) -> int: ...
-
-    @property
-    def task(self) -> Task: ...
-
-    def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """The task's score; None if the part is empty or the score is undefined on it."""
-        ...
-
-    def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
-        """All scores of the task by name."""
-        ...
-
-    def threshold(self, weights: FlatArray) -> Threshold | None: ...
-
-    def gain(self, weights: FlatArray, others: FlatArray, part: Part) -> Gain | None: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +47,7 @@ class RunStart:
     """
 
     enrolment: Enrolment
-    trainer: EvaluatingTrainer
+    trainer: LocalTrainer
     files: DeployedFiles | None = None
     num_validation: int = 0
     samples: str = ""
@@ -123,7 +82,7 @@ class TrainingRound:
     """
 
     attempt: RoundAttempt
-    trainer: EvaluatingTrainer
+    trainer: LocalTrainer
     key: Key
     slots: dict[str, Any]
     release: Release | UnsetType = UNSET

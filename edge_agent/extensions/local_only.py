@@ -16,13 +16,13 @@ from typing import Self
 from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.extensions.extension import (
-    EvaluatingTrainer,
     Extension,
     RoundAttempt,
     RunStart,
     TrainingResult,
     TrainingRound,
 )
+from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.optimisers.optimiser_states import RoundOptimiserStates, States
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.method.trainer import FitPlan
@@ -104,7 +104,7 @@ def trained(
     model: LocalOnlyModel,
     attempt: RoundAttempt,
     every: int,
-    trainer: EvaluatingTrainer,
+    trainer: LocalTrainer,
     key: Key,
     memory: RoundOptimiserStates | None = None,
 ) -> LocalOnlyModel:

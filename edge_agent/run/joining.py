@@ -12,10 +12,14 @@ from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.memory_room import check_unpacks
 from fleetune.edge_agent.run.round_planner import RoundPlanner
 from fleetune.edge_agent.run.round_sessions import RoundSessions
-from fleetune.edge_agent.run.run_backend import backend_of, warn_of_single_samples
+from fleetune.edge_agent.run.run_backend import backend_of
 from fleetune.edge_agent.run.samples import FixedSamples, Samples
 from fleetune.edge_agent.run.starting_model import deployed_weights
-from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.local_training import (
+    LocalTrainer,
+    single_sample_line,
+    trains_on_single_samples,
+)
 from fleetune.edge_agent.training.trainers import Kind, needs_bundle
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.conditions import Conditions
@@ -64,7 +68,9 @@ def join(
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     backend = backend_of(device, enrolment, kind, conditions, stop)
     own = samples.as_trained(own, backend.vocabulary)
-    warn_of_single_samples(settings.device, backend, own.size("train"), enrolment.training.batch_size)
+    num_samples, batch_size = own.size("train"), enrolment.training.batch_size
+    if trains_on_single_samples(enrolment.spec, num_samples, batch_size):
+        log.warning("%s", single_sample_line(f"{settings.device} has 1 training sample", batch_size))
     bare = LocalTrainer(backend, own.without_samples(), enrolment.training, stop, progress)
     sessions = RoundSessions(device, enrolment, method, samples, bare)
     trainer = sessions.trainer_of(own)

@@ -8,7 +8,6 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.extensions.extension import (
-    EvaluatingTrainer,
     ExtensionChain,
     RoundAttempt,
     TrainingResult,
@@ -16,6 +15,7 @@ from fleetune.edge_agent.extensions.extension import (
 )
 from fleetune.edge_agent.extensions.session_state import State
 from fleetune.edge_agent.run.observed_trainer import ObservedTrainer
+from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.finite import not_finite
@@ -61,7 +61,7 @@ class LocalRound:
         enrolment: Enrolment,
         device: str,
         method: Method[Any, Any, Any, Any],
-        trainer: EvaluatingTrainer,
+        trainer: LocalTrainer,
         extensions: ExtensionChain,
     ) -> None:
         self._enrolment, self._device, self._method = enrolment, device, method

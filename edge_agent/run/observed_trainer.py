@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.extensions.extension import EvaluatingTrainer
+from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.method.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -26,7 +26,7 @@ class ObservedTrainer:
         local_work: the smallest share of the run's epochs that a `fit` did; None before the first.
     """
 
-    def __init__(self, trainer: EvaluatingTrainer, *, keep_start: bool = False) -> None:
+    def __init__(self, trainer: LocalTrainer, *, keep_start: bool = False) -> None:
         self._trainer, self._keep_start = trainer, keep_start
         self.start: FlatArray | None = None
         self.before: float | None = None

@@ -1,6 +1,5 @@
 """The backend that trains a run's model on this board, within its memory."""
 
-import logging
 from collections.abc import Callable
 
 from fleetune.edge_agent.probes.memory import process_memory
@@ -8,11 +7,6 @@ from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.memory_room import check_holds, check_unpacks, room
 from fleetune.edge_agent.state.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.training.backend import Backend
-from fleetune.edge_agent.training.single_sample_batches import (
-    describe_single_batches,
-    has_single_batches,
-    norms_with_fixed_statistics,
-)
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend
 from fleetune.protocols.bundle.bundle import read_bundle
@@ -21,16 +15,6 @@ from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.wire.payloads import Enrolment
 
 LONGEST_STEP_S = 60.0  # lower bound of the step limit; a step longer than the round is of no use
-
-log = logging.getLogger(__name__)
-
-
-def warn_of_single_samples(device: str, backend: Backend, num_samples: int, batch_size: int) -> None:
-    """Warn of batches with a single sample. Raises ModelError if the backend cannot train on them."""
-    if has_single_batches(backend.spec, num_samples, batch_size):
-        who = f"{device} has {num_samples} training sample{'s' * (num_samples > 1)}"
-        if line := describe_single_batches(who, norms_with_fixed_statistics(backend), batch_size):
-            log.warning("%s", line)
 
 
 def backend_of(

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from fleetune.edge_agent.extensions.extension import EvaluatingTrainer, ExtensionChain, RunStart
+from fleetune.edge_agent.extensions.extension import ExtensionChain, RunStart
 from fleetune.edge_agent.extensions.order import extensions_of
 from fleetune.edge_agent.extensions.session_state import HELD_MODEL, RESIDUAL, SessionState, State, recall
 from fleetune.edge_agent.run.local_round import LocalRound
@@ -18,6 +18,7 @@ from fleetune.edge_agent.run.shared_session_cache import SharedSessionCache
 from fleetune.edge_agent.run.task_reader import TaskReader
 from fleetune.edge_agent.run.update_writer import UpdateWriter
 from fleetune.edge_agent.state.agent_store import Memory
+from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.errors import ReferenceModelUnknown
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.method.method import Method
@@ -68,7 +69,7 @@ class Session:
         enrolment: Enrolment,
         device: str,
         method: Method[Any, Any, Any, Any],
-        trainer: EvaluatingTrainer,
+        trainer: LocalTrainer,
         memory: Memory,
         *,
         extensions: ExtensionChain | None = None,

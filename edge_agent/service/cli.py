@@ -105,7 +105,7 @@ def uninstall(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False) -> None:
     """`edge-agent doctor` with the service's settings, as the service's user."""
     import shlex
     import socket

@@ -40,14 +40,28 @@ def never() -> bool:
 def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
     """Divide an epoch of samples into batches.
 
-    The last, partial batch is used. If it has a single sample, it is merged into the batch before it for
-    every
-    model: batch normalisation cannot process one sample, and its gradient is the noisiest.
+    The last batch may be smaller. If it would have a single sample, the batch before it takes that sample,
+    for every model: batch normalisation cannot process one sample, and its gradient is the noisiest.
     """
     starts = list(range(0, num_samples, batch_size))
     if len(starts) > 1 and batch_size > 1 and num_samples - starts[-1] == 1:
         starts.pop()
     return [slice(start, stop) for start, stop in pairwise([*starts, num_samples])]
+
+
+def trains_on_single_samples(spec: ModelSpec, num_samples: int, batch_size: int) -> bool:
+    """True if a device trains a model with batch norms on batches of one sample.
+
+    Batch norms with one value a channel then use their running statistics.
+    """
+    has_norms = any(tensor.kind == "stat" for tensor in spec.tensors)
+    return has_norms and (num_samples == 1 or (num_samples > 1 and batch_size == 1))
+
+
+def single_sample_line(devices: str, batch_size: int) -> str:
+    """The line that tells a user which devices train on single samples, and the consequence."""
+    why = "training.batch_size = 1" if batch_size == 1 else devices
+    return f"{why}: batch norms with one value a channel use their running statistics there"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.settings.section import PROCESSOR
 
+OLDEST = (1, 16)
 _ON_PROCESSOR, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _OF_CARDS = {
     "cuda": (_CUDA,),
@@ -50,17 +51,28 @@ def providers(runtime: Any, device: str) -> list[Provider]:
     runtime.set_default_logger_severity(3)
     _load_libraries(runtime)
     options = {"device_id": number or "0"}
-    of_cuda = _CONVOLUTIONS_BY_RULE | (_WHOLE_FLOATS if version(runtime) >= _WHOLE_FLOATS_SINCE else {})
+    of_cuda = _CONVOLUTIONS_BY_RULE | (
+        _WHOLE_FLOATS if version(runtime.__version__) >= _WHOLE_FLOATS_SINCE else {}
+    )
     of_card = [
         (name, options | (of_cuda if name == _CUDA else {})) for name in _OF_CARDS[kind] if name in there
     ]
     return [*of_card, _ON_PROCESSOR]
 
 
-def version(runtime: Any) -> tuple[int, int]:
-    """The first two numbers of the version of the module `onnxruntime`."""
-    first, second = runtime.__version__.split(".")[:2]
+def version(text: str) -> tuple[int, int]:
+    """The first two numbers of a version of ONNX Runtime."""
+    first, second = text.split(".")[:2]
     return int(first), int(second)
+
+
+def check_version(text: str) -> None:
+    """Raise ModelError if this version of ONNX Runtime is too old."""
+    if version(text) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ModelError(
+            f"onnxruntime {text} is too old; install {oldest} or newer: pip install 'onnxruntime>={oldest}'"
+        )
 
 
 def _load_libraries(runtime: Any) -> None:
@@ -78,6 +90,6 @@ def check_used(session: Any, device: str) -> None:
     """Raise ModelError if the runtime fell back to the processor because a library is missing."""
     if device != PROCESSOR and session.get_providers()[0] == _ON_PROCESSOR:
         raise ModelError(
-            f"onnxruntime could not load its libraries for {device} (CUDA, cuDNN; TensorRT) and would train"
-            " on the processor: install the versions that it was built for, or leave out --train-on"
+            f"onnxruntime cannot load the GPU libraries (CUDA, cuDNN) for {device} and would train on the"
+            " processor; install the library versions that it was built for, or leave out --train-on"
         )

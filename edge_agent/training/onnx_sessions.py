@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.onnx_providers import check_used, providers, version
+from fleetune.edge_agent.training.onnx_providers import check_used, check_version, providers
 from fleetune.edge_agent.training.ort_training_package import without_torch
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
@@ -18,7 +18,6 @@ from fleetune.protocols.bundle.onnx_file import ports_of, write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.settings.section import PROCESSOR
 
-OLDEST = (1, 16)
 # This is the default. Without it Python finds out by an exception, which takes 20 to 40 us in each run.
 _CAPTURED_GRAPH = "gpu_graph_id", "0"
 MAX_SESSIONS = 6  # A method uses a few sets of layers, and each session holds its own memory.
@@ -204,13 +203,8 @@ def runtime() -> Any:
         with without_torch():
             import onnxruntime
     except ImportError:
-        raise ModelError("ONNX Runtime is not installed here: pip install onnxruntime") from None
-    if version(onnxruntime) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise ModelError(
-            f"onnxruntime {onnxruntime.__version__} is too old; at least {oldest} is needed:"
-            f" pip install 'onnxruntime>={oldest}'"
-        )
+        raise ModelError("ONNX Runtime is not installed here; pip install onnxruntime") from None
+    check_version(onnxruntime.__version__)
     return onnxruntime
 
 

@@ -13,9 +13,9 @@ from fleetune.protocols.errors import ModelError
 _PARENT = "onnxruntime.training"
 _FOR_TORCH = f"{_PARENT}.ortmodule"
 MISSING = (
-    "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"
-    " pip install --no-deps onnxruntime-training-cpu==1.19.2. It exists for Python 3.11 and 3.12 on x86-64"
-    " (Linux, macOS, Windows), not for aarch64 or later Pythons. --trainer onnx runs everywhere"
+    "onnxruntime-training is not installed here; pip uninstall onnxruntime, then"
+    " pip install --no-deps onnxruntime-training-cpu==1.19.2 (only for Python 3.11 and 3.12 on x86-64), or"
+    " use --trainer onnx, which runs everywhere"
 )
 
 

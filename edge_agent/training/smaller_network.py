@@ -83,7 +83,7 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
     spec = whole.spec
     groups = zip(spec.groups, smaller.spec.groups, strict=True)
     present = neuron_mask(spec, [np.arange(size) < few for size, few in groups], statistics=True)
-    weights, size = synthetic_weights(spec), spec.num_parameters
+    weights, size = _synthetic_weights(spec), spec.num_parameters
     weights[:size] *= present[:size]
     losses, *statistics = _two_steps(whole, weights)
     gradient = whole.gradient[present]
@@ -100,7 +100,7 @@ def _two_steps(backend: Backend, weights: FlatArray) -> list[FlatArray]:
     step's.
     """
     backend.load(weights)
-    x, y = made_up_samples(backend)
+    x, y = _synthetic_samples(backend)
     losses, after = [], []
     for step in range(2):
         losses.append(backend.step(x, y, Key(step)))
@@ -138,7 +138,7 @@ def _fading(
     return found
 
 
-def synthetic_weights(spec: ModelSpec) -> FlatArray:
+def _synthetic_weights(spec: ModelSpec) -> FlatArray:
     """Weights of usual sizes, none of them 0, with positive variances."""
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
@@ -152,7 +152,7 @@ def synthetic_weights(spec: ModelSpec) -> FlatArray:
     return weights
 
 
-def made_up_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
+def _synthetic_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
     spec, draw = backend.spec, Key.of("smaller network", "samples").generator()
     shape = (_SAMPLES, *spec.input_shape)
     x: InputArray = draw.standard_normal(shape).astype(np.float32)

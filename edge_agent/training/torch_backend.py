@@ -26,7 +26,6 @@ from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.gpu.torch_device import PROCESSOR
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, is_worth_shrinking
-from fleetune.edge_agent.training.torch_evaluation import TorchEvaluation
 from fleetune.edge_agent.training.torch_steps import TorchSteps
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model.backbone_file import Tensors
@@ -64,9 +63,8 @@ class TorchBackend:
     ) -> None:
         self._model = FlatModule(spec, module, device)
         self._task, self.precision = task, precision
-        self._forward = ForwardPass(self._model)
+        self._forward = ForwardPass(self._model, task)
         self._steps = TorchSteps(self._model, self._forward, task, precision)
-        self._evaluation = TorchEvaluation(self._model, self._forward, task)
         self._smaller = SmallerNetworks(self, self._make_smaller)
 
     @classmethod
@@ -143,15 +141,15 @@ class TorchBackend:
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
-        return self._evaluation.evaluate(x, y)
+        return self._forward.evaluate(x, y)
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """The loss of each sample, see `Backend.losses`."""
-        return self._evaluation.losses(x, y)
+        return self._forward.losses(x, y)
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """The logits, or the input of the last layer, see `Backend.answer`."""
-        return self._evaluation.answer(x, what)
+        return self._forward.answer(x, what)
 
     def upper_layers(self) -> UpperLayers | None:
         """The layers above the frozen ones, see `Backend.upper_layers`."""
@@ -162,7 +160,6 @@ class TorchBackend:
             return None
         upper = copy.copy(self)
         upper._forward, upper._steps = forward, self._steps.with_forward(forward)  # noqa: SLF001 - of this class
-        upper._evaluation = TorchEvaluation(self._model, forward, self._task)  # noqa: SLF001
         replay, model = forward.replay, self._model
         return UpperLayers(
             upper, replay.size, lambda x: replay.compute_features(model.module, model.inputs(x))

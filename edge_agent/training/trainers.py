@@ -35,7 +35,7 @@ PIP: dict[str, str] = {
     "ort-training": "--no-deps onnxruntime-training-cpu==1.19.2",
 }
 
-_ORT_TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
+ORT_TRAINING = frozenset({"onnxruntime-training-cpu", "onnxruntime-training"})
 
 
 def installed() -> tuple[Kind, ...]:
@@ -46,8 +46,12 @@ def installed() -> tuple[Kind, ...]:
 def _is_installed(kind: Kind) -> bool:
     if kind != "ort-training":
         return importlib.util.find_spec("torch" if kind == "torch" else "onnxruntime") is not None
-    names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
-    return not names.isdisjoint(_ORT_TRAINING)
+    return bool(installed_packages() & ORT_TRAINING)
+
+
+def installed_packages() -> set[str]:
+    """Names of all packages in this Python environment."""
+    return {found.metadata["Name"] for found in importlib.metadata.distributions()}
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Trainers:
 
     Attributes:
         choice: the owner's option: one of `KINDS`, or "auto" for the lightest one that fits the run.
-        lacking: by the id of a run, why it has no bundle.
+        lacking: for each run without a bundle, the reason, by the run's id.
         train_on: device that computes.
         usable: those of `KINDS` that are installed here and can compute on `train_on`.
 
@@ -74,22 +78,25 @@ class Trainers:
             raise SettingError(f"--trainer {self.choice} is unknown; choose {AUTO}, {', '.join(KINDS)}")
         self.usable = installed()
         if not self.usable:
-            raise ModelError(f"no trainer is installed here: pip install {PIP['onnx']}")
+            torch = f"or, for models of your own, pip install {PIP['torch']}"
+            raise ModelError(f"no trainer is installed here; pip install {PIP['onnx']}, {torch}")
         if self.choice == "ort-training" and self.choice not in self.usable:
             raise ModelError(MISSING)
         if self.choice != AUTO and self.choice not in self.usable:
             raise ModelError(
-                f"--trainer {self.choice} is not installed here, but {', '.join(self.usable)} is;"
-                f" pip install {PIP[self.choice]}"
+                f"--trainer {self.choice} is not installed here, only {', '.join(self.usable)};"
+                f" pip install {PIP[self.choice]}, or choose another trainer"
             )
-        self._keep_those_that_can()
-
-    def _keep_those_that_can(self) -> None:
         chosen = [kind for kind in self.usable if self.choice in (AUTO, kind)]
-        reasons = {kind: _why_not_on(kind, self.train_on) for kind in chosen}
-        self.usable = tuple(kind for kind in chosen if not reasons[kind])
+        problems = {kind: _problem_on(kind, self.train_on) for kind in chosen}
+        self.usable = tuple(kind for kind, problem in problems.items() if problem is None)
         if not self.usable:
-            raise ModelError(f"--train-on {self.train_on}: {'; '.join(reasons.values())}")
+            known = [problem for problem in problems.values() if problem is not None]
+            found = " and ".join(problem.found for problem in known)
+            remedies = ", or ".join(problem.remedy for problem in known)
+            raise ModelError(
+                f"--train-on {self.train_on}: {found}; {remedies}, or leave out --train-on (the processor)"
+            )
 
     def kind(self, run: str) -> Kind:
         """The trainer of a run.
@@ -105,12 +112,15 @@ class Trainers:
         raise ModelError(f"{self.lacking[run]}; torch can train it: pip install {PIP['torch']}")
 
 
-def _why_not_on(kind: Kind, device: str) -> str:
-    """Why a trainer cannot compute on a device. "": it can. Imports the trainer unless the device is cpu."""
+def _problem_on(kind: Kind, device: str) -> ModelError | None:
+    """The reason why a trainer cannot compute on a device; None if it can.
+
+    Imports the trainer, unless the device is the processor.
+    """
     if device == PROCESSOR:
-        return ""
+        return None
     if kind == "ort-training":
-        return "ort-training trains only on the processor"
+        return ModelError("ort-training trains only on the processor; choose another --trainer")
     try:
         if kind == "torch":
             from fleetune.edge_agent.training.gpu.torch_device import torch_device
@@ -121,12 +131,12 @@ def _why_not_on(kind: Kind, device: str) -> str:
 
             providers(runtime(), device)
     except ModelError as problem:
-        return str(problem)
-    return ""
+        return problem
+    return None
 
 
 def needs_bundle(kind: Kind) -> bool:
-    """True if a trainer needs a bundle. torch builds the model by its name."""
+    """True if a trainer needs the model's bundle. torch does not: it builds the model by its name."""
     return kind != "torch"
 
 
@@ -169,7 +179,7 @@ def make_backend(
     """
     if kind == "torch":
         if "torch" not in installed():
-            raise ModelError(f"torch is not installed here: pip install {PIP['torch']}")
+            raise ModelError(f"torch is not installed here; pip install {PIP['torch']}")
         import torch
 
         from fleetune.edge_agent.training.gpu.torch_device import torch_device
@@ -179,7 +189,10 @@ def make_backend(
         return TorchBackend.from_spec(spec, task, frozen, torch_device(device), precision)
     assert bundle is not None, "needs_bundle says so"
     if bundle.learns != task:
-        raise ModelError(f"the bundle of model {spec.name} has the loss of another task than the run's")
+        raise ModelError(
+            f"the bundle of model {spec.name} was exported for another [task] than the run's; export it again"
+            " with the run's [task]"
+        )
     if kind == "ort-training":
         from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
 
@@ -192,20 +205,24 @@ def make_backend(
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:
-    """Check that the trainer's own code fits into memory, before it is imported.
+    """Raise ModelError if the trainer's own code does not fit into memory, before it is imported.
 
     Args:
         kind: the trainer.
         usable: bytes that this process may hold. None: unknown.
         held: bytes that it holds.
-
-    Raises:
-        ModelError: it does not fit.
     """
-    module, needed = "torch" if kind == "torch" else "onnxruntime", IMPORT_BYTES[kind]
-    if module not in sys.modules and usable is not None and held + needed > usable:
-        raise ModelError(
-            f"{module} needs {needed / 1e6:.0f} MB on top of the {held / 1e6:.0f} MB in use, but this"
-            " process "
-            f"may take only {usable / 1e6:.0f} MB"
-        )
+    module = "torch" if kind == "torch" else "onnxruntime"
+    if module not in sys.modules and (problem := room_problem(kind, IMPORT_BYTES[kind], usable, held)):
+        raise problem
+
+
+def room_problem(kind: Kind, needed: int, usable: int | None, held: int) -> ModelError | None:
+    """The error of a trainer whose code needs `needed` more bytes; None if they fit. See `check_room`."""
+    if usable is None or held + needed <= usable:
+        return None
+    lighter = f"use --trainer onnx (pip install {PIP['onnx']}), " if kind == "torch" else ""
+    return ModelError(
+        f"{kind} needs {needed / 1e6:.0f} MB in addition to the {held / 1e6:.0f} MB in use, but this process"
+        f" may take only {usable / 1e6:.0f} MB; {lighter}stop other programs, or raise the limit (MemoryMax)"
+    )

@@ -16,12 +16,14 @@ from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.starting_weights import run_named
 from fleetune.coordinator.run.stored_run import Run, method_of, stored_run
 from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.edge_agent.training.local_training import single_sample_line, trains_on_single_samples
+from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator.caller_samples import CallerSamples
 from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun
-from fleetune.tools.simulator.device_specs import check_counts, check_ends
+from fleetune.tools.simulator.device_specs import check_counts, check_ends, device_specs
 from fleetune.tools.simulator.partitioned_data import PartitionedData
 from fleetune.tools.simulator.run_devices import (
     Arrivals,
@@ -34,6 +36,8 @@ from fleetune.tools.simulator.run_devices import (
 from fleetune.tools.simulator.simulated_device import SimulatedDevice
 from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.workers.trainer_choice import run_model, run_trainer
+
+_NAMED = 5  # maximum number of devices that a line names
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,8 @@ def open_new(
     try:
         names = [device.name for device in devices]
         begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
-        notices = "; ".join(filter(None, (begins, trains.notice)))
+        single = _single_sample_notice(settings, enrolment.spec, data)
+        notices = "; ".join(filter(None, (begins, trains.notice, single)))
         sent_bytes = _sent_at_first(run, beginning, runs)
         return OpenRun(run, devices, sent_bytes, arrivals, notices, groups_of(settings, data))
     except BaseException:
@@ -127,6 +132,20 @@ def open_stopped(found: ExistingRun, folder: Path, caller_samples: CallerSamples
     run.controller.recall()
     arrivals, groups = arrivals_of(found.settings, data), groups_of(found.settings, data)
     return OpenRun(run, devices, arrivals=arrivals, groups=groups)
+
+
+def _single_sample_notice(settings: RunSettings, spec: ModelSpec, data: PartitionedData) -> str:
+    """The line about devices with batches of one sample; empty if there are none."""
+    if settings.data.arrivals is not None:
+        return ""
+    batch_size = settings.training.batch_size
+    counts = zip(device_specs(settings.fleet, settings.run.seed), data.counts(spec), strict=True)
+    names = [device.name for device, own in counts if trains_on_single_samples(spec, own.train, batch_size)]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    verb = "has" if len(names) == 1 else "have"
+    return single_sample_line(f"{', '.join(names[:_NAMED])}{more} {verb} 1 training sample", batch_size)
 
 
 def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:

@@ -29,8 +29,7 @@ from fleetune.edge_agent.extensions.adoption.deployed_model import (
     read_deployed,
     with_threshold,
 )
-from fleetune.edge_agent.extensions.adoption.releases import Releases
-from fleetune.edge_agent.extensions.adoption.roll_out import RollOut
+from fleetune.edge_agent.extensions.adoption.roll_out import Releases, RollOut
 from fleetune.edge_agent.extensions.adoption.version_files import (
     deploy_version,
     keep_deployed_as_version,
@@ -219,8 +218,15 @@ class Adoption(Extension[ModelRecord]):
         if self._rule.has_versions:
             if self._files.pinned is not None:
                 return in_use
-            if (earlier := self._best_earlier(in_use)) is not None:
-                return self._gone_back(earlier, in_use)
+            versions = (
+                read_version(self._files, one) for one in self._files.numbers if one != in_use.record.version
+            )
+            earlier = self._rule.better_earlier(in_use, filter(None, versions))
+            if earlier is not None:
+                evaluated, weights = earlier
+                record = self._write(DeployedModel(evaluated.record, weights))
+                log.info("deployed again: version %d; %s", record.version, record.why)
+                return replace(evaluated, record=record)
         if in_use.record.samples != self._start.samples:  # its model has another structure
             return in_use
         return replace(in_use, record=self._write(DeployedModel(in_use.record, found.weights)))
@@ -235,28 +241,6 @@ class Adoption(Extension[ModelRecord]):
         elif section is not UNSET and section.canary:
             keep_deployed_as_version(self._files, found.record.version)
         return found
-
-    def _best_earlier(self, in_use: Evaluated) -> tuple[Evaluated, FlatArray] | None:
-        """The best earlier version that is shown to be better than the deployed one; None if none is."""
-        best: tuple[Evaluated, FlatArray] | None = None
-        for number in self._files.numbers:
-            found = read_version(self._files, number)
-            if found is None or number == in_use.record.version:
-                continue
-            earlier = self._rule.evaluate_deployed(found)
-            if self._rule.earlier_is_better(earlier, in_use) and (
-                best is None or self._rule.mean_loss(earlier) < self._rule.mean_loss(best[0])
-            ):
-                best = earlier, found.weights
-        return best
-
-    def _gone_back(self, earlier: tuple[Evaluated, FlatArray], in_use: Evaluated) -> Evaluated:
-        evaluated, weights = earlier
-        worse = self._rule.worse_by(in_use, evaluated)
-        why = f"gone back to: version {in_use.record.version} is worse on the samples of today{worse}"
-        record = self._write(DeployedModel(replace(evaluated.record, why=why), weights))
-        log.info("back to version %d: %s", record.version, why)
-        return replace(evaluated, record=record)
 
     def _measures(
         self, best: ModelRecord | None, local_only: LocalOnlyModel | None, attempt: RoundAttempt

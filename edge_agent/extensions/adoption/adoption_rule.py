@@ -1,14 +1,16 @@
 """Base class of adoption rules. A rule evaluates models on the device's samples and chooses one to deploy."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from fleetune.edge_agent.extensions.adoption.decisions import Decision
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.extensions.adoption.paired_test import Losses
 from fleetune.edge_agent.extensions.extension import RoundAttempt
 from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
+from fleetune.protocols.model.spec import FlatArray
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,20 @@ class Choice:
     decision: Decision | None = None
 
 
-class AdoptionRule(Protocol):
+class AdoptionRule(ABC):
     """Chooses which model a device deploys.
 
     Class attributes:
         has_versions: True if deployed models become numbered versions, one of which may be pinned.
     """
 
-    has_versions: ClassVar[bool]
+    has_versions: ClassVar[bool] = False
 
+    @abstractmethod
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
         """Evaluate the deployed model or a version on current samples that it was not trained on."""
-        ...
 
+    @abstractmethod
     def choose(
         self,
         candidates: Sequence[DeployedModel],
@@ -82,16 +85,15 @@ class AdoptionRule(Protocol):
             local_only: the local-only model after this round; None if the run trains none.
             attempt: the round and its attempt.
         """
-        ...
 
-    def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:
-        """True if an earlier version is shown to be better than the deployed one."""
-        ...
+    def better_earlier(
+        self,
+        in_use: Evaluated,  # noqa: ARG002 - for rules that override it
+        versions: Iterable[DeployedModel],  # noqa: ARG002
+    ) -> tuple[Evaluated, FlatArray] | None:
+        """The best of the earlier versions that are shown to be better than the deployed model, evaluated.
 
-    def mean_loss(self, one: Evaluated) -> float:
-        """Mean loss of a model on the held-out samples."""
-        ...
-
-    def worse_by(self, one: Evaluated, other: Evaluated) -> str:
-        """Readable text of how much higher the loss of `one` is than that of `other`; empty if not known."""
-        ...
+        Returns:
+            None if there is no such version, or if deployed models have no versions.
+        """
+        return None

@@ -20,9 +20,8 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from fleetune.edge_agent.extensions.adoption.adoption_rule import Choice, Evaluated
+from fleetune.edge_agent.extensions.adoption.adoption_rule import AdoptionRule, Choice, Evaluated
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord
 from fleetune.edge_agent.extensions.extension import RoundAttempt, RunStart
 from fleetune.edge_agent.extensions.local_only import LocalOnlyModel
@@ -51,7 +50,7 @@ def _question(record: ModelRecord) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class BestCheckpoint:
+class BestCheckpoint(AdoptionRule):
     """Adoption rule that deploys the best checkpoint so far; see `AdoptionRule`.
 
     Attributes:
@@ -59,7 +58,6 @@ class BestCheckpoint:
     """
 
     start: RunStart
-    has_versions: ClassVar[bool] = False
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
         """The deployed model with its metrics on the current samples, if this trainer can evaluate it."""
@@ -96,15 +94,6 @@ class BestCheckpoint:
                 deployed = in_use.record.words if in_use else "another run"
                 log.info("model of %s: that of %s stays deployed", record.words, deployed)
         return None if in_use is None else Choice(in_use, best=best)
-
-    def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:  # noqa: ARG002 - no versions
-        return False
-
-    def mean_loss(self, one: Evaluated) -> float:
-        return one.record.validation_loss or 0.0
-
-    def worse_by(self, one: Evaluated, other: Evaluated) -> str:  # noqa: ARG002 - likewise
-        return ""
 
     def _evaluated(self, candidate: DeployedModel, in_use: Evaluated | None) -> Evaluated:
         record, weights = candidate.record, candidate.weights

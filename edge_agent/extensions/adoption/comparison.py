@@ -23,14 +23,13 @@ All models that a round produces are compared on the same current held-out sampl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from msgspec import UNSET
 
-from fleetune.edge_agent.extensions.adoption.adoption_rule import Choice, Evaluated
+from fleetune.edge_agent.extensions.adoption.adoption_rule import AdoptionRule, Choice, Evaluated
 from fleetune.edge_agent.extensions.adoption.decisions import Decision
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, new_record
 from fleetune.edge_agent.extensions.adoption.paired_test import (
@@ -80,14 +79,14 @@ class PairedComparison:
         return found is not None and found.mean <= 0.0 and _scores(one, other)
 
 
-class LocalOnlyComparison:
+class LocalOnlyComparison(AdoptionRule):
     """Adoption rule that compares models with the local-only model; see `AdoptionRule`.
 
     Args:
         start: the run, with its [adoption], and the device's model and data.
     """
 
-    has_versions: ClassVar[bool] = True
+    has_versions = True
 
     def __init__(self, start: RunStart) -> None:
         section = start.enrolment.adoption
@@ -132,15 +131,18 @@ class LocalOnlyComparison:
         decision = self._decision(attempt, finite, own, choice)
         return replace(choice, used=replace(choice.used, record=record), decision=decision)
 
-    def earlier_is_better(self, earlier: Evaluated, in_use: Evaluated) -> bool:
-        return self._compare.beats(earlier, in_use)
-
-    def mean_loss(self, one: Evaluated) -> float:
-        return self._compare.mean(one)
-
-    def worse_by(self, one: Evaluated, other: Evaluated) -> str:
-        lost = self._compare.difference(one, other)
-        return "" if lost is None else f" by {lost.mean:.3g} ± {lost.standard_error:.2g} in loss"
+    def better_earlier(
+        self, in_use: Evaluated, versions: Iterable[DeployedModel]
+    ) -> tuple[Evaluated, FlatArray] | None:
+        """See `AdoptionRule.better_earlier`. The record of the returned version gives the reason."""
+        evaluated = ((self.evaluate_deployed(one), one.weights) for one in versions)
+        better = [pair for pair in evaluated if self._compare.beats(pair[0], in_use)]
+        if not better:
+            return None
+        best, weights = min(better, key=lambda pair: self._compare.mean(pair[0]))
+        worse = _by(self._compare.difference(in_use, best))
+        why = f"version {in_use.record.version} is worse on the present samples{worse}"
+        return replace(best, record=replace(best.record, why=why)), weights
 
     def _evaluated(self, one: DeployedModel) -> Evaluated:
         trainer = self._start.trainer

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fleetune.edge_agent.extensions.extension import EvaluatingTrainer, RoundAttempt
+from fleetune.edge_agent.extensions.extension import RoundAttempt
+from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms, Threshold
@@ -142,7 +143,7 @@ def read_deployed(data: bytes | None, spec: ModelSpec | None = None) -> Deployed
 
 
 def with_threshold(
-    record: ModelRecord, weights: FlatArray, enrolment: Enrolment, trainer: EvaluatingTrainer
+    record: ModelRecord, weights: FlatArray, enrolment: Enrolment, trainer: LocalTrainer
 ) -> ModelRecord:
     """Add the anomaly threshold to `record` if the run learns to reconstruct."""
     if not isinstance(enrolment.learns, Reconstruction):

@@ -14,5 +14,5 @@ REGISTRY: dict[str, type[Optimiser]] = {
 
 
 def optimiser_of(settings: TrainingSection) -> Optimiser:
-    """The run's optimiser with its settings."""
-    return REGISTRY[settings.optimiser].of(settings)
+    """The optimiser that a [training] section names, with the settings of that section."""
+    return REGISTRY[settings.optimiser](settings)

@@ -1,12 +1,13 @@
-"""The interface of optimisers: the change of each weight, from its gradient and the optimiser's state.
+"""The base class of optimisers, which compute the change of each weight from its gradient and their state.
 
-An optimiser works elementwise on blocks of entries. `edge_agent.training.descent` chooses the entries and
-handles frozen ones, the pull and clipping.
+An optimiser works elementwise on blocks of entries. `edge_agent.training.descent` chooses the entries, and
+handles frozen entries, the pull and clipping.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ class OptimiserState:
 
     Attributes:
         vectors: the optimiser's vectors, each of shape (spec.num_parameters,), 0 at entries that were never
-            trained. If it counts steps, one more vector with the steps of each entry, exact up to 2^24.
+            trained. An optimiser that counts steps has one more vector: the number of steps of each entry,
+            exact up to 2^24.
     """
 
     vectors: tuple[FlatArray, ...]
@@ -49,25 +51,27 @@ class StepCounts:
         return float(values[0]) if self.index is None else values.astype(dtype).take(self.index)
 
 
-class Optimiser(Protocol):
+@dataclass(frozen=True)
+class Optimiser(ABC):
     """Base class of the optimisers.
 
-    Attributes:
+    Class attributes:
         counts_steps: True if `step` uses the number of steps of each entry.
+
+    Attributes:
+        settings: the run's [training] section.
     """
 
-    counts_steps: ClassVar[bool]
+    counts_steps: ClassVar[bool] = False
 
-    @classmethod
-    def of(cls, settings: TrainingSection) -> Self:
-        """The optimiser with the settings of a [training] section."""
-        ...
+    settings: TrainingSection
 
     @property
+    @abstractmethod
     def num_vectors(self) -> int:
-        """Number of values that it remembers for each trained entry, without step counts."""
-        ...
+        """Number of values that the optimiser remembers for each trained entry, without step counts."""
 
+    @abstractmethod
     def step(
         self,
         gradient: Floats,
@@ -88,4 +92,3 @@ class Optimiser(Protocol):
         Returns:
             `gradient` or `scratch`, overwritten, and never one of `vectors`.
         """
-        ...

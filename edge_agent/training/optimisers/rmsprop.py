@@ -1,16 +1,11 @@
 """RMSprop (Hinton's lecture 6e, 2012), as torch.optim.RMSprop, not centred."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
-
 import numpy as np
 
-from fleetune.edge_agent.training.optimisers.optimiser import Floats, StepCounts
-from fleetune.protocols.settings.device import TrainingSection
+from fleetune.edge_agent.training.optimisers.optimiser import Floats, Optimiser, StepCounts
 
 
-@dataclass(frozen=True)
-class RMSprop:
+class RMSprop(Optimiser):
     """With h = g + weight_decay * w: s = alpha * s + (1 - alpha) * h^2; v = momentum * v + h / (sqrt(s) +
     eps); w -= learning_rate * v.
 
@@ -18,25 +13,10 @@ class RMSprop:
     learning rates long (10 with alpha = 0.99).
     """
 
-    counts_steps: ClassVar[bool] = False
-
-    learning_rate: float
-    alpha: float
-    eps: float
-    momentum: float
-    weight_decay: float
-
-    @classmethod
-    def of(cls, settings: TrainingSection) -> Self:
-        """The optimiser with the settings of a [training] section."""
-        return cls(
-            settings.learning_rate, settings.alpha, settings.eps, settings.momentum, settings.weight_decay
-        )
-
     @property
     def num_vectors(self) -> int:
         """The vector s, and v if there is momentum."""
-        return 2 if self.momentum else 1
+        return 2 if self.settings.momentum else 1
 
     def step(
         self,
@@ -47,20 +27,20 @@ class RMSprop:
         scratch: Floats,
     ) -> Floats:
         """The change of the weights, see `Optimiser.step`."""
-        square = vectors[0]
-        if self.weight_decay:
-            gradient += np.multiply(weights, self.weight_decay, out=scratch)
-        square *= self.alpha
+        square, settings = vectors[0], self.settings
+        if settings.weight_decay:
+            gradient += np.multiply(weights, settings.weight_decay, out=scratch)
+        square *= settings.alpha
         np.multiply(gradient, gradient, out=scratch)
-        scratch *= 1 - self.alpha
+        scratch *= 1 - settings.alpha
         square += scratch
         np.sqrt(square, out=scratch)
-        scratch += self.eps
+        scratch += settings.eps
         step = np.divide(gradient, scratch, out=gradient)
-        if self.momentum:
+        if settings.momentum:
             velocity = vectors[1]
-            velocity *= self.momentum
+            velocity *= settings.momentum
             velocity += step
-            return np.multiply(velocity, self.learning_rate, out=scratch)
-        step *= self.learning_rate
+            return np.multiply(velocity, settings.learning_rate, out=scratch)
+        step *= settings.learning_rate
         return step

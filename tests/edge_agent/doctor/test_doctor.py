@@ -16,11 +16,13 @@ import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
 import pytest
 from tests.helpers import boards, card
+from tests.helpers.errors import raises
 from tests.helpers.places import ROOT
 from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, is_disconnected, wait_for
@@ -35,6 +37,7 @@ from fleetune.edge_agent.doctor.check_result import CheckResult, run_check
 from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.doctor.training import Tried
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.trainers import IMPORT_BYTES
 from fleetune.firmware_profiles import load
 from fleetune.protocols.errors import DataError, RefusalReason, TransportError
@@ -100,8 +103,8 @@ def test_a_board_that_is_fit(tmp_path):
     assert {one.verdict for one in found.values()} <= {"ok", "skip"}
     assert found["board"].found == "Raspberry Pi 5 (8 GB) (raspberry-pi-5)"
     assert found["temperature"].found == "48.2 °C"
-    assert "1797 samples of 1 x 8 x 8 in 10 classes" in found["data"].found
-    assert "4096 bytes came back whole" in found["round trip"].found
+    assert all(one in found["data"].found for one in ("1797", "1 x 8 x 8", "10 classes"))
+    assert "4096" in found["round trip"].found
     assert not (tmp_path / "state").exists(), "it leaves nothing behind"
 
 
@@ -120,7 +123,7 @@ def test_whatever_is_wrong_everything_is_looked_at_and_there_is_no_traceback(tmp
     assert "max_celsus" in found["policy"].found
     assert "no camera" in found["data"].found
     assert "secret" not in str(found)
-    assert found["trainer"].remedy == "choose auto, onnx, torch, ort-training"
+    assert all(one in found["trainer"].remedy for one in ("auto", "onnx", "torch", "ort-training"))
 
 
 def test_what_was_not_asked_for_is_shown_as_skipped(tmp_path):
@@ -135,7 +138,7 @@ def test_a_check_that_fails_itself_is_a_finding():
 
     first, second = run_check("one", check)
     assert (first.verdict, second.verdict) == ("ok", "fail")
-    assert second.found == "the check itself failed: ZeroDivisionError: in the middle"
+    assert "ZeroDivisionError: in the middle" in second.found
 
 
 def test_people_see_a_line_each_and_how_to_mend_it(capsys):
@@ -152,7 +155,7 @@ def test_people_see_a_line_each_and_how_to_mend_it(capsys):
         f"ok    one: {'x' * 60}",
         "fail  two: [bold]bad[/bold]",
         "      -> remedy it",
-        "1 failed, 0 warnings",
+        "1 checks failed, 0 warnings",
     ]
 
 
@@ -170,10 +173,10 @@ def test_a_broker_that_takes_us(kind, tmp_path):
     with EmbeddedBroker.start(tmp_path, which=kind) as broker:
         found = visit(port=broker.port)
     rights = found.pop("access rights")
-    assert (rights.verdict, "no coordinator of fleet f answers" in rights.found) == ("skip", True)
-    assert rights.found.startswith("may write state, up, update") == (kind == "mosquitto")
+    assert (rights.verdict, "fleet f" in rights.found) == ("skip", True)
+    assert ("state, up, update" in rights.found) == (kind == "mosquitto")
     assert {one.verdict for one in found.values()} == {"ok"}
-    assert list(found) == ["broker's name", "connection", "TLS", "login", "subscriptions", "round trip"]
+    assert list(found) == ["broker's name", "connection", "TLS", "login", "round trip"]
 
 
 def test_without_a_fleet_there_is_no_topic_to_try(tmp_path):
@@ -183,16 +186,29 @@ def test_without_a_fleet_there_is_no_topic_to_try(tmp_path):
 
 
 def test_the_walk_ends_where_it_fails():
-    found = visit(port=free_port())
+    port = free_port()
+    found = visit(port=port)
     assert {name: one.verdict for name, one in found.items()} == {
         "broker's name": "ok",
         "connection": "fail",
         "TLS": "skip",
         "login": "skip",
     }
-    assert "no program listens" in found["connection"].found
+    assert f"127.0.0.1:{port}" in found["connection"].found
+    assert "start the broker" in found["connection"].remedy
     unknown = verdicts(broker_checks.examine(Broker("no-such-host.invalid"), "f", "a"))
     assert unknown["broker's name"].verdict == "fail"
+    assert "DNS" in unknown["broker's name"].remedy
+
+
+def test_a_broker_that_cannot_be_reached_has_a_remedy(monkeypatch):
+    def hangs(*_):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(broker_checks.socket, "create_connection", hangs)
+    (result,) = broker_checks._connects(Broker("10.0.0.1", 1883))
+    assert (result.verdict, "10.0.0.1:1883" in result.found) == ("fail", True)
+    assert "firewall" in result.remedy
 
 
 def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
@@ -200,7 +216,8 @@ def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
     found = visit(port=free_port(), username="me", password="secret")
     assert found["TLS"].verdict == "skip"
     (result,) = broker_checks._without_tls(Broker("10.0.0.1", password="secret"))
-    assert (result.verdict, "the password too" in result.found) == ("warn", True)
+    assert (result.verdict, "password" in result.found) == ("warn", True)
+    assert "mqtts://" in result.remedy
 
 
 @contextmanager
@@ -258,20 +275,20 @@ def test_a_wrong_password_and_none(tmp_path, passwords):
         assert visit(port=port, username="me", password="secret")["round trip"].verdict == "ok"
         wrong = visit(port=port, username="me", password="guess")
         nobody = visit(port=port)
-    assert wrong["login"].found.endswith("not authorized for user 'me'")
-    assert wrong["login"].remedy.startswith("check user and password")
-    assert "a client without user name" in nobody["login"].found
-    assert "subscriptions" not in wrong
+    assert "'me'" in wrong["login"].found
+    assert wrong["login"].remedy == broker_checks.REMEDIES["login"]
+    assert nobody["login"].verdict == "fail"
+    assert "access rights" not in wrong
 
 
 @pytest.mark.parametrize("reason", get_args(RefusalReason))
-def test_each_reason_of_a_broker_to_refuse_us_has_a_remedy(reason, monkeypatch):
-    """By the reason's code, whatever its text."""
+def test_each_reason_of_a_broker_to_refuse_a_client_has_a_remedy(reason, monkeypatch):
+    """The check uses the reason's code, not its text."""
 
     def refuses(self, patience_s=0.0):
         raise TransportError("broker:1883 refuses us: Text of its own", reason)
 
-    monkeypatch.setattr(broker_checks._Visit, "open", refuses)
+    monkeypatch.setattr(broker_checks.ProbeConnection, "open", refuses)
     (result,) = broker_checks._logs_in(parse_broker("127.0.0.1:1"), "f", "a")
     assert (result.verdict, result.remedy) == ("fail", broker_checks.REMEDIES[reason])
 
@@ -284,33 +301,9 @@ def test_another_failure_of_the_connection_shows_the_remedy_of_its_error(line, r
     def fails(self, patience_s=0.0):
         raise TransportError(line)
 
-    monkeypatch.setattr(broker_checks._Visit, "open", fails)
+    monkeypatch.setattr(broker_checks.ProbeConnection, "open", fails)
     (result,) = broker_checks._logs_in(parse_broker("127.0.0.1:1"), "f", "a")
     assert (result.found, result.remedy) == ("broken", remedy)
-
-
-@contextmanager
-def amqtt(folder, plugins):
-    """A broker with these plugins; its port."""
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    settings = {"listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}}, "plugins": plugins}
-    (folder / "amqtt.yaml").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "amqtt.scripts.broker_script", "-c", folder / "amqtt.yaml"]
-    with serving(command, folder / "log", port):
-        yield port
-
-
-def test_a_topic_that_the_broker_does_not_let_us_read(tmp_path):
-    allowed = {"anonymous": ["fleetune/v1/f/a/down", "fleetune/v1/f/a/probe"]}
-    plugins = {
-        "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
-        "amqtt.plugins.topic_checking.TopicAccessControlListPlugin": {"acl": allowed},
-    }
-    with amqtt(tmp_path, plugins) as port:
-        found = visit(port=port)
-    assert found["subscriptions"].found == "refused: fleetune/v1/f/a/task"
-    assert found["round trip"].verdict == "ok"
 
 
 @needs_mosquitto
@@ -320,16 +313,11 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     access = ("allow_anonymous false", f"password_file {passwords}", f"acl_file {tmp_path}/rules")
     with mosquitto(tmp_path / "b", *access) as port:
         found = visit(port=port, username="me", password="secret")
-    assert found["subscriptions"].verdict == "ok"
     assert found["access rights"].verdict == "fail"
-    assert "user 'me' may not publish to fleetune/v1/f/a/probe" in found["access rights"].found
-    assert found["access rights"].remedy.startswith(
-        "give --device me if each user may reach the device of its"
-    )
-    assert "edge-coordinator broker-config" in found["access rights"].remedy
-    assert (
-        "does not come back (this device needs the right to write and read it)" in found["round trip"].found
-    )
+    assert all(one in found["access rights"].found for one in ("'me'", "fleetune/v1/f/a/probe"))
+    remedy = found["access rights"].remedy
+    assert all(one in remedy for one in ("--device me", "edge-coordinator broker-config"))
+    assert "fleetune/v1/f/a/probe" in found["round trip"].found
 
 
 def test_it_does_not_throw_out_an_agent_that_runs(tmp_path):
@@ -428,11 +416,11 @@ class TestTls:
         ("settings", "said", "remedy"),
         [
             ({"first": -30, "last": -2.5}, "expired 2 days ago", "renew it on the broker"),
-            ({"first": 2, "last": 30}, "not valid before", "set the clock"),
+            ({"first": 2, "last": 30}, "not valid before", "set this device's clock"),
             (
                 {"names": "DNS:edge.local"},
-                "127.0.0.1 is not one of its names (edge.local)",
-                "use one of these names in --broker",
+                "edge.local",
+                "use one of its names in --broker",
             ),
         ],
     )
@@ -453,16 +441,18 @@ class TestTls:
         (tmp_path / "empty.pem").write_text("nothing\n")
         certificate = authority.issue("server")
         for n, (ca, said) in enumerate(
-            [(tmp_path / "empty.pem", "no certificate in it"), (tmp_path / "none.pem", "No such file")]
+            [(tmp_path / "empty.pem", "empty.pem"), (tmp_path / "none.pem", "No such file")]
         ):
             found = visit_tls(tmp_path / str(n), certificate, ca=str(ca))
             assert said in found["authority"].found
+            assert "PEM file of the authority" in found["authority"].remedy
             assert found["broker's certificate"].verdict == "skip"
 
     def test_a_broker_without_tls(self, tmp_path, authority):
         with EmbeddedBroker.start(tmp_path) as broker:
             found = visit(port=broker.port, tls=True, ca=str(authority.pem))
         assert found["broker's certificate"].verdict == "fail"
+        assert "mqtt://" in found["broker's certificate"].remedy
         assert found["login"].verdict == "skip"
 
     @needs_mosquitto
@@ -478,12 +468,18 @@ class TestTls:
                 return visit(port=port, tls=True, ca=str(authority.pem), **files)
 
             assert shown(*ours)["round trip"].verdict == "ok"
-            assert "the broker requires one" in shown()["own certificate"].found
-            assert "the broker does not accept it" in shown(*theirs)["own certificate"].found
-            assert "does not match" in shown(ours[0], theirs[1])["own certificate"].found
-            assert "no --cert" in shown(None, ours[1])["own certificate"].found
             expired = authority.issue("old", first=-9, last=-2.5)
-            assert "expired 2 days ago" in shown(*expired)["own certificate"].found
+            missing = (ours[0].with_name("missing.pem"), ours[1])
+            remedies = {
+                (): "--cert and --key",
+                theirs: "authority that the broker trusts",
+                (ours[0], theirs[1]): "use the key that the certificate was made with",
+                (None, ours[1]): "both options",
+                missing: "check the paths",
+                expired: "get a new one",
+            }
+            for files, remedy in remedies.items():
+                assert remedy in shown(*files)["own certificate"].remedy, files
 
     def test_a_key_with_a_pass_phrase_asks_nobody(self, tmp_path, authority):
         cert, key = authority.issue("locked")
@@ -512,10 +508,8 @@ class TestTls:
 
 def test_python_is_new_and_wide_enough():
     assert [one.verdict for one in host.python()] == ["ok"]
-    for version, bits in (((3, 10, 4), 64), ((3, 12, 1), 32)):
-        (result,) = host.python(version, bits, "armv7l")
-        assert result.verdict == "fail"
-        assert result.remedy.startswith("install")
+    (result,) = host.python(32, "armv7l")
+    assert (result.verdict, "64-bit" in result.remedy) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -534,6 +528,8 @@ def test_the_clock(year, kernel, matters, verdict):
     (result,) = host.clock(Path("/"), matters=matters, now=lambda: at, kernel=lambda: kernel)
     if kernel or not Path("/run/systemd/timesync/synchronized").exists():
         assert result.verdict == verdict
+        remedy = {"ok": "", "warn": "timedatectl" if year == 2027 else "date -s", "fail": "date -s"}[verdict]
+        assert remedy in result.remedy
 
 
 @pytest.mark.parametrize("file", ["run/systemd/timesync/synchronized", "run/chrony/chronyd.pid"])
@@ -558,8 +554,9 @@ def sense(board, tmp_path, profile="generic", **policy):
 def test_a_sensor_that_the_policy_needs_and_the_board_lacks(tmp_path):
     found = sense(boards.pi_zero, tmp_path, charging_only=True, unmetered_only=True)
     assert (found["power supply"].verdict, found["metered traffic"].verdict) == ("fail", "fail")
-    assert "charging_only needs it" in found["power supply"].found
-    assert found["power supply"].remedy.endswith("leave out --charging-only")
+    assert "charging_only" in found["power supply"].found
+    assert "--charging-only" in found["power supply"].remedy
+    assert "--unmetered-only" in found["metered traffic"].remedy
     assert found["temperature"].verdict == "ok"
     assert "policy" not in found
 
@@ -573,7 +570,8 @@ def test_the_same_sensor_does_not_matter_to_another_policy_or_board(tmp_path):
 def test_a_policy_that_is_against_training_just_now(tmp_path):
     found = sense(boards.pi_4_hot_on_a_modem, tmp_path, max_celsius=70)
     assert found["temperature"].verdict == "ok"
-    assert found["policy"].found == ("the agent would not train now: max_celsius: 81.5 °C, at most 70 °C")
+    assert all(one in found["policy"].found for one in ("max_celsius", "81.5 °C", "70 °C"))
+    assert "change the policy" in found["policy"].remedy
 
 
 def test_a_battery_whose_capacity_nobody_knows(tmp_path):
@@ -610,7 +608,7 @@ def test_a_folder_that_cannot_be_written():
         if child == 0:
             os.setresuid(65534, 65534, 65534)
             (result,) = agent_state.folder(store)
-            os._exit(0 if result.verdict == "fail" and "cannot be written" in result.found else 1)
+            os._exit(0 if result.verdict == "fail" and "--state" in result.remedy else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         (result,) = agent_state.folder(store)
         assert result.verdict == "ok"
@@ -630,7 +628,7 @@ def test_another_agent_with_the_same_folder(tmp_path):
     assert not (tmp_path / "lock").exists()
     with store.claim():
         (result,) = agent_state.in_use(store)
-        assert result.verdict == "warn"
+        assert (result.verdict, "systemctl stop" in result.remedy) == ("warn", True)
     (result,) = agent_state.in_use(store)
     assert result.verdict == "ok"
 
@@ -638,13 +636,14 @@ def test_another_agent_with_the_same_folder(tmp_path):
 def test_what_is_kept_of_a_run_is_read(tmp_path, spec, weights):
     store = store_with_a_run(tmp_path, spec, weights)
     (result,) = agent_state.runs(store, "a")
-    assert (result.verdict, result.found) == ("ok", "r1: tiny by fedavg, no round done yet")
+    assert result.verdict == "ok"
+    assert all(one in result.found for one in ("r1", "tiny", "fedavg"))
     for name in ("session", "enrolment"):
         path = tmp_path / "runs" / "r1" / name
         path.write_bytes(b"FLTN but not really")
         (result,) = agent_state.runs(store, "a")
-        assert (result.verdict, "r1 is damaged" in result.found) == ("fail", True)
-        assert "remove it" in result.remedy
+        assert (result.verdict, "r1" in result.found) == ("fail", True)
+        assert str(tmp_path / "runs" / "r1") in result.remedy
 
 
 def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
@@ -655,7 +654,9 @@ def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
 
     def with_free(free):
         monkeypatch.setattr(agent_state.shutil, "disk_usage", lambda _: usage._replace(free=free))
-        return [next(iter(agent_state.room(store, one))).verdict for one in (enrolment, None)]
+        results = [next(iter(agent_state.room(store, one))) for one in (enrolment, None)]
+        assert all("--state" in one.remedy for one in results if one.verdict != "ok")
+        return [one.verdict for one in results]
 
     assert with_free(10**12) == ["ok", "ok"]
     assert with_free(10**8) == ["ok", "warn"]
@@ -672,46 +673,67 @@ def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
     np.savez(tmp_path / "four.npz", x=x[:, :4], y=y)
     np.savez(tmp_path / "alike.npz", x=x * y[:, None], y=y * 0)
     (good,) = training.data(f"npz:{tmp_path}/four.npz", 0.3, enrolment)
-    assert good.found == "30 samples of 4 in 3 classes (10 to 10 each); they fit tiny of run r1"
-    with pytest.raises(DataError, match=r"samples have shape \(5,\)"):
+    assert all(one in good.found for one in ("30 samples", "3 classes", "10 to 10", "tiny", "r1"))
+    with raises(DataError, "five.npz", "(5,)"):
         list(training.data(f"npz:{tmp_path}/five.npz", 0.3, enrolment))
     (alike,) = training.data(f"npz:{tmp_path}/alike.npz", 0.3, None)
-    assert alike.verdict == "warn"
+    assert (alike.verdict, "classes" in alike.remedy) == ("warn", True)
 
 
-def test_whether_a_trainer_computes_where_it_shall():
-    *_, found = training.trainers("auto", None, train_on=card.NAME)
+def trainer_results(*arguments, **options):
+    return list(run_check("trainer", lambda: training.trainers(*arguments, **options)))
+
+
+def test_whether_a_trainer_can_use_its_device():
+    *_, found = trainer_results("auto", None, train_on=card.NAME)
     assert (found.verdict, found.found) == ("ok", f"torch computes on {card.NAME}")
-    *_, found = training.trainers("onnx", None, train_on=card.NAME)
+    *_, found = trainer_results("onnx", None, train_on=card.NAME)
     assert found.verdict == "fail"
-    assert f"--train-on {card.NAME}: onnxruntime knows no device" in found.found
-    assert found.remedy == "leave out --train-on: the processor always works"
+    assert f"--train-on {card.NAME}" in found.found
+    assert "leave out --train-on" in found.remedy
 
 
 def with_trainers(monkeypatch, *kinds):
-    monkeypatch.setattr(training, "installed", lambda: kinds)
+    monkeypatch.setattr(trainers, "installed", lambda: kinds)
 
 
-def test_trainers_that_are_not_there(monkeypatch):
+def test_a_trainer_that_is_not_installed(monkeypatch):
     with_trainers(monkeypatch)
-    (result,) = training.trainers("auto", None)
-    assert result.remedy.startswith("pip install onnxruntime ")
+    (result,) = trainer_results("auto", None)
+    assert all(one in result.remedy for one in ("pip install onnxruntime", "pip install torch"))
     with_trainers(monkeypatch, "onnx")
-    (result,) = training.trainers("torch", None)
-    assert result.found == "torch is not installed, but onnx is"
+    for kind, package in (("torch", "torch"), ("ort-training", "onnxruntime-training-cpu")):
+        (result,) = trainer_results(kind, None)
+        assert (result.verdict, "pip install" in result.remedy, package in result.remedy) == (
+            "fail",
+            True,
+            True,
+        )
 
 
-def test_an_old_onnxruntime_and_one_that_dies(monkeypatch):
+def test_both_onnx_packages_at_once(monkeypatch):
+    with_trainers(monkeypatch, "onnx", "ort-training")
+    monkeypatch.setattr(
+        training, "installed_packages", lambda: {"onnxruntime", "onnxruntime-training-cpu", "numpy"}
+    )
+    first, *_ = trainer_results("auto", None, lambda _: Tried("1.31.1", 10))
+    assert (first.verdict, "pip uninstall onnxruntime" in first.remedy) == ("fail", True)
+
+
+def test_an_old_onnxruntime_and_one_that_crashes(monkeypatch):
     with_trainers(monkeypatch, "onnx")
-    (old,) = training.trainers("auto", None, lambda _: Tried("1.15.1", 10))
-    assert old.found == "onnxruntime 1.15.1 is too old, at least 1.16 is needed"
-    (dead,) = training.trainers("auto", None, lambda _: Tried(problem="importing it ends with SIGILL"))
+    (old,) = trainer_results("auto", None, lambda _: Tried("1.15.1", 10))
+    assert "1.15.1" in old.found
+    assert "pip install 'onnxruntime>=1.16'" in old.remedy
+    (dead,) = trainer_results("auto", None, lambda _: Tried(problem="importing it ends with SIGILL"))
     assert (dead.verdict, "SIGILL" in dead.found) == ("fail", True)
-    found = verdicts(training.trainers("auto", 10**10, lambda _: Tried("1.31.1", 33_000_000)))
+    assert "--force-reinstall onnxruntime" in dead.remedy
+    found = verdicts(trainer_results("auto", 10**10, lambda _: Tried("1.31.1", 33_000_000)))
     assert found["trainer"].found == "onnx 1.31.1"
     assert "onnx 33 MB" in found["memory"].found
-    unknown = verdicts(training.trainers("auto", None, lambda _: Tried("1.31.1", 33_000_000)))
+    unknown = verdicts(trainer_results("auto", None, lambda _: Tried("1.31.1", 33_000_000)))
     assert unknown["memory"].verdict == "warn"
+    assert "--max-memory-mb" in unknown["memory"].remedy
 
 
 def test_a_trainer_that_does_not_fit_is_not_even_tried(monkeypatch):
@@ -720,9 +742,43 @@ def test_a_trainer_that_does_not_fit_is_not_even_tried(monkeypatch):
     def never(_):
         raise AssertionError
 
-    found = verdicts(training.trainers("torch", IMPORT_BYTES["torch"], never))
+    found = verdicts(trainer_results("torch", IMPORT_BYTES["torch"], never))
     assert found["memory"].verdict == "fail"
-    assert "--trainer onnx" in found["memory"].remedy
+    assert all(one in found["memory"].remedy for one in ("--trainer onnx", "MemoryMax"))
+
+
+def test_a_trainer_that_takes_more_memory_than_predicted(monkeypatch):
+    with_trainers(monkeypatch, "onnx")
+    held = training.process_memory().resident or 0
+    found = verdicts(trainer_results("onnx", held + 2 * 10**8, lambda _: Tried("1.31.1", 10**9)))
+    assert (found["memory"].verdict, "MemoryMax" in found["memory"].remedy) == ("fail", True)
+
+
+def test_the_forecast_of_the_latest_run(tmp_path, monkeypatch):
+    store = SimpleNamespace(runs=lambda: ["r1"], ratio_controller=lambda _: SimpleNamespace(read=lambda: b""))
+    for choice, verdict in ((0.4, "ok"), (None, "fail")):
+        decision = SimpleNamespace(choice=choice, reason="the reason")
+        controller = SimpleNamespace(decision=lambda _, decision=decision: decision)
+        monkeypatch.setattr(training, "read_ratio_controller", lambda _, found=controller: found)
+        (result,) = training.latest_run(store, None)
+        assert (result.verdict, "r1" in result.found) == (verdict, True)
+        assert ("edge-agent explain" in result.remedy) == (verdict == "fail")
+    monkeypatch.setattr(training, "read_ratio_controller", lambda _: None)
+    (result,) = training.latest_run(store, None)
+    assert result.verdict == "skip"
+
+
+def test_a_stream_with_rejected_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "check_stream", lambda _: None)
+    monkeypatch.setattr(
+        training.SampleStore, "open", lambda _: SimpleNamespace(close=lambda: None), raising=True
+    )
+    for refused, verdict in (({}, "ok"), ({"shape": (3, "why")}, "warn")):
+        found = SimpleNamespace(classes=[SimpleNamespace(train=5, test=2)], num_bytes=10**6, refused=refused)
+        monkeypatch.setattr(training, "status", lambda *_, found=found: found)
+        (result,) = training.stream("watch:folder", tmp_path, 0.3)
+        assert (result.verdict, "5 training and 2 test" in result.found) == (verdict, True)
+        assert ("edge-agent samples" in result.remedy) == (verdict == "warn")
 
 
 def test_an_import_is_tried_for_real(tmp_path, monkeypatch):
@@ -730,7 +786,7 @@ def test_an_import_is_tried_for_real(tmp_path, monkeypatch):
     (tmp_path / "fails.py").write_text("import no_such_library_of_ours\n")
     (tmp_path / "works.py").write_text("__version__ = '3.2'\nheld = bytearray(b'x') * 50_000_000\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert training.try_import("dies").problem == "importing dies ends with signal SIGILL"
+    assert all(one in training.try_import("dies").problem for one in ("dies", "SIGILL"))
     assert "no_such_library_of_ours" in training.try_import("fails").problem
     works = training.try_import("works")
     assert works.version == "3.2"

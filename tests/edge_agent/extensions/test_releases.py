@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from msgspec import UNSET
+from tests.helpers.errors import raises
 
 from fleetune.edge_agent.extensions.adoption.deployed_model import DeployedModel, ModelRecord, read_deployed
-from fleetune.edge_agent.extensions.adoption.releases import HeldVersion, Releases
-from fleetune.edge_agent.extensions.adoption.roll_out import word_of
+from fleetune.edge_agent.extensions.adoption.roll_out import HeldVersion, Releases, RollOut
 from fleetune.edge_agent.extensions.adoption.version_files import keep_deployed_as_version, withdraw_version
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.edge_agent.state.deployed_files import DeployedFiles
@@ -40,30 +40,34 @@ class Judge:
         return float(weights[0]) + self.noise * float(weights[0])
 
 
+def report(releases, before, judge):
+    return RollOut(SimpleNamespace(enrolment=ENROLMENT, trainer=judge), None, None).report(releases, before)
+
+
 def record(run="old", number=3, model=SPEC.hash, **changes):
     return ModelRecord(run, number, False, model, (2,), 3, **({"held_out": 0.2} | changes))
 
 
 def test_a_version_comes_with_its_weights_once_and_keeps_the_devices_statistics():
-    first = Releases().taken_in(Release(Version(0), Version(4, weights(1))), OWN, SPEC)
+    first = Releases().after(Release(Version(0), Version(4, weights(1))), OWN, SPEC)
     assert (first.out, first.numbers, first.newest.number) == (0, (4,), 4)
     assert first.newest.weights.tolist() == [1, 1, 0.25]
-    out = first.taken_in(Release(Version(4)), OWN, SPEC)
+    out = first.after(Release(Version(4)), OWN, SPEC)
     assert (out.out, out.numbers, out.newest.weights.tolist()) == (4, (4,), [1, 1, 0.25])
     assert out.withdrawn(first) == 0
-    stopped = first.taken_in(Release(Version(0)), OWN, SPEC)
+    stopped = first.after(Release(Version(0)), OWN, SPEC)
     assert (stopped.newest, stopped.withdrawn(first)) == (None, 4)
-    lacks = Releases().taken_in(Release(Version(4)), OWN, SPEC)  # the coordinator thinks that it has them
+    lacks = Releases().after(Release(Version(4)), OWN, SPEC)  # the coordinator thinks that it has them
     assert (lacks.out, lacks.numbers) == (4, ())
-    with pytest.raises(PacketCorrupt, match="version 5 of the shared model does not fit"):
-        Releases().taken_in(Release(Version(5, np.float32([1]))), OWN, SPEC)
+    with raises(PacketCorrupt, "version 5", "(1,)", "(2,)"):
+        Releases().after(Release(Version(5, np.float32([1]))), OWN, SPEC)
 
 
 def test_a_canary_tells_the_gain_over_the_version_before():
-    word = word_of(Releases(2, held(2, 2.0), held(4, 1.5)), None, ENROLMENT, Judge(), None)
+    word = report(Releases(2, held(2, 2.0), held(4, 1.5)), None, judge=Judge())
     assert (word.holds, word.found.new, word.found.old, word.found.by_samples) == ((2, 4), 4, 2, 20)
     assert word.found.gain == pytest.approx(0.5 * 1.05)
-    worse = word_of(Releases(2, held(2, 1.0), held(4, 1.5)), None, ENROLMENT, Judge(), None).found
+    worse = report(Releases(2, held(2, 1.0), held(4, 1.5)), None, judge=Judge()).found
     assert worse.gain < 0 < worse.error
 
 
@@ -77,8 +81,8 @@ def test_a_canary_tells_the_gain_over_the_version_before():
         (Releases(2, held(2, 2.0), held(4, np.nan)), Judge()),
     ],
 )
-def test_who_cannot_judge_says_nothing(releases, judge):
-    word = word_of(releases, None, ENROLMENT, judge, None)
+def test_a_device_that_cannot_compare_reports_no_comparison(releases, judge):
+    word = report(releases, None, judge=judge)
     assert word == ReleaseWord(releases.numbers, UNSET)
 
 
@@ -87,13 +91,13 @@ def test_the_first_version_of_a_run_is_judged_against_what_the_device_served_bef
     of_this_model = DeployedModel(record(), np.float32([1, 1, 0]))
     of_another = DeployedModel(record(model="11" * 8, validation_loss=1.0, loss_error=0.1), np.float32([0]))
     for before in of_this_model, of_another:
-        found = word_of(trial, before, ENROLMENT, Judge(), None).found
+        found = report(trial, before, judge=Judge()).found
         assert (found.old, round(found.by_samples)) == (0, 20)
         assert found.gain == pytest.approx(-1.05, abs=0.06)
     assert found.error > 0.1  # two errors, since the samples are not compared one by one
     trained_on_them = DeployedModel(record(held_out=0.0), np.float32([1, 1, 0]))
     for before in None, trained_on_them:  # then it is what the run began with, which loses 9
-        assert word_of(trial, before, ENROLMENT, Judge(), None).found.gain > 6
+        assert report(trial, before, judge=Judge()).found.gain > 6
 
 
 def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_path):

@@ -5,19 +5,18 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from tests.helpers.errors import raises
 from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_bundle
-from fleetune.edge_agent.run import run_backend
 from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.edge_agent.training.single_sample_batches import (
-    describe_single_batches,
-    has_single_batches,
-    norms_with_fixed_statistics,
+from fleetune.edge_agent.training.local_training import (
+    LocalTrainer,
+    single_sample_line,
+    trains_on_single_samples,
 )
+from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.method.trainer import FitPlan
@@ -123,24 +122,18 @@ def test_a_loss_term_on_one_sample_agrees(bundle):
     assert np.linalg.norm(found[0][1] - found[1][1]) <= 1e-5 * np.linalg.norm(found[0][1])
 
 
-def test_the_norms_that_rest_are_named(bundle):
-    for backend in pair(bundle):
-        assert norms_with_fixed_statistics(backend) == ["narrow", "plain"]
-    line = describe_single_batches("device-3 has 1 training sample", ["narrow", "plain"], 16)
-    assert line == (
-        "device-3 has 1 training sample: BatchNorm uses its running statistics there (narrow, plain)"
-    )
-    assert describe_single_batches("d has 9 training samples", ["a", "b", "c", "d"], 1).startswith(
-        "training.batch_size = 1: BatchNorm uses its running statistics there (a, b, c and 1 more)"
-    )
-    assert describe_single_batches("d", [], 16) == ""
+def test_single_samples_are_noticed_with_norms_only(bundle):
     sizes = ((0, 8), (1, 8), (2, 8), (2, 1))
-    assert [has_single_batches(bundle.spec, *one) for one in sizes] == [False, True, False, True]
+    assert [trains_on_single_samples(bundle.spec, *one) for one in sizes] == [False, True, False, True]
+    without = make_bundle("mlp", SHAPE, CLASSES, Key(5)).spec
+    assert not trains_on_single_samples(without, 1, 8)
+    assert "device-3 has 1 training sample" in single_sample_line("device-3 has 1 training sample", 16)
+    assert "training.batch_size" in single_sample_line("device-3 has 9 training samples", 1)
 
 
 def test_a_norm_without_running_statistics_is_named():
     bundle = make_bundle(f"{MODULE}:untracked", SHAPE, CLASSES, Key(5))
-    with pytest.raises(ModelError, match=r"track_running_stats=True.*second sample"):
+    with raises(ModelError, "track_running_stats=True"):
         TorchBackend.from_spec(bundle.spec).step(*samples(1), Key(1))
 
 
@@ -154,17 +147,8 @@ def test_a_simulated_device_with_one_sample_trains(tmp_path, trainer):
         "fleet": {"devices": 3, "trainer": trainer},
     }
     rows = [list(range(20)), list(range(20, 40)), ([40], [41, 42])]
-    result = simulate(settings, tmp_path, partition=rows, report=False)
+    with caplog.at_level("INFO", logger="fleetune"):
+        result = simulate(settings, tmp_path, partition=rows, report=False)
+    assert caplog.text.count("device-2 has 1 training sample") == 1
     assert result.finished
     assert np.isfinite(result.devices["accuracy_personal"]).all()
-
-
-def test_an_agent_names_its_device_when_it_joins(bundle, caplog):
-    with caplog.at_level("WARNING", logger="fleetune"):
-        for num_samples, batch_size in ((1, 16), (20, 16), (20, 1)):
-            run_backend.warn_of_single_samples("pi-3", OnnxBackend(bundle), num_samples, batch_size)
-    rest = "BatchNorm uses its running statistics there (narrow, plain)"
-    assert caplog.messages == [
-        f"pi-3 has 1 training sample: {rest}",
-        f"training.batch_size = 1: {rest}",
-    ]
