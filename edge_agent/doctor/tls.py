@@ -83,9 +83,7 @@ def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
         return
     except OSError as problem:
         found = f"{broker} ends the connection during the TLS handshake: {problem}"
-        yield CheckResult(
-            "fail", what, found, "check that this port uses TLS (else use mqtt://)"
-        )
+        yield CheckResult("fail", what, found, "check that this port uses TLS (else use mqtt://)")
         return
     yield _dated(what, broker.host, *validity(der), "renew it on the broker")
     if rejection is not None:
