@@ -166,7 +166,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path):
         play(tmp_path / "sim", method="fedper")
     with pytest.raises(SettingError, match="canary needs enabled = true"):
         play(tmp_path / "sim", enabled=False)
-    with pytest.raises(SettingError, match='watch = "soon": say a number and s, m, h, d or w'):
+    with pytest.raises(SettingError, match='adoption: watch = "soon": '):
         play(tmp_path / "sim", watch="soon")
 
 
