@@ -262,8 +262,9 @@ class LocalTrainer:
         return total / max(1, chosen.size)
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """Fraction of correct predictions in evaluation mode, 0..1. None: no samples, or the task has no
-        accuracy.
+        """The loss of each sample of a part in evaluation mode, shape (n,).
+
+        Validation samples that are never trained on are left out.
         """
         self.backend.load(weights)
         found = [self.backend.losses(x, y) for x, y in self._parts(part, self._with_loss(part))]
@@ -273,9 +274,8 @@ class LocalTrainer:
         return self.data.compared if part == "validation" else np.arange(self.data.size(part))
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """The loss of each sample of a part in evaluation mode, shape (n,).
-
-        Validation samples that are never trained on are left out.
+        """Fraction of correct predictions in evaluation mode, 0..1. None: no samples, or the task has no
+        accuracy.
         """
         has = any(one.name == "accuracy" for one in self.task.scores)
         return self._figure(weights, part, "accuracy") if has else None

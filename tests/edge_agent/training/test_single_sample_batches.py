@@ -138,7 +138,7 @@ def test_a_norm_without_running_statistics_is_named():
 
 
 @pytest.mark.parametrize("trainer", ["torch", "onnx"])
-def test_a_simulated_device_with_one_sample_trains(tmp_path, trainer):
+def test_a_simulated_device_with_one_sample_trains(tmp_path, trainer, caplog):
     settings = {
         "run": {"name": "single", "rounds": 2},
         "model": {"name": f"{MODULE}:net"},
