@@ -12,7 +12,6 @@ second half of the readings predicts the growth in as many rounds again.
 import argparse
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.coordinator.run.round_journal import ROUNDS
@@ -48,7 +49,7 @@ deadline_s = 60
 [adoption]
 enabled = true
 """
-FLEET, DEVICE = "left-on", "digits"
+FLEET, DEVICE, TOPIC = "left-on", "digits", "plant/digits"
 KEEP_MB = 1  # some hundred digits; full within minutes
 LABEL_LATER, BAD = 10, 50  # one sample in this many is invalid
 GROWN = 0.02  # relative to the size; a larger rise counts as growth
@@ -84,36 +85,34 @@ class Reading:
 
 
 class Sensor(threading.Thread):
-    """A thread that sends samples to an agent's socket until it is stopped.
+    """A thread that publishes samples at a broker until it is stopped.
 
     Attributes:
         sent: number of samples so far.
     """
 
-    def __init__(self, path: Path, a_second: float) -> None:
+    def __init__(self, port: int, a_second: float) -> None:
         super().__init__(daemon=True)
-        self._path, self._pause_s, self._stopped = path, 1 / a_second, threading.Event()
+        self._port, self._pause_s, self._stopped = port, 1 / a_second, threading.Event()
         self.sent = 0
 
     def run(self) -> None:
-        while not self._stopped.is_set():
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(str(self._path))
-                self._feed(connection)
-            self._stopped.wait(1)
+        client = Client(CallbackAPIVersion.VERSION2)
+        client.connect("127.0.0.1", self._port)
+        client.loop_start()
+        self._feed(client)
+        client.loop_stop()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _feed(self, connection: socket.socket) -> None:
+    def _feed(self, client: Client) -> None:
         digits, draws = load("digits", None), np.random.default_rng(self.sent)
-        answers = connection.makefile("rb")
         while not self._stopped.wait(self._pause_s):
             row = int(draws.integers(len(digits.y)))
             x = (digits.x[row].reshape(1, 8, 8) + draws.normal(scale=0.05, size=(1, 8, 8))).round(4)
             for message in self._messages(x.tolist(), int(digits.y[row])):
-                connection.sendall(json.dumps(message).encode() + b"\n")
-                answers.readline()
+                client.publish(TOPIC, json.dumps(message), qos=1)
             self.sent += 1
 
     def _messages(self, x: list[object], y: int) -> Iterator[dict[str, object]]:
@@ -197,7 +196,6 @@ def run_fleet(folder: Path, rounds: int, readings: int, samples_a_second: float)
     """
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(RUN_TOML)
-    socket_path = folder / "intake"
     with ExitStack() as stack:
         broker = EmbeddedBroker.start(folder / "broker", which="amqtt")
         stack.callback(broker.kill)
@@ -210,13 +208,13 @@ def run_fleet(folder: Path, rounds: int, readings: int, samples_a_second: float)
             str(folder / "runs"),
         ]
         agent = ["fleetune.edge_agent.cli", "run", "--fleet", FLEET, "--device", DEVICE, "--trainer", "onnx"]
-        agent += ["--data", "intake:", "--intake", str(socket_path), "--state", str(folder / "state")]
+        agent += ["--data", f"mqtt://127.0.0.1:{broker.port}/{TOPIC}", "--state", str(folder / "state")]
         agent += ["--keep-mb", str(KEEP_MB), "--publish", str(folder / "state" / "model.onnx")]
         parts = {
             "coordinator": (start([*serve, *where], folder / "coordinator.log", stack), folder / "runs"),
             "agent": (start([*agent, *where], folder / "agent.log", stack), folder / "state"),
         }
-        sensor = Sensor(socket_path, samples_a_second)
+        sensor = Sensor(broker.port, samples_a_second)
         sensor.start()
         stack.callback(sensor.stop)
         found = _watch(parts, broker.pid, folder, rounds, readings)

@@ -53,7 +53,7 @@ class RunOptions:
             help="npz:FILE with arrays x and y (optionally test, or x_train, y_train, x_test, y_test),"
             " digits, {idx,cifar,har,audio}:FOLDER, csv:FILE or package.module:function; see docs/data.md."
             " Streams: watch:FOLDER, a generator function, mqtt://HOST:PORT/TOPIC at your sensors'"
-            " own broker, or intake: for samples sent through --intake; see docs/streams.md"
+            " own broker, or intake: for samples that other programs add; see docs/streams.md"
         ),
     ]
     device: DeviceId = None
@@ -103,9 +103,6 @@ class RunOptions:
     ] = None
     keep_unlabelled: Annotated[
         float | None, typer.Option(help="share of the space for samples without a label (0.5)")
-    ] = None
-    intake: Annotated[
-        Path | None, typer.Option(help="Unix socket to create, through which local programs send samples")
     ] = None
     label_column: LabelColumns = "label"
     trainer: Trainer = "auto"

@@ -1,7 +1,7 @@
 """Sound files, `audio:FOLDER?rate=16000`: each file is one sample of log-mel features (`datasets.log_mel`).
 
-Python itself reads WAV files of whole numbers. soundfile reads all others (FLAC, OGG, MP3, WAV of floats). It
-is imported only when such a file is read.
+Python's `wave` module reads WAV files of whole numbers. Of other files, the error
+names the command that converts them.
 """
 
 import os
@@ -18,15 +18,11 @@ from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, read_text_input
 from fleetune.protocols.one_line import flat
 
-SOUNDS = frozenset({".wav", ".flac", ".ogg", ".mp3"})
+SOUND = ".wav"
 CLASSES = "classes.txt"
 MAX_SOUND_FILE_BYTES = 2**32  # size of a file; only the first seconds are read
 _BLOCK_BYTES = 2**20
 _PARTS = ("label", "group")
-
-
-class NeedsSoundfile(DataError):  # noqa: N818 - it reports what is missing
-    """The package that reads such files is not installed. `str()` says how to install it."""
 
 
 def load_audio(source: str, folder: Path, options: str) -> Dataset:
@@ -50,11 +46,9 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
         raise DataError(f"{source}: unknown option {min(rest)!r}; use names, or an option of docs/data.md")
     if names and "label" not in names:
         raise DataError(f"{source}: names has no part label; add it, as in names=label,group")
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SOUNDS and path.is_file()]
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() == SOUND and path.is_file()]
     if not paths:
-        raise DataError(
-            f"{source}: there are no sounds in {folder}; expected files ending in {', '.join(sorted(SOUNDS))}"
-        )
+        raise DataError(f"{source}: {folder} has no WAV file; put sounds into it whose names end in {SOUND}")
     parts = [_parts(source, folder, path, names) for path in paths]
     classes = {name: number for number, name in enumerate(class_names(folder))}
     x = np.empty((len(paths), *settings.shape), np.float32)
@@ -66,12 +60,12 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
 
 
 def sound_features(path: Path, settings: LogMel) -> NDArray[np.float32]:
-    """Log-mel features of a sound file. Raises as `read_sound`."""
+    """Log-mel features of a WAV file. Raises as `read_sound`."""
     return log_mel(read_sound(path, settings.rate, settings.length), settings)
 
 
 def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
-    """Read a sound file as amplitudes in [-1, 1], shape (n,). Several channels are averaged.
+    """Read a WAV file as amplitudes in [-1, 1], shape (n,). Several channels are averaged.
 
     Args:
         path: path of the file.
@@ -79,16 +73,20 @@ def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
         length: number of amplitudes to read at most; None: all.
 
     Raises:
-        DataError: the file is damaged, empty, or has another sampling rate.
-        NeedsSoundfile: soundfile is not installed.
+        DataError: the file is no WAV file of whole numbers, is empty, or has another sampling rate.
     """
     most = memory_limit_bytes() // 4 if length is None else length
-    found = _wave(path, rate, most) if path.suffix.lower() == ".wav" else None
-    sound = _with_soundfile(path, rate, most) if found is None else found
-    return _not_empty(path, sound)
-
-
-def _not_empty(path: Path, sound: Sound) -> Sound:
+    with open_input(path, MAX_SOUND_FILE_BYTES) as content:
+        try:
+            sound = _amplitudes_in(path, content, rate, most)
+        except FleetuneError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - a chunk that ends too early is a RuntimeError
+            words = flat(problem)[:200] or type(problem).__name__
+            raise DataError(
+                f"{path}: not a WAV file of whole numbers ({words}); copy it again, or convert it with"
+                f" ffmpeg -i FILE -ar {rate} -c:a pcm_s16le FILE.wav"
+            ) from None
     if not sound.size:
         raise DataError(f"{path}: the file has no sound in it; remove it")
     return sound
@@ -101,35 +99,17 @@ def _check_rate(path: Path, found: int, rate: int) -> None:
         )
 
 
-def wav_features(path: Path, settings: LogMel) -> NDArray[np.float32] | None:
-    """Features of a WAV file of whole numbers; None: it is another kind of file."""
-    sound = _wave(path, settings.rate, settings.length)
-    return None if sound is None else log_mel(_not_empty(path, sound), settings)
-
-
-def _wave(path: Path, rate: int, length: int) -> Sound | None:
-    """Amplitudes of a WAV file of whole numbers, averaged over channels; None: it is another kind of file."""
-    with open_input(path, MAX_SOUND_FILE_BYTES) as content:
-        try:
-            return _whole_numbers(path, content, rate, length)
-        except FleetuneError:
-            raise
-        except (wave.Error, EOFError):
-            return None
-        except Exception as problem:  # noqa: BLE001 - a chunk that ends too early is a RuntimeError
-            words = flat(problem)[:200] or type(problem).__name__
-            raise DataError(f"{path}: not a readable sound ({words}); copy it again") from None
-
-
-def _whole_numbers(path: Path, content: BinaryIO, rate: int, length: int) -> Sound | None:
+def _amplitudes_in(path: Path, content: BinaryIO, rate: int, length: int) -> Sound:
+    """The first `length` amplitudes of a WAV file, averaged over channels. They are read in blocks."""
     file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which its owner closes
     width, channels = file.getsampwidth(), file.getnchannels()
     if not 1 <= width <= 4:
-        return None
+        raise DataError(f"{path}: its numbers have {width} bytes; expected 1 to 4")
     _check_rate(path, file.getframerate(), rate)
     at_once = max(1, _BLOCK_BYTES // (width * channels))
-    blocks, left = list[Sound](), min(length, file.getnframes())
+    blocks, left = [np.zeros(0, np.float32)], min(length, file.getnframes())
     while left > 0:
+        check_stop()
         data = np.frombuffer(file.readframes(min(left, at_once)), np.uint8)
         whole = data[: data.size // (width * channels) * width * channels]
         if not whole.size:
@@ -137,11 +117,7 @@ def _whole_numbers(path: Path, content: BinaryIO, rate: int, length: int) -> Sou
         amplitudes = _amplitudes(whole.reshape(-1, width)).reshape(-1, channels)
         blocks.append(amplitudes.mean(1, dtype=np.float32))
         left -= len(amplitudes)
-    return _joined(blocks)
-
-
-def _joined(blocks: list[Sound]) -> Sound:
-    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+    return np.concatenate(blocks)
 
 
 def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -152,27 +128,6 @@ def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     wide = np.zeros((len(numbers), 4), np.uint8)
     wide[:, 4 - width :] = numbers  # into the upper bytes, so that the sign is in place
     return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
-
-
-def _with_soundfile(path: Path, rate: int, length: int) -> Sound:
-    try:
-        import soundfile
-    except (ImportError, OSError):  # OSError: its C library is missing
-        words = f"{path}: this kind of sound needs soundfile: pip install soundfile"
-        raise NeedsSoundfile(words) from None
-    try:
-        with open_input(path, MAX_SOUND_FILE_BYTES) as content, soundfile.SoundFile(content) as file:
-            _check_rate(path, int(file.samplerate), rate)
-            at_once = max(1, _BLOCK_BYTES // (4 * max(1, file.channels)))
-            blocks, frames = list[Sound](), min(length, file.frames)
-            for block in file.blocks(at_once, frames=frames, always_2d=True, dtype="float32"):
-                check_stop()
-                blocks.append(block.mean(1, dtype=np.float32))
-            return _joined(blocks)
-    except FleetuneError:
-        raise
-    except Exception as problem:  # noqa: BLE001 - damaged files raise nearly anything
-        raise DataError(f"{path}: not a readable sound ({flat(problem)[:200]}); copy it again") from None
 
 
 def _parts(source: str, folder: Path, path: Path, names: list[str]) -> dict[str, str]:

@@ -23,6 +23,8 @@ from fleetune.protocols.input_files import open_text_input
 from fleetune.protocols.one_line import flat
 
 EXACT = 2**24  # float32 holds every whole number up to here
+ROUNDED_REMEDY = "leave the column out, or subtract a constant from it"
+_MAX_ROUNDED = 10_000
 _CHUNK_CELLS = 2**14
 _SHOWN = 50
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0*)?\s*")
@@ -143,7 +145,7 @@ class Numbers:
         self._file, self._names = file, [*names]
         self._places = [file.names.index(name) for name in names]
         self._found = array("f")
-        self._large = {name: _LargeNumbers() for name in names}
+        self._rounded = RoundedNumbers()
         self.whole = True
 
     def take(self, rows: Rows) -> None:
@@ -155,21 +157,15 @@ class Numbers:
             words = "is not a finite float32 number; correct it or remove the row"
             raise self._wrong(rows[row], place, words)
         for row, place in np.argwhere(np.abs(values) >= EXACT):
-            number, cells = rows[row]
-            self._large[self._names[place]].note(number, cells[self._places[place]], single[row, place])
+            other = self._rounded.other(self._names[place], rows[row][1][self._places[place]])
+            if other is not None:
+                words = f"and {other} become one number as float32; {ROUNDED_REMEDY}"
+                raise self._wrong(rows[row], place, words)
         self.whole = self.whole and bool((values == np.floor(values)).all())
         self._found.frombytes(single.tobytes())
 
     def done(self) -> NDArray[np.float32]:
-        """All numbers so far.
-
-        Raises:
-            DataError: two different whole numbers of one column become one float32.
-        """
-        for name, large in self._large.items():
-            pair = large.one_float32()
-            if pair is not None:
-                raise self._same(name, pair)
+        """All numbers so far."""
         return np.frombuffer(self._found, np.float32).reshape(-1, len(self._names))
 
     def _values(self, rows: Rows) -> NDArray[np.float64]:
@@ -189,41 +185,31 @@ class Numbers:
     def _wrong(self, row: tuple[int, list[str]], place: int, words: str) -> DataError:
         return self._file.wrong_cell(row[0], self._names[place], row[1][self._places[place]], words)
 
-    def _same(self, name: str, pair: tuple[int, int]) -> DataError:
-        at = self._file.names.index(name)
-        texts = {number: row[at].strip() for number, row in self._file.rows() if number in pair}
-        one, other = (texts.get(number, "?")[:_SHOWN] for number in pair)
-        return DataError(
-            f"{self._file.source}: column {name}: {one} (row {pair[0]}) and {other} (row {pair[1]}) become"
-            " one number as float32; leave the column out with columns=, or subtract a constant from it"
-        )
 
+class RoundedNumbers:
+    """Finds two different whole numbers of a column that become one float32, such as ids or time stamps.
 
-class _LargeNumbers:
-    """Whole numbers of a column that float32 may round: their rows, their values modulo 2**61 - 1, and as
-    float32.
+    It compares each number with the last `_MAX_ROUNDED` ones from 2**24 on.
     """
 
     def __init__(self) -> None:
-        self._rows, self._exact, self._single = array("q"), array("q"), array("f")
+        self._seen: dict[tuple[str, float], int] = {}
 
-    def note(self, row: int, cell: str, single: float) -> None:
-        if is_whole(cell):
-            self._rows.append(row)
-            self._exact.append(hash(as_whole(cell)))
-            self._single.append(single)
+    def other(self, column: str, cell: str) -> int | None:
+        """An earlier number of the column that is another one but the same as float32; None: there is none.
 
-    def one_float32(self) -> tuple[int, int] | None:
-        """Rows of two different numbers that are the same float32; None: there are none."""
-        if not self._single:
+        Args:
+            column: name of the column.
+            cell: a number from 2**24 on, as text. One with a fraction is ignored.
+        """
+        if not is_whole(cell):
             return None
-        single, exact = np.frombuffer(self._single, np.float32), np.frombuffer(self._exact, np.int64)
-        order = np.argsort(single, kind="stable")
-        same = (np.diff(single[order]) == 0) & (np.diff(exact[order]) != 0)
-        if not same.any():
-            return None
-        first = int(np.argmax(same))
-        return self._rows[order[first]], self._rows[order[first + 1]]
+        if len(self._seen) >= _MAX_ROUNDED:
+            self._seen.clear()
+        whole = as_whole(cell)
+        with np.errstate(over="ignore"):
+            seen = self._seen.setdefault((column, float(np.float32(float(cell)))), whole)
+        return None if seen == whole else seen
 
 
 class Classes:

@@ -4,7 +4,6 @@ NumPy trusts what a file announces, so an archive of 1 MB may take 1 GB of memor
 its arrays exceed a limit, and arrays can be read a few rows at a time.
 """
 
-import ast
 import math
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
@@ -14,18 +13,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import DataError, FleetuneError
 from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, too_large
 from fleetune.protocols.one_line import flat
 
-MAX_HEADER_BYTES = 10_000  # NumPy's own limit
 MAX_AXES = 32
 _MAX_BYTES = 2**62
-_MAGIC = b"\x93NUMPY"
 _PIECE_BYTES = 2**20
 _PLAIN = "biufcSUMm"  # kinds of dtypes that hold numbers, texts or times
+_READ_HEADER = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression methods of numpy.savez
 
 
@@ -92,17 +91,6 @@ class NpzFile:
             _check_end(file)
             return found
 
-    def described(self, most: int) -> list[str]:
-        """Name, shape and dtype of the first `most` arrays, for messages. It reads only headers."""
-        found = []
-        for name in self.names[:most]:
-            try:
-                header = read_header(self._archive.open(f"{name}.npy"))
-                found.append(f"{name} {header.shape} {header.dtype}")
-            except Exception:  # noqa: BLE001 - of a damaged entry, or one of Python objects, the name must do
-                found.append(f"{name} (not plain numbers)")
-        return found
-
     def rows(self, name: str, count: int) -> Iterator[NDArray[Any]]:
         """Read an array `count` rows at a time, or at once if it is in Fortran's order. Raises as `read`."""
         header = self.headers[name]
@@ -138,7 +126,7 @@ def open_npz(path: Path, wanted: Collection[str], max_bytes: int | None = None) 
     with ExitStack() as opened:
         file = opened.enter_context(open_input(path, limit))
         with _damaged(path):
-            if file.read(6) == _MAGIC:
+            if file.read(6) == npy.MAGIC_PREFIX:
                 raise _NoNpyError("it is a single array; write numpy.savez(path, x=..., y=...)")
             archive = opened.enter_context(zipfile.ZipFile(file))
             entries = _entries(archive)
@@ -173,27 +161,16 @@ def read_header(file: IO[bytes]) -> Header:
     """Read the header of a .npy file from its start. Raises ValueError: it is not valid, or not of plain
     values.
     """
-    start = file.read(8)
-    if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):
-        raise _NoNpyError("no .npy array")
-    num_bytes = int.from_bytes(file.read(2 if start[6] == 1 else 4), "little")
-    text = file.read(min(num_bytes, MAX_HEADER_BYTES))
-    if len(text) < num_bytes:
-        raise _NoNpyError("its header is cut off or too long")
-    try:
-        said = ast.literal_eval(text.decode("utf-8" if start[6] == 3 else "latin-1").strip())
-        descr, by_columns, shape = said["descr"], said["fortran_order"], said["shape"]
-        dtype = np.dtype(descr) if isinstance(descr, str) else None
-    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
-        raise _NoNpyError("its header is damaged") from None
-    if dtype is None or dtype.kind not in _PLAIN or not 0 < dtype.itemsize < 2**31:
-        raise _NoNpyError("an array holds something other than numbers or texts")
-    if not isinstance(shape, tuple) or type(by_columns) is not bool or len(shape) > MAX_AXES:
-        raise _NoNpyError("its header is damaged")
-    if not all(type(one) is int and 0 <= one < _MAX_BYTES for one in shape):
-        raise _NoNpyError("its header is damaged")
+    version = npy.read_magic(file)
+    if version not in _READ_HEADER:
+        raise _NoNpyError(f"its version is {version[0]}.{version[1]}; expected 1.0 or 2.0")
+    shape, by_columns, dtype = _READ_HEADER[version](file)
+    if dtype.kind not in _PLAIN or not dtype.itemsize:
+        raise _NoNpyError(f"an array holds {str(dtype)[:100]}; it must hold numbers or texts")
+    if len(shape) > MAX_AXES or any(not 0 <= one < _MAX_BYTES for one in shape):
+        raise _NoNpyError(f"its header announces the shape {shape}")
     if dtype.itemsize * math.prod(max(one, 1) for one in shape) > _MAX_BYTES:
-        raise _NoNpyError("its header is damaged")
+        raise _NoNpyError(f"its header announces the shape {shape}")
     return Header(dtype, shape, by_columns)
 
 

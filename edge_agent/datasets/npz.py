@@ -15,7 +15,7 @@ from fleetune.protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
 _WHOLE = {"x", "y", "group", "test", "validation", "block"}
-_NAMED = 8  # most array names in a message
+_NAMED, _NAME = 8, 60  # most array names in a message, and their longest length
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
@@ -28,13 +28,12 @@ def load_npz(source: str, path: Path) -> Dataset:
     try:
         with open_npz(path, _WHOLE | _SPLIT) as file:
             arrays = {name: file.read(name) for name in file.headers}
-            content = file.described(_NAMED + 1) if not {"x", "x_train"} & file.headers.keys() else ()
     except DataError as problem:
         raise DataError(f"{source}: {problem}") from None
-    return from_arrays(source, arrays, content)
+    return from_arrays(source, arrays, file.names)
 
 
-def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[str] = ()) -> Dataset:
+def from_arrays(source: str, arrays: Mapping[str, ArrayLike], names: Sequence[str] = ()) -> Dataset:
     """Make a data set of named arrays.
 
     Either the names are `x`, `y` (unless there are no labels), and optionally `group`, `block` and the masks
@@ -44,7 +43,7 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[
     Args:
         source: the source as the user wrote it, for messages.
         arrays: arrays by name.
-        content: descriptions of all arrays, for messages; empty: those of `arrays`.
+        names: names of all arrays of the source, for messages; empty: those of `arrays`.
 
     Raises:
         DataError: arrays are missing or do not fit together.
@@ -55,18 +54,13 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[
         block = arrays.get("block")
         return make_dataset(source, x, y, group=group, test=test, validation=validation, block=block)
     parts = [part for part in _PARTS if f"x_{part}" in arrays]
-    missing = [
-        name for part in {"train", *parts} for name in (f"x_{part}", f"y_{part}") if name not in arrays
-    ]
+    needed = [f"{axis}_{part}" for part in ("train", *parts) for axis in "xy"]
+    missing = [name for name in needed if name not in arrays]
     if missing:
-        content = content or [
-            f"{name} {np.shape(one)} {np.asarray(one).dtype}" for name, one in arrays.items()
-        ]
-        some = ", ".join(content[:_NAMED]) + ", ..." * (len(content) > _NAMED)
+        held = [name[:_NAME] for name in (names or [*arrays])[:_NAMED]]
         raise DataError(
-            f"{source}: it has neither x and y nor x_train and y_train (missing:"
-            f" {', '.join(sorted(missing))});"
-            f" it holds {some or 'nothing'}: save them under these names"
+            f"{source}: the array {missing[0]} is missing; it holds {', '.join(held) or 'nothing'}; save the"
+            " arrays as x and y, or as x_train, y_train, x_test and y_test"
         )
     return _joined(source, parts, {name: as_array(source, name, column) for name, column in arrays.items()})
 

@@ -35,7 +35,6 @@ class AgentOptions(TypedDict, total=False):
     keep: str | None
     keep_balanced: bool | None
     keep_unlabelled: float | None
-    intake: Path | str | None
     label_column: str
     trainer: str
     train_on: str

@@ -32,14 +32,13 @@ def stream_maker(
     given = {one.name: getattr(options, one.name) for one in fields(RetentionLimits)}
     asked = {name: value for name, value in given.items() if value is not None}
     if not is_stream(options.data):
-        needless = [*asked, *(["intake"] if options.intake is not None else [])]
-        if needless:
-            option = needless[0].replace("_", "-")
+        if asked:
+            option = next(iter(asked)).replace("_", "-")
             raise SettingError(
                 f"--{option} goes with data that grow: --data watch:FOLDER, mqtt://, intake: or a generator"
             )
         return None
     check_stream(options.data)
     labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
-    settings = StreamSettings(convert(asked, RetentionLimits), labels, options.intake, memory_bytes)
+    settings = StreamSettings(convert(asked, RetentionLimits), labels, memory_bytes)
     return partial(open_stream, AgentStore(state).samples, options.data, settings)

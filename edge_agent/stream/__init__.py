@@ -1,8 +1,8 @@
 """Streams: samples that arrive over time, stored on the device within the owner's limits.
 
 `sample_store` keeps the samples (`store_schema`, `retention`, `deletion`), and `snapshot` reads those of a
-round. `intakes` bring samples in: a watched folder, a generator function, a local socket, an MQTT topic and
-the library call `Intake`. `drift` tests whether new samples differ from earlier ones. `sample_stream` joins
+round. `intakes` bring samples in: a watched folder, a generator function, an MQTT topic and the library
+call `Intake`. `drift` tests whether new samples differ from earlier ones. `sample_stream` joins
 all of this for the agent. Nothing here knows of runs, models or training.
 """
 

@@ -23,7 +23,7 @@ Fleet = Annotated[str, typer.Option(help="name of the fleet")]
 def add(
     file: Annotated[
         str,
-        typer.Argument(help="CSV, Parquet, .npz or an image; - reads one sample per line of JSON: x, y, id"),
+        typer.Argument(help="CSV file, .npz file or image; - reads one sample per line of JSON: x, y, id"),
     ],
     fleet: Fleet,
     device: DeviceId = None,
@@ -73,13 +73,18 @@ def _from_lines(store: "SampleStore") -> Iterator[str]:
 
 
 def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None) -> Iterator[str]:
-    from fleetune.edge_agent.datasets.audio import SOUNDS
-    from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess, NeedsPackage
-    from fleetune.edge_agent.stream.intakes.sample_files import ReadOptions, read_samples, store_file
+    from fleetune.edge_agent.datasets.audio import SOUND
+    from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
+    from fleetune.edge_agent.stream.intakes.sample_files import (
+        NeedsPackage,
+        ReadOptions,
+        read_samples,
+        store_file,
+    )
     from fleetune.edge_agent.stream.sample import BadSample
     from fleetune.protocols.errors import DataError
 
-    if path.suffix.lower() in SOUNDS:  # the options of sounds (rate, seconds) belong to a watched folder
+    if path.suffix.lower() == SOUND:  # the options of sounds (rate, seconds) belong to a watched folder
         raise DataError(f"{path}: sounds can only come from a watched folder; see docs/streams.md")
     table = store.table_columns()
     names = tuple(one.strip() for one in columns.split(",") if one.strip())

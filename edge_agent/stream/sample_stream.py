@@ -10,14 +10,13 @@ from fleetune.edge_agent.datasets.formats import FORMATS
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
 from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.intakes.generator import Generator, GeneratorIntake, find_generator
-from fleetune.edge_agent.stream.intakes.local_socket import SocketIntake
 from fleetune.edge_agent.stream.intakes.mqtt import MqttIntake, SensorTopic, sensor_topic
 from fleetune.edge_agent.stream.retention import RetentionLimits
 from fleetune.edge_agent.stream.sample_requirements import Part, SampleRequirements
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.snapshot import Arrays, SnapshotCounts
 from fleetune.edge_agent.stream.store_values import TrainingRound
-from fleetune.protocols.errors import DataError, SettingError, StoreError, TrainingStopped
+from fleetune.protocols.errors import DataError, StoreError, TrainingStopped
 
 WATCH, INTAKE = "watch", "intake:"
 SAVE_COUNTS_S = 600.0
@@ -36,13 +35,11 @@ class StreamSettings:
     Attributes:
         bounds: limits on what the store keeps.
         labels: names of the label columns of tables.
-        socket: path of the local socket; None: there is none.
         memory_bytes: memory of the agent together with its decoder process; None: not known.
     """
 
     bounds: RetentionLimits = RetentionLimits()  # noqa: RUF009 - frozen
     labels: tuple[str, ...] = ("label",)
-    socket: Path | None = None
     memory_bytes: int | None = None
 
 
@@ -127,7 +124,6 @@ class SampleStream:
 
     Raises:
         DataError: the source is not a stream, or its folder does not exist.
-        SettingError: the socket's path cannot be used.
     """
 
     def __init__(self, store: SampleStore, source: str, settings: StreamSettings) -> None:
@@ -146,8 +142,6 @@ class SampleStream:
                 pass
             case generator:
                 self._intakes.append(GeneratorIntake(store, generator, source))
-        if settings.socket is not None:
-            self._intakes.append(SocketIntake(store, settings.socket))
         self._threads = [
             threading.Thread(target=one.run, args=(self._stopped,), name=type(one).__name__, daemon=True)
             for one in [*self._intakes, self]
@@ -235,13 +229,13 @@ def open_stream(path: Path, source: str, settings: StreamSettings) -> SampleStre
     """Open a device's stream, whose samples are stored in the file `path`.
 
     Raises:
-        DataError, SettingError: see `SampleStream`.
+        DataError: see `SampleStream`.
         StoreError: the store cannot be opened, is damaged, or comes from a newer version.
     """
     check_stream(source)
     store = SampleStore.open(path, settings.bounds)
     try:
         return SampleStream(store, source, settings)
-    except (DataError, SettingError):
+    except DataError:
         store.close()
         raise

@@ -54,8 +54,8 @@ def test_the_newest_whole_line_says_how_many_rounds_have_closed(tmp_path):
     assert closed_rounds(journal) == 199
 
 
-def test_a_sensor_sends_late_labels_and_bad_samples_among_the_others(tmp_path):
-    sensor, sent = Sensor(tmp_path / "intake", 20.0), []
+def test_a_sensor_sends_late_labels_and_bad_samples_among_the_others():
+    sensor, sent = Sensor(1, 20.0), []
     for number in range(100):
         sensor.sent = number
         sent += list(sensor._messages([[0.5]], 3))

@@ -30,13 +30,7 @@ from fleetune.edge_agent.datasets.idx import read_idx
 from fleetune.edge_agent.datasets.npy_arrays import read_npy
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
-from fleetune.edge_agent.stream.intakes.sample_files import (
-    CsvLines,
-    ReadOptions,
-    read_image,
-    read_parquet,
-    read_shard,
-)
+from fleetune.edge_agent.stream.intakes.sample_files import CsvLines, ReadOptions, read_image, read_shard
 from fleetune.edge_agent.stream.sample import BadSample
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.input_files import input_limits
@@ -102,7 +96,7 @@ def child_kinds(decoder: DecoderProcess) -> list[Kind]:
         Kind(".npz", _npz(save, arrays), lambda path: [*read_shard(path, reading)])
         for save in (np.savez, np.savez_compressed)
     ]
-    return [*npz, *_images(reading), *_tables(reading)]
+    return [*npz, *_images(reading)]
 
 
 def fuzz(kinds: list[Kind], seed: int, count: int) -> Counter[str]:
@@ -186,19 +180,6 @@ def _images(reading: ReadOptions) -> Iterator[Kind]:
         made = io.BytesIO()
         image.save(made, form)
         yield Kind(".png", made.getvalue(), lambda path: read_image(path, reading))
-
-
-def _tables(reading: ReadOptions) -> Iterator[Kind]:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        return
-    table = pa.table({"x": np.arange(30.0), "label": ["1", "2", "3"] * 10, "n": range(30)})
-    for compression in ("none", "snappy", "zstd"):
-        made = io.BytesIO()
-        parquet.write_table(table, made, compression=compression)
-        yield Kind(".parquet", made.getvalue(), lambda path: [*read_parquet(path, reading)])
 
 
 def main() -> int:

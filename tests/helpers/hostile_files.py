@@ -7,7 +7,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from tests.helpers.places import ROOT
 
 
 def write_fifo(path: Path) -> None:
@@ -16,11 +15,6 @@ def write_fifo(path: Path) -> None:
 
 def write_endless_link(path: Path) -> None:
     path.symlink_to("/dev/zero")
-
-
-def write_parquet_bomb(path: Path) -> None:
-    """Write 2 kB that hold 500 million rows of one number."""
-    path.write_bytes((ROOT / "tests" / "data" / "500-million-rows.parquet").read_bytes())
 
 
 def write_npz_bomb(path: Path, num_bytes: int = 2**29) -> None:

@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fleetune.edge_agent.datasets.audio import MAX_SOUND_FILE_BYTES
-from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.decoding.frames import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
+    Block,
     DecodeRequest,
-    Done,
     FileKind,
     Frame,
-    PackageMissing,
     Refused,
     encode,
     read_frame,
@@ -42,16 +39,11 @@ _COMMAND = ("-P", "-m", "fleetune.edge_agent.stream.decoding.child_main")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
-    """The package that reads such files is not installed. `str()` says how to install it."""
-
-
 class DecoderProcess:
     """A process that decodes files, one after another. Only one thread may use it.
 
     Args:
         memory_bytes: memory of the agent together with this process; None: not known.
-        sounds: how sounds become features.
         clock: monotonic clock, in seconds.
 
     Attributes:
@@ -62,41 +54,35 @@ class DecoderProcess:
     def __init__(
         self,
         memory_bytes: int | None = None,
-        sounds: LogMel = LogMel(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         share = MAX_CONTENT_BYTES if memory_bytes is None else memory_bytes // _CONTENT_SHARE
         self.max_bytes = min(MAX_CONTENT_BYTES, share)
         self.num_started = 0
-        self._sounds, self._clock = sounds, clock
+        self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._num_files, self._used_at, self._looked_at = 0, 0.0, 0.0
 
-    def decode(self, path: Path, kind: FileKind) -> Iterator[Frame]:
-        """Decode a file, and yield its content in frames.
+    def decode(self, path: Path, kind: FileKind) -> Iterator[Block]:
+        """Decode a file, and yield its samples in blocks.
 
         Raises:
             DataError: the file cannot be read, needs more than `max_bytes`, or ended the process.
-            NeedsPackage: the package that reads such files is not installed.
             ReadingStopped: see `input_limits`.
         """
-        open_input(path, self.max_bytes if kind != "sound" else MAX_SOUND_FILE_BYTES).close()
-        request, whole = DecodeRequest(kind, str(path.absolute()), self.max_bytes, self._sounds), False
+        open_input(path, self.max_bytes).close()
+        request, whole = DecodeRequest(kind, str(path.absolute()), self.max_bytes), False
         try:
             self._send(path, request)
             while True:
                 frame = self._receive(path)
-                match frame:
-                    case Done():
-                        whole = True
-                        return
-                    case Refused(words):
-                        whole = True
-                        raise DataError(words)
-                    case PackageMissing(words):
-                        # `finally` ends this process: the next one may find the package installed
-                        raise NeedsPackage(words)
-                yield frame
+                if isinstance(frame, Block):
+                    yield frame
+                    continue
+                whole = True
+                if isinstance(frame, Refused):
+                    raise DataError(frame.words)
+                return
         finally:
             self._used_at = self._clock()
             if not whole:

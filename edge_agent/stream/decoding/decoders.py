@@ -1,7 +1,7 @@
 """Decoders that run in the decoder process, one for each kind of file.
 
-A file that announces too much content is refused before that content is read. Pillow, pyarrow and soundfile
-are imported only when such a file is read.
+A file that announces too much content is refused before that content is read. Pillow is imported only when an
+image is read.
 """
 
 import warnings
@@ -12,57 +12,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.audio import NeedsSoundfile, sound_features
 from fleetune.edge_agent.datasets.npy_arrays import NpzFile, open_npz
 from fleetune.edge_agent.stream.decoding.frames import (
     ArrayData,
     Block,
-    Cells,
-    Columns,
     DecodeRequest,
     Done,
     Frame,
-    PackageMissing,
     Refused,
 )
 from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES
 from fleetune.protocols.errors import DataError
-from fleetune.protocols.input_files import input_limits, open_input, too_large
+from fleetune.protocols.input_files import input_limits, open_input
 from fleetune.protocols.one_line import flat
 
 # without EPS, for which Pillow starts Ghostscript
 IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MARKS = frozenset({"test", "validation", "x_train", "x_test", "x_validation"})
-_WHAT = {"image": "image", "sound": "sound", "npz": ".npz file", "parquet": "Parquet file"}
+_WHAT = {"image": "image", "npz": ".npz file"}
 _PIXELS = MAX_SAMPLE_BYTES // 12
 _BLOCK_BYTES = 2**20
 _BLOCK_ROWS = 256
-_CELL_BYTES = 64  # memory of a cell as text
-_MAX_CELL = 4096  # characters
 _NAMED, _NAME = 6, 60  # most array names in a message, and their longest length
 
 
 def decode_file(request: DecodeRequest) -> Iterator[Frame]:
-    """Decode a file. The last frame is `Done`, `Refused` or `PackageMissing`. It raises nothing."""
+    """Decode a file. The last frame is `Done` or `Refused`. It raises nothing."""
     path = Path(request.path)
     try:
         with input_limits(memory_bytes=request.max_bytes), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            match request.kind:
-                case "image":
-                    yield Block(ArrayData.of(_image(path, request.max_bytes)[None]))
-                case "sound":
-                    yield Block(ArrayData.of(sound_features(path, request.sounds)[None]))
-                case "npz":
-                    yield from _shard(path, request.max_bytes)
-                case "parquet":
-                    yield from _table(path, request.max_bytes)
+            if request.kind == "image":
+                yield Block(ArrayData.of(_image(path, request.max_bytes)[None]))
+            else:
+                yield from _shard(path, request.max_bytes)
         yield Done()
-    except ImportError:
-        what, package = {"image": ("images", "pillow"), "parquet": ("Parquet files", "pyarrow")}[request.kind]
-        yield PackageMissing(f"{what} need {package.replace('pillow', 'Pillow')}: pip install {package}")
-    except NeedsSoundfile:
-        yield PackageMissing("this kind of sound needs soundfile: pip install soundfile")
     except DataError as problem:
         yield Refused(str(problem)[:2000])
     except Exception as problem:  # noqa: BLE001 - what decodes files raises nearly anything
@@ -136,52 +120,3 @@ def _names(path: Path, array: NDArray[Any]) -> list[str | int]:
         raise DataError(f"{path}: id holds {array.dtype}, shape {array.shape}; it must be texts or integers")
     names: list[str | int] = array.tolist()
     return names
-
-
-def _table(path: Path, max_bytes: int) -> Iterator[Frame]:
-    """Read the rows of a Parquet file."""
-    import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
-    from pyarrow import parquet
-
-    pa.set_cpu_count(1)
-    with open_input(path, max_bytes) as file:
-        content = parquet.ParquetFile(file, pre_buffer=False)
-        names = _check_table(path, content, max_bytes)
-        yield Columns(names)
-        for batch in content.iter_batches(_BLOCK_ROWS, use_threads=False):
-            columns = (column.to_pylist() for column in batch.columns)
-            rows = [[_text(cell) for cell in row] for row in zip(*columns, strict=True)]
-            at_once = max(1, 16 * _BLOCK_BYTES // (_CELL_BYTES * len(names)))
-            yield from (Cells(rows[start : start + at_once]) for start in range(0, len(rows), at_once))
-
-
-def _text(cell: Any) -> str:
-    """A cell as a CSV file would have it. It is cut, because many cells may refer to one long text."""
-    return "" if cell is None else str(cell)[:_MAX_CELL]
-
-
-def _check_table(path: Path, content: Any, max_bytes: int) -> list[str]:
-    """Names of the columns.
-
-    Raises:
-        DataError: a column holds lists, or the content would take too much memory.
-    """
-    from pyarrow import types
-
-    row_bytes = 0
-    for column in content.schema_arrow:
-        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-        if types.is_nested(kind):
-            holds = f"column {column.name[:100]} holds {str(column.type)[:100]}"
-            raise DataError(f"{path}: {holds}; it must hold numbers or texts")
-        try:
-            row_bytes += max(1, kind.bit_width // 8)
-        except ValueError:  # texts have no fixed width; their bytes are counted below
-            row_bytes += 4
-    found = content.metadata
-    announced = row_bytes * found.num_rows
-    for number in range(found.num_row_groups):
-        announced += max(0, found.row_group(number).total_byte_size)
-    if announced > max_bytes:
-        raise DataError(too_large(path, announced, max_bytes, "unpacked"))
-    return list(content.schema_arrow.names)

@@ -12,31 +12,27 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES
 
 MAX_FRAME_BYTES = MAX_SAMPLE_BYTES + 2**20
 LENGTH_BYTES = 4
-FileKind = Literal["image", "sound", "npz", "parquet"]
-_Text = Annotated[str, Meta(max_length=2**22)]
+FileKind = Literal["image", "npz"]
 
 
 class DecodeRequest(Struct, frozen=True, array_like=True):
     """A request to decode a file.
 
-    The answer is `Columns`, `Cells` and `Block`s, and at the end `Done`, `Refused` or `PackageMissing`.
+    The answer is `Block`s, and at the end `Done` or `Refused`.
 
     Attributes:
         kind: kind of the file.
         path: absolute path of the file.
         max_bytes: largest content of the file, in bytes.
-        sounds: how a sound becomes features.
     """
 
     kind: FileKind
     path: str
     max_bytes: int
-    sounds: LogMel
 
 
 class ArrayData(Struct, frozen=True, array_like=True):
@@ -58,18 +54,6 @@ class ArrayData(Struct, frozen=True, array_like=True):
         if math.prod(self.shape) * dtype.itemsize != len(self.data):
             raise ValueError("an array's bytes do not match its shape")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
-
-
-class Columns(Struct, frozen=True, array_like=True, tag="columns"):
-    """Names of a table's columns. Its `Cells` follow."""
-
-    names: list[_Text]
-
-
-class Cells(Struct, frozen=True, array_like=True, tag="cells"):
-    """Rows of a table, with each cell as text."""
-
-    rows: list[list[_Text]]
 
 
 class Block(Struct, frozen=True, array_like=True, tag="block"):
@@ -96,13 +80,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     words: Annotated[str, Meta(max_length=2000)]
 
 
-class PackageMissing(Struct, frozen=True, array_like=True, tag="lacking"):
-    """The package that reads such files is not installed; `words` says how to install it."""
-
-    words: Annotated[str, Meta(max_length=2000)]
-
-
-Frame = Columns | Cells | Block | Done | Refused | PackageMissing
+Frame = Block | Done | Refused
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
 _requests = msgspec.msgpack.Decoder(DecodeRequest)

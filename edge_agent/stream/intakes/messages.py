@@ -1,10 +1,7 @@
-"""Messages of sensors' programs, and the answers to them, as bytes.
+"""Messages of sensor programs, in JSON or MessagePack: a sample, or a label for an earlier sample.
 
-A message is one line of JSON, or MessagePack after its length (4 bytes, big endian). `x` is a sample's input:
-lists of numbers, or bytes with `dtype` (u1 or f4, little endian) and `shape`. `y` is its label, and `id` its
-name. A message with only `id` and `y` labels a sample. Answers come in the same form and order. They have
-`ok`, and either `what` became of the sample or the `problem`. `again` means that the disk was full: send the
-message again.
+`x` is a sample's input: lists of numbers, or bytes with `dtype` (u1 or f4, little endian) and `shape`. `y` is
+its label, and `id` its name. A message with only `id` and `y` labels the sample of that name.
 """
 
 import math
@@ -25,7 +22,6 @@ from fleetune.edge_agent.stream.sample import (
     make_sample,
 )
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
-from fleetune.protocols.errors import StoreError
 from fleetune.protocols.one_line import flat
 
 MAX_MESSAGE_BYTES = 2**22
@@ -37,7 +33,7 @@ _KINDS: dict[str, np.dtype[Any]] = {"u1": np.dtype(np.uint8), "f4": np.dtype("<f
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of a sensor's program."""
+    """The fields of a message, before they are checked."""
 
     id: str | int | None = None
     x: Any = None
@@ -46,34 +42,14 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     shape: list[int] | None = None
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
-    """The answer to a message."""
-
-    ok: bool
-    id: str | int | None = None
-    what: Outcome | None = None
-    problem: str | None = None
-    again: bool = False
-
-
 @dataclass
 class ParsedMessage:
     """A decoded message: a sample, a label for the sample `id`, or the problem with it."""
 
-    as_json: bool
     id: str | int | None = None
     sample: Sample | None = None
     label: Label | None = None
     problem: BadSample | None = None
-
-
-def answer_to(one: ParsedMessage, outcome: Outcome | None, failed: StoreError | None) -> Answer:
-    if one.problem is not None:
-        return Answer(False, one.id, problem=str(one.problem))
-    if outcome is None:
-        return Answer(False, one.id, problem=str(failed), again=True)
-    problem = "it was refused; the agent's log says why" if outcome == "refused" else None
-    return Answer(outcome != "refused", one.id, outcome, problem)
 
 
 def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> list[Outcome | None]:
@@ -95,35 +71,8 @@ def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> lis
     ]
 
 
-def first_message(received: bytearray) -> tuple[int, int, bool] | None:
-    """Find the first message in received bytes.
-
-    Returns:
-        Start and end of its content, and True if it is JSON; None: it is not complete yet.
-
-    Raises:
-        BadSample: it is too long, or neither JSON nor MessagePack.
-    """
-    if not received:
-        return None
-    if received[0] in b"{ \t\r\n":
-        end = received.find(b"\n", 0, MAX_MESSAGE_BYTES + 1)
-        if end < 0 and len(received) > MAX_MESSAGE_BYTES:
-            raise BadSample("message", f"a line has more than {MAX_MESSAGE_BYTES} bytes; split the message")
-        return None if end < 0 else (0, end, True)
-    if received[0] > MAX_MESSAGE_BYTES >> 24:  # an allowed length never begins so
-        raise BadSample("message", "a message is neither a line of JSON nor MessagePack after its length")
-    if len(received) < 4:
-        return None
-    end = 4 + int.from_bytes(received[:4], "big")
-    if end > MAX_MESSAGE_BYTES:
-        raise BadSample(
-            "message", f"a message has {end - 4} bytes; at most {MAX_MESSAGE_BYTES - 4} are allowed"
-        )
-    return (4, end, False) if len(received) >= end else None
-
-
 def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
+    """Decode a message. One that is not valid gives a `ParsedMessage` with a problem."""
     decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
     name: str | int | None = None
     try:
@@ -132,17 +81,17 @@ def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
         name = message.id if len(str(message.id)) <= MAX_NAME else None
         if message.x is not None:
             sample = make_sample(_array(message), message.y, name)
-            return ParsedMessage(as_json, name, sample=sample)
+            return ParsedMessage(name, sample=sample)
         if name is None or message.y is None:
-            return ParsedMessage(
-                as_json, name, problem=BadSample("message", "a message needs x, or id and y")
-            )
-        return ParsedMessage(as_json, make_name(name), label=make_label(message.y))
+            words = "a message lacks x; send x for a sample, or id and y for a label"
+            return ParsedMessage(name, problem=BadSample("message", words))
+        return ParsedMessage(make_name(name), label=make_label(message.y))
     except BadSample as problem:
-        return ParsedMessage(as_json, name, problem=problem)
+        return ParsedMessage(name, problem=problem)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
-        words = f"no message ({flat(problem)[:100]})"
-        return ParsedMessage(as_json, name, problem=BadSample("message", words))
+        form = "JSON" if as_json else "MessagePack"
+        words = f"a message is not valid {form} ({flat(problem)[:100]}); docs/streams.md shows one"
+        return ParsedMessage(name, problem=BadSample("message", words))
 
 
 class _Parts(msgspec.Struct):

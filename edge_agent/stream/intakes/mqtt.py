@@ -1,6 +1,6 @@
 """Intake of samples that sensors publish to a broker of their own: `mqtt://HOST:PORT/TOPIC`.
 
-Messages are those of `messages`, JSON or MessagePack without a length. Nothing is answered or published. A
+Messages are those of `messages`. The agent publishes nothing there. A
 message of QoS 1 is acknowledged when its sample is on disk. The broker keeps the session, so it sends again
 what was not acknowledged. A message that arrives twice, such as a retained one, is the same input and is
 stored once.
@@ -203,5 +203,4 @@ class MqttIntake:
 
 def _read(content: bytes) -> ParsedMessage:
     """Decode a message. An empty one is valid: it tells a broker to delete a retained message."""
-    as_json = not content or content[0] in _JSON
-    return read_message(content, as_json=as_json) if content else ParsedMessage(as_json)
+    return read_message(content, as_json=content[0] in _JSON) if content else ParsedMessage()

@@ -1,7 +1,6 @@
-"""Read the samples in one file: an image, a sound, rows of a table (CSV, Parquet), or arrays of an .npz
-file.
+"""Read the samples in one file: an image, a sound (WAV), rows of a CSV file, or arrays of an .npz file.
 
-CSV and WAV have readers here. The decoder process reads all other files.
+The agent itself reads CSV and WAV. The decoder process reads images and .npz files.
 """
 
 import csv
@@ -10,16 +9,17 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fleetune.edge_agent.datasets.audio import SOUNDS, wav_features
-from fleetune.edge_agent.datasets.csv_columns import EXACT, as_whole, is_whole
+from fleetune.edge_agent.datasets.audio import SOUND, sound_features
+from fleetune.edge_agent.datasets.csv_columns import EXACT, ROUNDED_REMEDY, RoundedNumbers
 from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.decoding.decoder_process import DecoderProcess
-from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns, FileKind, Frame
+from fleetune.edge_agent.stream.decoding.frames import Block, FileKind
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.edge_agent.stream.store_values import FileProgress, TableColumns
@@ -28,14 +28,16 @@ from fleetune.protocols.input_files import open_input
 from fleetune.protocols.one_line import flat
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-TABLES = frozenset({".csv", ".parquet"})
-KNOWN = IMAGES | SOUNDS | TABLES | {".npz"}
+KNOWN = IMAGES | {SOUND, ".csv", ".npz"}
 MAX_TABLE_BYTES = 2**36  # size of a CSV file, which is read line by line
 MAX_LINE_BYTES = 2**22
 MAX_CELLS = 2**18
 BATCH = 64  # samples in one transaction
-_MAX_ROUNDED = 10_000  # remembered whole numbers from 2**24, to find two that become one float32
 _ID = "id"
+
+
+class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
+    """The package that reads such files is not installed. `str()` says how to install it."""
 
 
 class BadFile(BadSample):
@@ -51,7 +53,7 @@ class ReadOptions:
 
     Attributes:
         refuse: called with the problem of each sample that is refused.
-        decoder: the process that decodes images, sounds, Parquet and .npz files.
+        decoder: the process that decodes images and .npz files.
         labels: names of the label columns.
         class_names: class number of each class name.
         columns: names of the input columns, in the order of a sample; (): the order of the table.
@@ -101,18 +103,16 @@ def read_samples(
     match path.suffix.lower():
         case suffix if suffix in IMAGES:
             yield make_sample(read_image(path, reading), label, name)
-        case suffix if suffix in SOUNDS:
-            yield make_sample(read_features(path, reading), label, name)
+        case suffix if suffix == SOUND:
+            yield make_sample(read_features(path, reading.sounds), label, name)
         case ".npz":
             yield from read_shard(path, reading, label)
-        case ".parquet":
-            yield from read_parquet(path, reading, label)
         case ".csv":
             yield from CsvLines(path, reading, label).samples(last=True)
         case suffix:
             raise BadFile(
-                f"{path}: {suffix or 'a file without ending'} is not supported; expected .csv,"
-                " .parquet, .npz or an image"
+                f"{path}: {suffix or 'a file without ending'} is not supported; give an image, or a file"
+                f" that ends in .csv, .npz or {SOUND}"
             )
 
 
@@ -139,23 +139,21 @@ def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.
         BadFile: it is damaged or too large.
         NeedsPackage: Pillow is not installed.
     """
-    return _one(path, "image", reading)
+    if find_spec("PIL") is None:
+        raise NeedsPackage("images need Pillow: pip install pillow")
+    found = [*_blocks(path, "image", reading)]
+    if len(found) != 1 or len(found[0].x.array) != 1:
+        raise BadFile(f"{path}: the decoder process did not return exactly one image; copy the file again")
+    array: np.ndarray[Any, np.dtype[np.uint8]] = found[0].x.array[0]
+    return array
 
 
-def read_features(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Read a sound's log-mel features, of shape `reading.sounds.shape`.
-
-    Raises:
-        BadFile: it is damaged, or has another sampling rate.
-        NeedsPackage: soundfile is not installed.
-    """
-    found = None
-    if path.suffix.lower() == ".wav":  # most WAV files need no decoder process
-        try:
-            found = wav_features(path, reading.sounds)
-        except DataError as problem:
-            raise BadFile(str(problem)) from None
-    return _one(path, "sound", reading) if found is None else found
+def read_features(path: Path, sounds: LogMel) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Read a sound's log-mel features, of shape `sounds.shape`. Raises BadFile: see `read_sound`."""
+    try:
+        return sound_features(path, sounds)
+    except DataError as problem:
+        raise BadFile(str(problem)) from None
 
 
 def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
@@ -169,40 +167,15 @@ def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> 
     Raises:
         BadFile: it is damaged, lacks `x`, or marks samples for testing.
     """
-    for frame in _frames(path, "npz", reading):
-        if isinstance(frame, Block):
-            x, y = frame.x.array, None if frame.y is None else frame.y.array
-            for index, one in enumerate(x):
-                name = None if frame.names is None else frame.names[index]
-                yield from _made(one, label if y is None else y[index], name, reading)
+    for block in _blocks(path, "npz", reading):
+        y = None if block.y is None else block.y.array
+        for index, one in enumerate(block.x.array):
+            name = None if block.names is None else block.names[index]
+            yield from _made(one, label if y is None else y[index], name, reading)
 
 
-def read_parquet(path: Path, reading: ReadOptions, label: float | None = None) -> Iterator[Sample]:
-    """Read the rows of a Parquet file.
-
-    Raises:
-        BadFile: it is damaged, or has other columns than the first table.
-        NeedsPackage: pyarrow is not installed.
-    """
-    rows: Rows | None = None
-    for frame in _frames(path, "parquet", reading):
-        if isinstance(frame, Columns):
-            rows = Rows(path, frame.names, reading, label)
-        elif isinstance(frame, Cells) and rows is not None:
-            for row in frame.rows:
-                yield from rows.sample(row)
-
-
-def _one(path: Path, kind: FileKind, reading: ReadOptions) -> np.ndarray[Any, Any]:
-    found = [frame for frame in _frames(path, kind, reading) if isinstance(frame, Block)]
-    if len(found) != 1 or len(found[0].x.array) != 1:
-        raise BadFile(f"{path}: the decoder did not return exactly one {kind}")
-    array: np.ndarray[Any, Any] = found[0].x.array[0]
-    return array
-
-
-def _frames(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Frame]:
-    """The frames that the decoder process sends for a file."""
+def _blocks(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Block]:
+    """The samples that the decoder process sends for a file."""
     try:
         yield from reading.decoder.decode(path, kind)
     except DataError as problem:
@@ -239,7 +212,7 @@ class Rows:
         self._inputs = [places[name] for name in self.columns]
         self._labels = [places[name] for name in reading.labels if name in places]
         self._id, self._path = places.get(_ID), path
-        self._rounded: dict[tuple[str, float], int] = {}
+        self._rounded = RoundedNumbers()
 
     def sample(self, cells: Sequence[str]) -> Iterator[Sample]:
         """The sample in a row; nothing if it is refused.
@@ -272,20 +245,12 @@ class Rows:
         if not math.isfinite(found):
             said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a finite number"
             raise BadSample("not-finite", said)
-        if abs(found) >= EXACT and is_whole(words):
-            self._check_rounded(name, found, as_whole(words))
-        return found
-
-    def _check_rounded(self, name: str, found: float, whole: int) -> None:
-        if len(self._rounded) >= _MAX_ROUNDED:
-            self._rounded.clear()
-        with np.errstate(over="ignore"):
-            seen = self._rounded.setdefault((name, float(np.float32(found))), whole)
-        if seen != whole:
+        if abs(found) >= EXACT and (other := self._rounded.other(name, words)) is not None:
             raise BadFile(
-                f"{self._path}: column {name}: {seen} and {whole} become one number as float32;"
-                " leave the column out of the file, or subtract a constant from it"
+                f"{self._path}: column {name}: {other} and {words.strip()[:50]} become one number as float32;"
+                f" {ROUNDED_REMEDY}"
             )
+        return found
 
 
 class CsvLines:

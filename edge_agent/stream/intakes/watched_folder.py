@@ -19,11 +19,12 @@ from msgspec import structs
 
 from fleetune.edge_agent.datasets.audio import CLASSES, class_names
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream.decoding.decoder_process import IDLE_S, DecoderProcess, NeedsPackage
+from fleetune.edge_agent.stream.decoding.decoder_process import IDLE_S, DecoderProcess
 from fleetune.edge_agent.stream.intakes.sample_files import (
     KNOWN,
     BadFile,
     CsvLines,
+    NeedsPackage,
     ReadOptions,
     read_samples,
     store_file,
@@ -68,7 +69,7 @@ class WatchedFolder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._folder, self._clock = store, folder, clock
-        self._decoder = DecoderProcess(memory_bytes, sounds)
+        self._decoder = DecoderProcess(memory_bytes)
         self._reading = ReadOptions(store.refuse, self._decoder, labels, sounds=sounds)
         self._classes: tuple[object, list[str]] = (None, [])
         self._changing: dict[str, tuple[int, int, float]] = {}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.signal import ShortTimeFFT
 from scipy.signal.windows import hann
+from tests.helpers.errors import raises
 
 from fleetune.edge_agent.datasets.audio import read_sound
 from fleetune.edge_agent.datasets.log_mel import FLOOR, LogMel, bands, log_mel, log_mel_options
@@ -94,15 +95,6 @@ def test_channels_are_averaged(tmp_path):
     np.testing.assert_allclose(read_sound(path, 8000), (left + right) / 2, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("a.flac", "PCM_16"), ("a.wav", "FLOAT"), ("a.ogg", None)])
-def test_other_files_are_read_by_soundfile(tmp_path, name, kind):
-    soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed")
-    sound = tone()
-    soundfile.write(tmp_path / name, sound, 8000, subtype=kind)
-    exact = 1e-4 if kind else 0.1
-    np.testing.assert_allclose(read_sound(tmp_path / name, 8000), sound, atol=exact)
-
-
 def test_class_folders(tmp_path):
     write(tmp_path / "yes" / "b.wav", tone(300))
     write(tmp_path / "no" / "a.WAV", tone(600))
@@ -128,39 +120,37 @@ def test_names_of_files_tell_class_and_speaker(tmp_path):
 def test_mistakes_are_one_line(tmp_path):
     path = write(tmp_path / "cat" / "a.wav", tone())
     cases = {
-        "rate=fast": "Expected `int`",
-        "rate=8000&frame=3": "unknown option 'frame'",
-        "rate=8000&frame_ms=2000": "frames of 16000 samples every 128 in sounds of 8000",
-        "rate=8000&hop_ms=0.01": "every 0 in",
-        "rate=8000&mels=200": r"\d+ of 200 bands are empty",
-        "": "8000 Hz, not 16000; convert it, or use .rate=8000",
-        "rate=8000": "label 'cat' is not a number, and classes.txt in the folder does not list it",
-        "rate=8000&names=group": "names has no part label",
-        "rate=8000&names=label,take": "a.wav has 1 parts; names lists 2",
+        "rate=fast": ["$.rate"],
+        "rate=8000&frame=3": ["'frame'"],
+        "rate=8000&frame_ms=2000": ["16000", "128", "8000", "frame_ms"],
+        "rate=8000&hop_ms=0.01": ["hop_ms"],
+        "rate=8000&mels=200": ["200", "mels"],
+        "": ["a.wav", "16000", "rate=8000"],
+        "rate=8000": ["a.wav", "'cat'", "classes.txt"],
+        "rate=8000&names=group": ["names", "label"],
+        "rate=8000&names=label,take": ["a.wav", "names"],
     }
     for options, line in cases.items():
-        with pytest.raises(DataError, match=line) as problem:
+        with raises(DataError, *line):
             load(f"audio:{tmp_path}?{options}" if options else f"audio:{tmp_path}")
-        assert "\n" not in str(problem.value)
-    with pytest.raises(DataError, match="is not in the folder of a class"):
+    with raises(DataError, "a.wav"):
         load(f"audio:{path.parent}?rate=8000")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no sounds in"):
+    with raises(DataError, f"{tmp_path}/empty", ".wav"):
         load(f"audio:{tmp_path}/empty")
     write(path, [])
-    with pytest.raises(DataError, match="has no sound in it"):
+    with raises(DataError, "a.wav"):
         load(f"audio:{tmp_path}?rate=8000")
 
 
-def test_a_damaged_file_and_one_of_floats_name_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+def test_a_file_of_floats_is_refused_with_the_command_that_converts_it(tmp_path):
     floats = tmp_path / "0" / "a.wav"
     floats.parent.mkdir()
     data = tone().tobytes()
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 3, 1, 8000, 32000, 4, 32)
     head = struct.pack("<4sI4s", b"RIFF", 36 + len(data), b"WAVE")
     floats.write_bytes(head + form + struct.pack("<4sI", b"data", len(data)) + data)
-    with pytest.raises(DataError, match="pip install soundfile"):
+    with raises(DataError, "a.wav", remedy="ffmpeg"):
         load(f"audio:{tmp_path}?rate=8000")
 
 

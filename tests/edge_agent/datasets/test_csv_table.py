@@ -1,10 +1,10 @@
 """CSV files: rows, windows of a series in blocks of time, texts as ids; and mistakes in one line."""
 
-import re
 import tracemalloc
 
 import numpy as np
 import pytest
+from tests.helpers.errors import raises
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.datasets.csv_columns import token_ids
@@ -86,9 +86,9 @@ def test_a_series_that_grows_changes_no_sides(table, tmp_path):
 
 def test_one_block_cannot_be_tested_and_trained_on(table):
     found = table("label=kwh&columns=kwh&window=4&horizon=2&block=120")
-    with pytest.raises(DataError, match="each part needs"):
+    with raises(DataError, "rows.csv"):
         split(found, 0.4, 0.0)
-    with pytest.raises(SettingError, match="samples of one block of csv:"):
+    with raises(SettingError, "csv:"):
         splits_of(found, Partition(), 1, Key(1))
 
 
@@ -107,25 +107,25 @@ def test_texts_are_ids_of_a_hashed_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("label=watt", "no column 'watt'; the columns are house, kwh, temp, ok"),
-        ("label=ok", "row 2, column house: 'a' is no number; correct it, remove the row, or leave"),
-        ("labels=ok", "unknown field `labels`; the options are label, columns"),
-        ("label=ok&window=x", "window"),
-        ("horizon=3", "it needs window and label too"),
-        ("window=3&test=ok", "text, test and validation are not allowed; leave them out"),
-        ("columns=kwh&window=30&block=20", "no block of 20 rows holds a window"),
-        ("label=house&classes=a", "row 62, column house: 'b' is not one of the classes a; list every text"),
-        ("label=house,ok&classes=a,b", "classes lists the texts of one label; name its column with label="),
-        ("classes=a,b&columns=kwh", "classes lists the texts of one label; name its column with label="),
-        ("label=house&classes=a,b,a&columns=kwh", "classes lists 'a' twice; list each class once"),
-        ("label=ok&columns=kwh&label=kwh", "option label is given twice; give it once"),
-        ("label=ok&columns=kwh,ok", "column ok is the label and also an input"),
-        ("label=ok&columns=kwh,ok&window=4", "column ok is the label and also an input"),
-        ("label=house&classes=a,b&text=house", "column house is the label and also an input"),
-        ("columns=kwh,ok&test=ok", "column ok is the test and also an input"),
-        ("columns=kwh,temp,kwh", "columns lists 'kwh' twice; list each column once"),
-        ("text=house&columns=kwh", "text and columns both name the input; give only one"),
-        ("names=a,b,a,d&columns=b", "columns 1 and 3 have the same name 'a'; give each column its own name"),
+        ("label=watt", ["'watt'", "house, kwh, temp, ok"]),
+        ("label=ok", ["row 2", "column house", "'a'", "columns="]),
+        ("labels=ok", ["labels", "label, columns"]),
+        ("label=ok&window=x", ["window"]),
+        ("horizon=3", ["horizon", "window", "label"]),
+        ("window=3&test=ok", ["window", "test"]),
+        ("columns=kwh&window=30&block=20", ["20", "block", "window"]),
+        ("label=house&classes=a", ["row 62", "column house", "'b'", "classes"]),
+        ("label=house,ok&classes=a,b", ["classes", "label="]),
+        ("classes=a,b&columns=kwh", ["classes", "label="]),
+        ("label=house&classes=a,b,a&columns=kwh", ["classes", "'a'"]),
+        ("label=ok&columns=kwh&label=kwh", ["option label"]),
+        ("label=ok&columns=kwh,ok", ["column ok", "label", "columns"]),
+        ("label=ok&columns=kwh,ok&window=4", ["column ok", "label", "columns"]),
+        ("label=house&classes=a,b&text=house", ["column house", "label", "text"]),
+        ("columns=kwh,ok&test=ok", ["column ok", "test", "columns"]),
+        ("columns=kwh,temp,kwh", ["columns", "'kwh'"]),
+        ("text=house&columns=kwh", ["text", "columns"]),
+        ("names=a,b,a,d&columns=b", ["1", "3", "'a'"]),
         ("group=house&columns=kwh&label=", None),
     ],
 )
@@ -133,42 +133,40 @@ def test_a_mistake_is_one_line(table, options, words):
     if words is None:
         assert table(options).y.shape == (120, 0)
         return
-    with pytest.raises(DataError, match=re.escape(words)) as caught:
+    with raises(DataError, "rows.csv", *words):
         table(options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(DataError, match="row 3 has 1 columns; it must have 2"):
+    with raises(DataError, "a.csv", "row 3", "2"):
         load(f"csv:{tmp_path}/a.csv")
     (tmp_path / "b.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match="has no rows"):
+    with raises(DataError, "b.csv"):
         load(f"csv:{tmp_path}/b.csv")
     (tmp_path / "c.csv.gz").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"c\.csv\.gz: cannot be read \(Not a gzipped file"):
+    with raises(DataError, "c.csv.gz"):
         load(f"csv:{tmp_path}/c.csv.gz")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,b\n1,2\n\n3,nan\n", "row 4, column b: 'nan' is not a finite float32 number; correct it"),
-        ("a,b\n1,2\n3,1e39\n", "row 3, column b: '1e39' is not a finite float32 number"),
-        ("a,b\n1,2\n3,\n", "row 3, column b: '' is empty; a number was expected; correct it"),
-        (f"a,b\n1,2\n3,{'x' * 9000}\n", f"row 3, column b: '{'x' * 50}'... is no number"),
-        ("a,b,a\n1,2,3\n", "columns 1 and 3 have the same name 'a'; give each column its own name"),
-        (f"a,b\n1,2\n3,{'x' * 200_000}\n", "field larger than field limit (131072) (after row 2)"),
+        ("a,b\n1,2\n\n3,nan\n", ["row 4", "column b", "'nan'"]),
+        ("a,b\n1,2\n3,1e39\n", ["row 3", "column b", "'1e39'"]),
+        ("a,b\n1,2\n3,\n", ["row 3", "column b", "''"]),
+        (f"a,b\n1,2\n3,{'x' * 9000}\n", ["row 3", "column b", f"'{'x' * 50}'"]),
+        ("a,b,a\n1,2,3\n", ["1", "3", "'a'"]),
+        (f"a,b\n1,2\n3,{'x' * 200_000}\n", ["row 2", "131072"]),
     ],
 )
 def test_a_fault_in_a_file_names_row_and_column(tmp_path, content, words):
     path = tmp_path / "rows.csv"
     path.write_text(content)
     for options in ("columns=a,b", "columns=a&label=b"):
-        with pytest.raises(DataError, match=re.escape(words)) as caught:
+        with raises(DataError, "rows.csv", *words) as caught:
             load(f"csv:{path}?{options}")
         assert len(str(caught.value)) < 400
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +183,8 @@ def test_two_whole_numbers_that_become_one_float32_are_refused(tmp_path, pair):
     path = tmp_path / "rows.csv"
     filling = "".join(f"{i},{i}\n" for i in range(20_000))  # they meet across chunks of rows
     path.write_text(f"id,x\n{pair[0]},1\n{filling}{pair[1]},2\n")
-    words = f"column id: {pair[0]} (row 2) and {pair[1]} (row 20003) become one number as float32; leave"
     for options in ("label=x", "columns=x&label=id"):
-        with pytest.raises(DataError, match=re.escape(words)):
+        with raises(DataError, "row 20003", "column id", *pair):
             load(f"csv:{path}?{options}")
     assert load(f"csv:{path}?columns=x").x.shape == (20_002, 1)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.errors import raises
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
@@ -73,7 +74,7 @@ def test_few_samples_have_both_sides_and_copies_together(n, fraction, seed):
 
 
 def test_a_sample_has_one_role():
-    with pytest.raises(DataError, match="marked as test and as validation"):
+    with raises(DataError, "mine", "test", "validation"):
         from_arrays("mine", {"x": np.eye(3), "y": [0, 1, 2], "test": [1, 0, 0], "validation": [1, 1, 0]})
 
 
@@ -81,19 +82,16 @@ def test_a_sample_has_one_role():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "line"),
+    ("arrays", "named"),
     [
-        (None, "npz:d.npz: there is no d.npz in "),
-        (
-            {"x": np.full((9, 2), np.nan), "y": np.arange(9)},
-            "npz:d.npz: NaN or infinite inputs; correct or remove",
-        ),
-        ({"x": np.eye(9), "y": np.arange(9) - 1}, "npz:d.npz: label -1 is negative; labels count from 0"),
-        ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, "9 training and 0 test samples; each part needs"),
-        ({"images": np.eye(9)}, "neither x and y nor x_train and y_train"),
+        (None, ["there is no d.npz", "FLEETUNE_DATA"]),
+        ({"x": np.full((9, 2), np.nan), "y": np.arange(9)}, ["NaN"]),
+        ({"x": np.eye(9), "y": np.arange(9) - 1}, ["label -1"]),
+        ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, ["9 training", "0 test"]),
+        ({"images": np.eye(9)}, ["x_train", "images"]),
     ],
 )
-def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkeypatch, arrays, line):
+def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkeypatch, arrays, named):
     monkeypatch.chdir(tmp_path)
     if arrays is not None:
         np.savez("d.npz", **arrays)
@@ -101,7 +99,7 @@ def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkey
     start = ["run", "--fleet", "f", "--device", "d", "--broker", "127.0.0.1:1", "--data", "npz:d.npz"]
     result = CliRunner().invoke(app, start)
     assert result.exit_code == 2
-    assert line in result.output
+    assert all(one in result.output for one in ["npz:d.npz", *named]), result.output
     assert len(result.output.strip().splitlines()) == 1
 
 
@@ -168,7 +166,7 @@ def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_ha
 
     assigned_ratio = shares_of(dataset(400), 6, pool=0.5)
     owned = np.concatenate([assigned_ratio.rows(index) for index in range(6)])
-    with pytest.raises(DataError, match="NaN or infinite inputs"):
+    with raises(DataError, "NaN"):
         with_nan_in(owned[-1]).counts(SPEC)
     nobodys = np.setdiff1d(np.arange(400), owned)[0]
     assert with_nan_in(nobodys).counts(SPEC) == assigned_ratio.counts(SPEC)
@@ -200,12 +198,8 @@ def test_a_benchmarks_samples_are_pooled():
 
 
 def test_marks_that_cannot_be_kept_are_named():
-    with pytest.raises(
-        SettingError, match=r"marks in data, kind `dirichlet` leaves device . with 0 samples as t"
-    ):
+    with raises(SettingError, "dirichlet", "data"):
         shares(marked(every=100), 6)
     lonely = dataset(400, test=np.arange(400) >= 200, group=np.arange(400) // 40)
-    with pytest.raises(
-        SettingError, match=r"kind `group` leaves device 0 with 0 samples as test, .*lower fleet"
-    ):
+    with raises(SettingError, "group", "device 0", remedy="fleet"):
         shares(lonely, 10, "group")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tests.helpers.errors import raises
 
 from fleetune.edge_agent.datasets import sources
 from fleetune.edge_agent.datasets.har import CHANNELS
@@ -334,19 +335,18 @@ def test_whole_labels_in_a_column_or_as_floats_are_classes(tmp_path, labels):
 
 def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
     np.savez(tmp_path / "d.npz", images=images(3, 2), labels=np.array(["a", None], object))
-    words = r"it holds images \(3, 2.*\) uint8, labels \(not plain numbers\): save them under these names"
-    with pytest.raises(DataError, match=words):
+    with raises(DataError, "npz:d.npz", "images", "labels"):
         load("npz:d.npz", tmp_path)
-    with pytest.raises(DataError, match=r"it holds pixels \(4, 2\) float64: save them"):
+    with raises(DataError, "mine", "pixels"):
         from_arrays("mine", {"pixels": np.ones((4, 2))})
 
 
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"y": np.arange(3)}, "neither x and y"),
-        ({"x_train": images(3, 2), "y_train": np.arange(3), "x_test": images(3, 2)}, "missing: y_test"),
-        ({"x_test": images(3, 2), "y_test": np.arange(3)}, "missing: x_train, y_train"),
+        ({"y": np.arange(3)}, "x_train"),
+        ({"x_train": images(3, 2), "y_train": np.arange(3), "x_test": images(3, 2)}, "y_test"),
+        ({"x_test": images(3, 2), "y_test": np.arange(3)}, "x_train"),
         ({"x": images(3, 2), "y": np.arange(4)}, r"y has shape \(4,\) for 3 samples"),
         ({"x": images(3, 2), "y": np.arange(3), "group": np.arange(2)}, "group has shape"),
         ({"x": images(3, 2), "y": np.arange(3), "test": np.arange(3)}, "test must mark"),
@@ -366,7 +366,7 @@ def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
         ),
         (
             {"x": np.array([{}, {}], object), "y": np.arange(2)},
-            "plain arrays .*than numbers or texts",
+            "object",
         ),
     ],
 )
