@@ -6,6 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from tests.helpers.errors import raises
 from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
@@ -113,23 +114,19 @@ def test_a_model_that_cannot_be_described_is_one_line(make, line):
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("make", "named"),
     [
-        (Squeezing, r"shape \(10,\) for a batch of 1; expected \(1, 10\): write flatten\(1\) where it calls"),
-        (
-            LoneFails,
-            r"cannot evaluate a batch of 1: inner.1 \(BatchNorm1d\): ValueError: Expected more than 1",
-        ),
+        (Squeezing, ("Squeezing", "(10,)", "(1, 10)", "flatten(1)")),
+        (LoneFails, ("LoneFails", "inner.1 (BatchNorm1d)", "Expected more than 1 value")),
     ],
 )
-def test_one_test_sample_is_one_line(make, line):
+def test_one_test_sample_is_one_line(make, named):
     spec, _ = described(section(make), Key(1))
     backend = make_backend("torch", spec, None, 1)
     x = np.zeros((1, *SHAPE), np.float32)
     for ask in (lambda: backend.evaluate(x, np.array([1])), lambda: backend.losses(x, np.array([1]))):
-        with pytest.raises(ModelError, match=line) as problem:
+        with raises(ModelError, *named):
             ask()
-        assert "\n" not in str(problem.value)
     assert backend.evaluate(np.zeros((2, *SHAPE), np.float32), np.array([1, 2]))[1].shape == (2, CLASSES)
 
 
