@@ -219,6 +219,7 @@ def played_by(run_file, candidates, runs):
     return found.output, json.loads(longer.read_text())["rounds"], results
 
 
+@pytest.mark.nightly
 def test_a_way_of_more_rounds_ends_when_its_time_is_over_and_is_judged_as_if_it_had_gone_on(
     run_file, monkeypatch
 ):

@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from tests.helpers.errors import raises
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.datasets.csv_columns import token_ids
@@ -207,12 +208,15 @@ def one_long_group():
 
 @pytest.mark.parametrize(
     ("content", "options"),
-    [
-        (one_long_cell(), "label=label&text=text"),
-        (one_long_group(), "group=house"),
-        ("a,b\n" + "1,2\n" * 200_000, "label=b"),
-        ("id,b\n" + "".join(f"{i * 4096 + 2**28},{i % 3}\n" for i in range(50_000)), "label=b"),
-    ],
+    sooner(
+        [
+            (one_long_cell(), "label=label&text=text"),
+            (one_long_group(), "group=house"),
+            ("a,b\n" + "1,2\n" * 200_000, "label=b"),
+            ("id,b\n" + "".join(f"{i * 4096 + 2**28},{i % 3}\n" for i in range(50_000)), "label=b"),
+        ],
+        kept=2,
+    ),
     ids=["text", "group", "digits", "large"],
 )
 def test_reading_takes_6_mb_and_four_times_the_file_at_most(tmp_path, content, options):

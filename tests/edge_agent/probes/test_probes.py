@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.helpers import boards
 from tests.helpers.boards import no_commands
+from tests.helpers.nightly import sooner
 from tests.helpers.places import ROOT
 
 from fleetune.edge_agent.probes import board_identity, files_and_commands, metered_network, temperature
@@ -127,7 +128,7 @@ GARBAGE = st.one_of(
 )
 
 
-@pytest.mark.parametrize("make", boards.ALL, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", sooner(boards.ALL, kept=4), ids=lambda make: make.__name__)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_garbage_is_unknown_or_in_range(make, tmp_path, data):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load, save_file
 from tests.helpers import card
+from tests.helpers.nightly import sooner
 from tests.hostile import body_of
 from torch import nn
 
@@ -183,7 +184,7 @@ def test_from_its_features_on_a_model_trains_as_in_whole(part, size):
         )
 
 
-@pytest.mark.parametrize("part", [{"trainable": ("body.conv1", "head")}, LORA, {}])
+@pytest.mark.parametrize("part", sooner([{"trainable": ("body.conv1", "head")}, LORA, {}], kept=1))
 def test_a_model_that_trains_from_its_first_layer_has_no_features(part):
     spec, module = described(section(**part), Key(1))
     frozen = frozen_of(module) if part else {}

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 from tests.conftest import tiny_spec
+from tests.helpers.nightly import sooner
 from typer.testing import CliRunner
 
 import fleetune.tools.compare.engine
@@ -241,7 +242,7 @@ def test_what_is_marked_as_our_choice_is_what_the_paper_leaves_open(name):
     assert read_cell(name)[0].run.name == name
 
 
-@pytest.mark.parametrize("name", FILES + ROWS)
+@pytest.mark.parametrize("name", sooner(FILES + ROWS, kept=3))
 def test_every_cell_plays_at_tiny_scale(name, sources, tmp_path):
     cell, _ = read_cell(name)
     some = ["round.participants=2"] if cell.round.participants else []

@@ -11,14 +11,7 @@ from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCa
 from fleetune.tools.simulator import pending_work, run_workers
 from fleetune.tools.simulator.runner import simulate
 
-KEPT = (
-    "late devices",
-    "proposals",
-    "lossy both ways",
-    "semi-asynchronous, differences",
-    "kapc-bls",
-    "fedpurin",
-)
+KEPT = ("lossy both ways", "semi-asynchronous, differences", "fedpurin")
 
 
 def played(case, folder):

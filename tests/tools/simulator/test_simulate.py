@@ -144,6 +144,7 @@ def test_devices_that_come_and_go_still_finish_every_round(tmp_path):
     assert all(record.devices for record in run_records(tmp_path))
 
 
+@pytest.mark.nightly
 def test_a_device_that_comes_back_in_mid_task_does_not_train_twice(tmp_path, monkeypatch):
     trained, reply = [], worker.train
 
