@@ -142,6 +142,7 @@ def lacking_rules(text):
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.nightly
 def test_what_a_user_may_not_do_is_said_by_doctor_and_by_run(tmp_path):
     toml = run_toml(rounds=2, start_with=1)
     with RuledFleet(tmp_path, toml, more=LACKING, rules=lacking_rules) as fleet:

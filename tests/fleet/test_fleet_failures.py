@@ -68,6 +68,7 @@ def strike_when_two_have_replied(fleet, round_):
     fleet.start_coordinator()
 
 
+@pytest.mark.nightly
 def test_a_killed_agent_comes_back_with_its_model_and_what_its_optimiser_remembers(
     tmp_path, tmp_path_factory
 ):
@@ -145,6 +146,7 @@ def bytes_in(folder):
     return sum(path.stat().st_size for path in folder.glob("*.part"))
 
 
+@pytest.mark.nightly
 def test_rounds_close_at_their_deadline_without_an_agent_that_is_gone(tmp_path):
     toml = run_toml(epochs=100, deadline_s=8, rounds=2)
     with Fleet(tmp_path, toml) as fleet:
@@ -173,6 +175,7 @@ def test_a_broker_that_is_gone_for_a_while_loses_nothing_and_doubles_nothing(tmp
         assert_equal(fleet.outcome(), wanted)
 
 
+@pytest.mark.nightly
 def test_signals_end_processes_cleanly_and_they_come_back(tmp_path, wanted):
     with Fleet(tmp_path, LONG) as fleet:
         fleet.start()

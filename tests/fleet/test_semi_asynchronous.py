@@ -312,6 +312,7 @@ def test_a_fleet_of_processes_in_buffer_mode_goes_on_after_its_coordinator_is_ki
         assert traffic[1] == sum(record[3][device][1] for record in closed if device in record[3])
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 def test_a_window_of_a_fleet_closes_by_time_also_after_its_coordinator_was_killed_in_it(tmp_path):
     """device-0 is still sending its first update when two windows close; the third one takes it."""

@@ -273,6 +273,7 @@ def test_a_users_type_checker_knows_what_is_public(either, tmp_path):
     ], checked[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.fleet
 def test_the_demo_runs_beside_such_folders(call, tmp_path):
     code, said = call("python", "-P", "-m", "fleetune.tools.demo")

@@ -229,6 +229,7 @@ def test_from_python_it_is_an_argument(tmp_path, cluster):
         fleetune.simulate(asked, tmp_path / "c", data=data, engine="ray", address="1.2.3.4:6379")
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_in_mid_round_costs_its_task(tmp_path, cluster, slow_alone):
     free()  # a worker of an earlier run never works in this one
     asked, said = settings(**SLOW), Said()
