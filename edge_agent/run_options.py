@@ -15,6 +15,7 @@ DeviceId = Annotated[
     str | None,
     typer.Option(
         "--device",
+        envvar="FLEETUNE_DEVICE",
         help="this device's id, which never changes; default: as stored, or the host name",
     ),
 ]

@@ -33,7 +33,8 @@ def install(
     ] = None,
     data: Annotated[str | None, typer.Option(help="as for run; a path must be absolute")] = None,
     device: Annotated[
-        str | None, typer.Option(help="name of the device; default: the host name when the agent starts")
+        str | None,
+        typer.Option(help="the device's id; default: as stored, or the host name"),
     ] = None,
     options: Annotated[
         str | None, typer.Option(help="more options of run, in one: --options '--charging-only --nice 10'")
@@ -108,7 +109,6 @@ def uninstall(
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False) -> None:
     """`edge-agent doctor` with the service's settings, as the service's user."""
     import shlex
-    import socket
     import subprocess
 
     from fleetune.edge_agent.service.install import STATE_FOLDER, program, settings
@@ -117,8 +117,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON, for
     with one_line_errors("edge-agent"):
         _need_root()
         values = settings(Path("/"))
-        device = values.get("FLEETUNE_DEVICE") or socket.gethostname().split(".")[0]
-        command = [str(program()), "doctor", "--state", str(state), "--device", device]
+        command = [str(program()), "doctor", "--state", str(state)]
         command += ["--fleet", values["FLEETUNE_FLEET"], "--data", values["FLEETUNE_SOURCE"]]
         command += shlex.split(values.get("FLEETUNE_OPTIONS", "")) + (["--json"] if as_json else [])
         done = subprocess.run(  # noqa: S603 - the owner's own settings

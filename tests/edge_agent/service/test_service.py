@@ -405,15 +405,18 @@ def test_an_older_systemd_is_not_told_what_it_does_not_know(tmp_path):
     assert made(tmp_path, install.UNIT_FILE) == new, "an image's is not known"
 
 
-def test_run_understands_the_unit_s_line(tmp_path):
+@pytest.mark.parametrize("device", ["d", None])
+def test_run_understands_the_unit_s_line(tmp_path, monkeypatch, device):
+    if device is not None:
+        monkeypatch.setenv("FLEETUNE_DEVICE", device)
     (line,) = [line for line in unit(tmp_path).read_text().splitlines() if line.startswith("ExecStart=")]
-    for name, value in {"FLEET": "f", "DEVICE": "d", "SOURCE": "digits"}.items():
+    for name, value in {"FLEET": "f", "SOURCE": "digits"}.items():
         line = line.replace(f"${{FLEETUNE_{name}}}", value)
     line = line.replace("$FLEETUNE_OPTIONS", "--charging-only --nice 5").replace("%S", "/var/lib")
     _, name, *words = shlex.split(line.partition("=")[2])
     command = typer.main.get_command(cli.app).commands[name]
     found = command.make_context(name, [*words, "--broker", "edge"]).params
-    assert (found["fleet"], found["device"], found["charging_only"], found["nice"]) == ("f", "d", True, 5)
+    assert (found["fleet"], found["device"], found["charging_only"], found["nice"]) == ("f", device, True, 5)
     assert str(found["state"]) == "/var/lib/fleetune"
 
 
