@@ -95,8 +95,8 @@ def device_table(
 ) -> Table:
     """A table with one row for each device; of more than `limit` devices, those with the worst scores.
 
-    Names that are too long for the terminal wrap. The score of the deployed model is shown if devices do not
-    always deploy their personal model; with [adoption] it replaces the scores of one more round.
+    Names that are too long for the terminal wrap. The score of the deployed model is shown if another column
+    does not show it already; with [adoption] it replaces the scores of one more round.
 
     Args:
         summary: summary of the run.
@@ -108,7 +108,10 @@ def device_table(
     score, rival = summary.judged_by, baseline(rivals)
     theirs = personal(rivals[rival]) if rival else {}
     gained = gains(summary, rivals[rival]) if rival else {}
-    deploys_others = any(row.deployed not in (None, row.personal) for row in summary.by_device.values())
+    deploys_others = any(
+        row.deployed not in (None, row.personal, row.after if summary.adoption is UNSET else None)
+        for row in summary.by_device.values()
+    )
     own, one_more, deployed = (one.for_score(score) for one in (_PERSONAL, _ONE_MORE, _DEPLOYED))
     alone = [own, *[one_more] * (summary.adoption is UNSET), *[deployed] * deploys_others]
     heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]

@@ -127,8 +127,8 @@ def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
     """Print which run is served and where, and which of its settings have an effect only in simulations."""
     again = "goes on" if run.resumed else "begins"
     say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
-    if unheeded := simulated_keys(run.settings):
-        say(f"for simulations only, not heeded here: {', '.join(unheeded)}", console)
+    if ignored := simulated_keys(run.settings):
+        say(f"ignored, because only simulations use them: {', '.join(ignored)}", console)
 
 
 def finish(run: Run, reason: str | None, console: Console, following: Following | None = None) -> None:

@@ -93,4 +93,4 @@ def test_serve_names_what_it_does_not_heed():
         folder=Path("runs/r"),
     )
     print_start(run, "r", "b", console)
-    assert "for simulations only, not heeded here: fleet.uplink_mbps\n" in console.file.getvalue()
+    assert "ignored, because only simulations use them: fleet.uplink_mbps\n" in console.file.getvalue()
