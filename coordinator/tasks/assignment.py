@@ -22,7 +22,7 @@ from fleetune.protocols.update.shared_payload_cache import PayloadContent
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
 
-_MOST_IN_TRANSIT = 64  # tasks of a device that may be there later and are counted then; nobody has as many
+_MOST_IN_TRANSIT = 64  # bounds the undelivered tasks a device whose paper bytes are remembered
 
 
 @dataclass(frozen=True)
