@@ -4,6 +4,7 @@ NumPy trusts what a file announces, so an archive of 1 MB may take 1 GB of memor
 its arrays exceed a limit, and arrays can be read a few rows at a time.
 """
 
+import io
 import math
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
@@ -21,10 +22,12 @@ from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_
 from fleetune.protocols.one_line import flat
 
 MAX_AXES = 32
+MAX_HEADER_BYTES = 10_000  # numpy refuses longer ones too, but only after it has read them
 _MAX_BYTES = 2**62
 _PIECE_BYTES = 2**20
 _PLAIN = "biufcSUMm"  # kinds of dtypes that hold numbers, texts or times
 _READ_HEADER = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}  # bytes of the field that holds the header's length
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression methods of numpy.savez
 
 
@@ -158,13 +161,15 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """Read the header of a .npy file from its start. Raises ValueError: it is not valid, or not of plain
-    values.
+    """Read the header of a .npy file from its start.
+
+    Raises:
+        ValueError: it is not valid, has more than `MAX_HEADER_BYTES`, or is not of plain values.
     """
     version = npy.read_magic(file)
     if version not in _READ_HEADER:
         raise _NoNpyError(f"its version is {version[0]}.{version[1]}; expected 1.0 or 2.0")
-    shape, by_columns, dtype = _READ_HEADER[version](file)
+    shape, by_columns, dtype = _READ_HEADER[version](_header_bytes(file, _LENGTH_BYTES[version]))
     if dtype.kind not in _PLAIN or not dtype.itemsize:
         raise _NoNpyError(f"an array holds {str(dtype)[:100]}; it must hold numbers or texts")
     if len(shape) > MAX_AXES or any(not 0 <= one < _MAX_BYTES for one in shape):
@@ -172,6 +177,15 @@ def read_header(file: IO[bytes]) -> Header:
     if dtype.itemsize * math.prod(max(one, 1) for one in shape) > _MAX_BYTES:
         raise _NoNpyError(f"its header announces the shape {shape}")
     return Header(dtype, shape, by_columns)
+
+
+def _header_bytes(file: IO[bytes], length_bytes: int) -> io.BytesIO:
+    """The header and the field before it, which holds its length."""
+    length = file.read(length_bytes)
+    num_bytes = int.from_bytes(length, "little")
+    if num_bytes > MAX_HEADER_BYTES:
+        raise _NoNpyError(f"its header has {num_bytes:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+    return io.BytesIO(length + file.read(num_bytes))
 
 
 def _read_array(file: IO[bytes], header: Header) -> NDArray[Any]:

@@ -39,6 +39,17 @@ def write_lying_npz(path: Path) -> None:
         file.write(bytes(100))
 
 
+def write_long_header_npz(path: Path, num_bytes: int = 2**26) -> None:
+    """Write a small file whose array has a header of `num_bytes` spaces, in version 2.0 of the format."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as file,
+    ):
+        file.write(b"\x93NUMPY\x02\x00" + struct.pack("<I", num_bytes))
+        for _ in range(num_bytes // 2**20):
+            file.write(b" " * 2**20)
+
+
 def write_sparse_wav(path: Path, num_bytes: int = 3_700_000_000) -> None:
     """Write a header, followed by a hole in the file."""
     head = struct.pack(

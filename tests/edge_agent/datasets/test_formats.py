@@ -1,9 +1,12 @@
 """Every registered data set format, and a new one."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.helpers import hostile_files
+from tests.helpers.errors import raises
 
 from fleetune.edge_agent.datasets.dataset import make_dataset
 from fleetune.edge_agent.datasets.formats import FORMATS, DatasetFormat
@@ -32,6 +35,19 @@ def test_each_format_names_a_file_that_is_not_its_own(kind, tmp_path):
         wrong.write_bytes(b"\0" * 64)
     with pytest.raises(DataError, match="wrong"):
         load(f"{kind}:{wrong}", tmp_path)
+
+
+def test_a_header_of_64_mb_in_64_kb_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "a.npz"
+    hostile_files.write_long_header_npz(path)
+    assert path.stat().st_size < 70_000
+    tracemalloc.start()
+    try:
+        with raises(DataError, str(path), "67,108,864 bytes", "10,000"):
+            load(f"npz:{path}")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_new_format_takes_one_line(tmp_path, monkeypatch):

@@ -97,6 +97,11 @@ HOSTILE = {
     "a link without end": ("a.npz", hostile_files.write_endless_link, "is a device; expected a regular file"),
     "512 MB in 2 MB": ("a.npz", hostile_files.write_npz_bomb, "536.9 MB unpacked; at most 268.4 MB"),
     "8 TB announced": ("a.npz", hostile_files.write_lying_npz, "8,796.1 GB unpacked"),
+    "a header of 64 MB in 64 kB": (
+        "a.npz",
+        hostile_files.write_long_header_npz,
+        "its header has 67,108,864 bytes; at most 10,000 are read",
+    ),
     "PostScript": ("a.png", hostile_files.write_eps, "not a readable image"),
     "4 billion pixels": ("a.png", hostile_files.write_huge_image, "an image of 65000 x 65000"),
     "classes without end": ("classes.txt", hostile_files.write_huge_classes, "at most 1.0 MB are read"),
