@@ -151,13 +151,11 @@ def build_module(spec: ModelSpec, frozen: Tensors) -> nn.Module:
 
 
 def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) -> dict[str, nn.Parameter]:
-    """Move the module's tensors into the first row of the vectors. Return its trainable parameters by
-    name.
-    """
+    """Move the module's tensors into the vectors. Return its trainable parameters by name."""
     parameters, statistics = dict(module.named_parameters()), dict(module.named_buffers())
     for tensor in spec.tensors:
         place = vectors.places[tensor.name]
-        view = vectors.torch_weights[0, place].view(tensor.shape)
+        view = vectors.torch_weights[place].view(tensor.shape)
         if tensor.kind == "stat":
             view.copy_(statistics[tensor.name])
             owner, _, name = tensor.name.rpartition(".")
@@ -166,7 +164,7 @@ def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) 
             parameter = parameters[tensor.name]
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = vectors.torch_gradients[0, place].view(tensor.shape)
+            parameter.grad = vectors.torch_gradient[place].view(tensor.shape)
     vectors.download_weights()
     return {name: one for name, one in parameters.items() if one.requires_grad}
 

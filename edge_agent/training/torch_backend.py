@@ -108,11 +108,11 @@ class TorchBackend:
 
     @property
     def weights(self) -> FlatArray:
-        return self._model.vectors.weights_of()
+        return self._model.vectors.current_weights()
 
     @property
     def gradient(self) -> FlatArray:
-        return self._model.vectors.gradient_of()
+        return self._model.vectors.current_gradient()
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
@@ -137,7 +137,7 @@ class TorchBackend:
         """The optimiser on the GPU, see `Backend.gpu_descent`. None: the model is on the processor."""
         if not self._model.vectors.on_gpu:
             return None
-        return GpuDescent(self._model.vectors, 0, self.spec.num_parameters, settings, plan, before)
+        return GpuDescent(self._model.vectors, self.spec.num_parameters, settings, plan, before)
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""

@@ -103,7 +103,7 @@ class TorchSteps:
         tensors: Collection[str] | None,
     ) -> Tensor:
         model, device, graphs = self._model, self._model.device, self._cuda_graphs
-        model.vectors.torch_gradients.zero_()
+        model.vectors.torch_gradient.zero_()
         with fork_seeded(key, device), model.only_gradients_of(tensors), model.last_layer.watched() as calls:
             before = mutable_state(model.module, device) if graphs.enabled else []
             with autocast_to(self._precision if training else "float32", device):
@@ -136,7 +136,7 @@ class TorchSteps:
         wanted = [name for name in model.parameters if tensors is None or name in tensors]
 
         def compute(x: Tensor, y: Tensor, *drawn: Tensor) -> tuple[Tensor]:
-            model.vectors.torch_gradients.zero_()
+            model.vectors.torch_gradient.zero_()
             dropping = Dropouts(lambda index, *_: drawn[index]) if drawn else nullcontext()
             with dropping, autocast_to(self._precision if training else "float32", model.device):
                 logits = model.module(model.shaped(x)).float()

@@ -17,7 +17,7 @@ SPEC, START = draw("resnet8", (3, 16, 16), 7, Key(3))
 
 @pytest.fixture
 def vectors():
-    return FlatVectors(SPEC, torch_device(card.NAME), 3)
+    return FlatVectors(SPEC, torch_device(card.NAME))
 
 
 def test_each_tensor_begins_where_a_kernel_can_read(vectors):
@@ -28,17 +28,17 @@ def test_each_tensor_begins_where_a_kernel_can_read(vectors):
 
 
 def test_on_the_processor_there_is_but_one_of_each():
-    here = FlatVectors(SPEC, PROCESSOR, 2)
+    here = FlatVectors(SPEC, PROCESSOR)
     assert here.torch_weights is here.weights
     assert here.places == SPEC.slices
 
 
 def test_there_and_back_it_is_the_same(vectors):
-    rows = torch.arange(2.0 * SPEC.size).reshape(2, -1)
-    there = vectors.to_torch(rows.to(card.NAME))
-    assert there.shape == (2, vectors.torch_size)
-    assert torch.equal(vectors.from_torch(there).to(PROCESSOR), rows)
-    assert there.to(PROCESSOR).sum() == rows.sum()  # 0 between tensors
+    vector = torch.arange(1.0, SPEC.size + 1)
+    there = vectors.to_torch(vector.to(card.NAME))
+    assert there.shape == (vectors.torch_size,)
+    assert torch.equal(vectors.from_torch(there).to(PROCESSOR), vector)
+    assert there.to(PROCESSOR).count_nonzero() == SPEC.size  # 0 between tensors
 
 
 def test_where_entries_end_there(vectors):
@@ -49,37 +49,27 @@ def test_where_entries_end_there(vectors):
         assert vectors.torch_stop(place.start + 1) - vectors.places[name].start in (1, 64)
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2], [1], [0, 2]])
-def test_rows_that_are_here_are_brought_and_fetched(rows, vectors):
-    for row in range(3):
-        vectors.load(START * np.float32(row + 1), row)
-    vectors.upload(rows)
-    near = vectors.from_torch(vectors.torch_weights).to(PROCESSOR).numpy()
-    for row in range(3):
-        assert np.array_equal(near[row], START * (row + 1)) == (row in rows)
-    vectors.torch_gradients.fill_(5.0)
+def test_vectors_that_are_here_are_brought_and_fetched(vectors):
+    vectors.load(START)
+    vectors.upload()
+    assert np.array_equal(vectors.from_torch(vectors.torch_weights).to(PROCESSOR).numpy(), START)
+    vectors.torch_gradient.fill_(5.0)
     vectors.torch_weights.fill_(7.0)
-    vectors.download(rows, statistics=True)
-    for row in rows:
-        assert (vectors.gradient_of(row) == 5).all()
-        assert (vectors.weights_of(row)[SPEC.num_parameters :] == 7).all()
-        assert np.array_equal(
-            vectors.weights_of(row)[: SPEC.num_parameters], (START * (row + 1))[: SPEC.num_parameters]
-        )
+    vectors.download(statistics=True)
+    assert (vectors.current_gradient() == 5).all()
+    assert (vectors.current_weights()[SPEC.num_parameters :] == 7).all()
+    assert np.array_equal(vectors.current_weights()[: SPEC.num_parameters], START[: SPEC.num_parameters])
 
 
-def test_a_row_that_is_held_there_counts_there_until_it_is_loaded_anew(vectors):
-    vectors.load(START, 1)
-    vectors.keep_on_gpu(1)
-    vectors.torch_weights[1].mul_(2.0)
-    vectors.upload([0, 1, 2])
-    assert np.array_equal(vectors.weights_of(1), 2 * START)
-    vectors.torch_gradients[1].fill_(3.0)
-    vectors.download([0, 1], statistics=True)
-    assert not vectors.gradients[1].any()
-    assert vectors.gradient_of(1).sum() == 3 * SPEC.size
-    vectors.store(1, START + 1, START)
-    assert np.array_equal(vectors.weights_of(1), START + 1)
-    vectors.load(START, 1)
-    assert not vectors.is_on_gpu(1)
-    assert np.array_equal(vectors.weights_of(1), START)
+def test_vectors_that_are_held_there_count_there_until_they_are_loaded_anew(vectors):
+    vectors.load(START)
+    vectors.keep_on_gpu()
+    vectors.torch_weights.mul_(2.0)
+    vectors.upload()
+    assert np.array_equal(vectors.current_weights(), 2 * START)
+    vectors.torch_gradient.fill_(3.0)
+    vectors.download(statistics=True)
+    assert not vectors.gradient.any()
+    assert vectors.current_gradient().sum() == 3 * SPEC.size
+    vectors.load(START)
+    assert np.array_equal(vectors.current_weights(), START)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 from tests.edge_agent.training.test_descent import ALL
 from tests.helpers import card
@@ -12,7 +13,7 @@ from tests.helpers.nightly import sooner
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.gpu.flat_vectors import FlatVectors
-from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent, step_all
+from fleetune.edge_agent.training.gpu.gpu_descent import GpuDescent
 from fleetune.edge_agent.training.gpu.torch_device import torch_device
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
@@ -61,18 +62,18 @@ def before_of(settings, what):
     return OptimiserState(tuple(vectors))
 
 
-def gradients(row):
-    draws = np.random.default_rng(row)
+def gradients():
+    draws = np.random.default_rng(0)
     found = draws.standard_normal((STEPS, SPEC.size)).astype(np.float32)
     found[:, SIZE:] = 0
     return found
 
 
-def here(settings, plan, before, row=0):
+def here(settings, plan, before):
     """Weights, norms and state on the processor."""
-    weights, gradient = START * np.float32(1 + row), np.zeros_like(START)
+    weights, gradient = START.copy(), np.zeros_like(START)
     descent, norms = Descent(weights, gradient, SIZE, settings, plan, before), []
-    for number, one in enumerate(gradients(row)):
+    for number, one in enumerate(gradients()):
         gradient[:] = one
         norms.append(descent.step(move_lower=move_lower(plan, number)))
     return weights, norms, None if before is None else descent.state()
@@ -82,23 +83,19 @@ def move_lower(plan, number):
     return plan.lower is None or number % 2 == 1
 
 
-def there(settings, plan, before, rows=(0,)):
-    """Likewise of each row on a card, all in one go."""
-    vectors = FlatVectors(SPEC, torch_device(card.NAME), max(rows) + 1)
-    for row in rows:
-        vectors.load(START * np.float32(1 + row), row)
-    descents = [GpuDescent(vectors, row, SIZE, settings, plan, before) for row in rows]
-    norms = []
-    for number in range(STEPS):
-        for row in rows:
-            vectors.store(row, vectors.weights_of(row), gradients(row)[number])
-        assert len({one.alike(move_lower=move_lower(plan, number)) for one in descents}) == 1
-        norms.append(step_all(descents, move_lower=move_lower(plan, number)))
-    states = [None if before is None else one.state() for one in descents]
-    return [
-        (vectors.weights_of(row).copy(), [of_step[number] for of_step in norms], states[number])
-        for number, row in enumerate(rows)
-    ]
+def there(settings, plan, before):
+    """Likewise on a card."""
+    vectors = FlatVectors(SPEC, torch_device(card.NAME))
+    vectors.load(START)
+    descent, norms = GpuDescent(vectors, SIZE, settings, plan, before), []
+    for number, one in enumerate(gradients()):
+        put_gradient(vectors, one)
+        norms.append(descent.step(move_lower=move_lower(plan, number)))
+    return vectors.current_weights().copy(), norms, None if before is None else descent.state()
+
+
+def put_gradient(vectors, gradient):
+    vectors.torch_gradient.copy_(vectors.to_torch(torch.from_numpy(gradient).to(card.NAME)))
 
 
 assert_same = np.testing.assert_array_equal
@@ -117,10 +114,8 @@ SOONER = {case for case in CASES if case[::2] == ("adamw", "goes on") or case[1:
 def test_it_comes_to_the_same(name, plan, before):
     settings, plan = ALL[name], PLANS[plan]
     started = before_of(settings, before)
-    (weights, norms, state), ((found, found_norms, found_state),) = (
-        here(settings, plan, started),
-        there(settings, plan, started),
-    )
+    weights, norms, state = here(settings, plan, started)
+    found, found_norms, found_state = there(settings, plan, started)
     assert norms == found_norms == [None] * STEPS
     same = assert_same if name.startswith("sgd") else assert_close
     same(found, weights)
@@ -134,34 +129,14 @@ def test_it_comes_to_the_same(name, plan, before):
 def test_clipped_it_does_but_for_the_rounding_of_norms(name, plan):
     settings = replace(ALL[name], clip_norm=0.7)
     weights, norms, _ = here(settings, PLANS[plan], None)
-    ((found, found_norms, _),) = there(settings, PLANS[plan], None)
+    found, found_norms, _ = there(settings, PLANS[plan], None)
     assert found_norms == pytest.approx(norms, rel=1e-4)
     np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sooner(ALL, kept=2))
-def test_many_in_one_go_are_each_of_them(name):
-    started = before_of(ALL[name], "goes on")
-    for row, found in zip((0, 2), there(ALL[name], PLANS["half"], started, (0, 2)), strict=True):
-        assert_close(found[0], here(ALL[name], PLANS["half"], started, row)[0])
-
-
-def test_one_that_diverges_is_told_so_and_harms_no_other():
-    settings, plan = replace(ALL["sgd"], clip_norm=1.0), FitPlan()
-    vectors = FlatVectors(SPEC, torch_device(card.NAME), 2)
-    descents = [GpuDescent(vectors, row, SIZE, settings, plan, None) for row in range(2)]
-    vectors.store(0, START, np.full_like(START, np.inf))
-    vectors.store(1, START, gradients(1)[0])
-    norms = step_all(descents, move_lower=True)
-    assert not np.isfinite(norms[0])
-    assert np.isfinite(norms[1])
-    assert np.isfinite(vectors.weights_of(1)).all()
-
-
-def test_a_rate_of_another_round_is_not_alike():
-    vectors = FlatVectors(SPEC, torch_device(card.NAME), 2)
-    one, other = (
-        GpuDescent(vectors, row, SIZE, replace(ALL["sgd"], learning_rate=rate), FitPlan(), None)
-        for row, rate in enumerate((0.1, 0.2))
-    )
-    assert one.alike(move_lower=True) != other.alike(move_lower=True)
+def test_one_that_diverges_reports_its_norm():
+    settings = replace(ALL["sgd"], clip_norm=1.0)
+    vectors = FlatVectors(SPEC, torch_device(card.NAME))
+    descent = GpuDescent(vectors, SIZE, settings, FitPlan(), None)
+    put_gradient(vectors, np.full_like(START, np.inf))
+    assert not np.isfinite(descent.step())
