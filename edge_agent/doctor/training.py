@@ -167,6 +167,7 @@ def trainers(
         yield CheckResult("warn", "memory", "the memory that this process may take is unknown", remedy)
     elif problem := room_problem(kind, needed, usable_bytes, held):
         yield refused("memory", problem)
+        return
     else:
         found = f"{usable_bytes / 1e6:.0f} MB available; without a model, the agent needs"
         found += f" {held / 1e6:.0f} MB and {kind} {needed / 1e6:.0f} MB"

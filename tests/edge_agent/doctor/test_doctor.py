@@ -749,9 +749,13 @@ def test_a_trainer_that_does_not_fit_is_not_even_tried(monkeypatch):
 
 def test_a_trainer_that_takes_more_memory_than_predicted(monkeypatch):
     with_trainers(monkeypatch, "onnx")
+    imported = []
+    monkeypatch.setattr(trainers, "_problem_on", lambda kind, device: imported.append((kind, device)))
     held = training.process_memory().resident or 0
-    found = verdicts(trainer_results("onnx", held + 2 * 10**8, lambda _: Tried("1.31.1", 10**9)))
+    tried = Tried("1.31.1", 10**9)
+    found = verdicts(trainer_results("onnx", held + 2 * 10**8, lambda _: tried, train_on="cuda"))
     assert (found["memory"].verdict, "MemoryMax" in found["memory"].remedy) == ("fail", True)
+    assert imported == [("onnx", "cpu")], "the doctor itself must not import what does not fit"
 
 
 def test_the_forecast_of_the_latest_run(tmp_path, monkeypatch):
