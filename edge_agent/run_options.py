@@ -16,7 +16,8 @@ DeviceId = Annotated[
     typer.Option(
         "--device",
         envvar="FLEETUNE_DEVICE",
-        help="this device's id, which never changes; default: as stored, or the host name",
+        help="this device's id, which never changes; default: as stored; the first start takes it from"
+        " --name, else from the host name",
     ),
 ]
 StateFolder = Annotated[Path, typer.Option("--state", help="folder of the personal models")]
@@ -60,7 +61,10 @@ class RunOptions:
     device: DeviceId = None
     name: Annotated[
         str | None,
-        typer.Option(help="name of this device for people, which may change; default: as stored, or its id"),
+        typer.Option(
+            help="name of this device for people, which may change; default: as stored, or its id. Without"
+            " --device, the first start takes the id from it"
+        ),
     ] = None
     state: StateFolder = STATE
     board: Annotated[

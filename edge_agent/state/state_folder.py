@@ -5,6 +5,7 @@ A marker file says that an agent made the folder, and in which format. A running
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,7 +21,7 @@ from fleetune.protocols import disk
 from fleetune.protocols.errors import SettingError, StoreError, StoreInUse, StoreVersion
 from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
 from fleetune.protocols.wire.identity import check_display_name
-from fleetune.protocols.wire.topics import check_name
+from fleetune.protocols.wire.topics import check_name, valid_name
 
 if sys.platform != "win32":
     import fcntl
@@ -66,7 +67,9 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
     """The folder of a device's state. The folder's name is the device's id.
 
     The first start fixes the id: it is `device`, else `name`, else the machine's name. Later starts without
-    `device` find it in the state, even if the machine or the device has another name since.
+    `device` find it in the state. If the state has one device, it is that device, whatever the machine and
+    the device are called now. If it has several, it is the one whose id or stored name is `name`; without
+    `name`, the one whose id is the machine's name.
 
     Args:
         state: folder given by `--state`.
@@ -75,8 +78,9 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
         name: the device's name for people; None if not given.
 
     Raises:
-        SettingError: several devices of the fleet have their state here, and `device` is not given; or an id
-            would not be valid in a topic, or the name cannot be shown.
+        SettingError: several devices of the fleet have their state here, and not exactly one of them is the
+            one above; or an id would not be valid in a topic, or the name cannot be shown.
+        StoreError: the stored name of one of several devices cannot be read.
     """
     if name is not None:
         check_display_name(name)
@@ -84,12 +88,30 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
     if device is not None:
         return below / check_name(device, "device")
     found = sorted(path.parent for path in below.glob(f"*/{MARKER}"))
-    if len(found) == 1:
-        return found[0]
-    if found and below / HOST not in found:
+    if not found:
+        return below / (check_name(HOST, "device") if name is None else _id_from(name))
+    chosen = found if len(found) == 1 else [path for path in found if _is_called(path, name)]
+    if len(chosen) != 1:
         known = ", ".join(path.name for path in found)
         raise SettingError(f"{below} holds the state of several devices: {known}; choose one with --device")
-    return below / check_name((not found and name) or HOST, "device")
+    return chosen[0]
+
+
+def _is_called(folder: Path, name: str | None) -> bool:
+    """True if the device's id or stored name is `name`; None for the machine's name, which is an id."""
+    return folder.name == HOST if name is None else name in (folder.name, label(folder))
+
+
+def _id_from(name: str) -> str:
+    """The id of a device whose first start has only its name. Raises SettingError: it is no valid id."""
+    try:
+        return check_name(name, "--name")
+    except SettingError:
+        valid, shown = valid_name(name) or "device-1", name if name.isalnum() else shlex.quote(name)
+        raise SettingError(
+            f"--name {name!r} cannot be the device's id, which the first start takes from it;"
+            f" give an id too: --device {valid} --name {shown}"
+        ) from None
 
 
 def label(folder: Path, name: str | None = None) -> str:

@@ -39,10 +39,15 @@ def check_name(name: str, what: str) -> str:
         SettingError: it holds anything but letters, digits, `_` and `-`, or is longer than 64.
     """
     if not _NAME.fullmatch(name):
-        valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:64]
+        valid = valid_name(name)
         advice = f"; use {valid}" if valid else ""
         raise SettingError(f"{what} {name!r}: use 1 to 64 letters, digits, '_' or '-'{advice}")
     return name
+
+
+def valid_name(text: str) -> str:
+    """A name like `text` that `check_name` accepts; "" if `text` has neither letters nor digits of ASCII."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:64]
 
 
 def topic(fleet: str, device: str, channel: Channel) -> str:

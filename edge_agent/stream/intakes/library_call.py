@@ -47,11 +47,14 @@ class Intake:
 
         Args:
             fleet: name of the fleet, as for `edge-agent run`.
-            device: id of the device, as for `edge-agent run --device`.
+            device: id of the device, as for `edge-agent run --device`; None: that of the fleet's only device
+                in `state`, else the machine's name.
             state: folder of agents' state, as for `edge-agent run`.
             bounds: limits on what the store keeps; None: the limits that were set last.
 
         Raises:
+            SettingError: `fleet` or `device` is no valid name; or `device` is None, and several devices of
+                the fleet have their state here, but none with the machine's name as its id.
             StoreError: the store cannot be opened, is damaged, or (StoreVersion) has another format.
         """
         store = AgentStore.of(Path(state), fleet, device)

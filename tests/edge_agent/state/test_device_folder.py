@@ -45,9 +45,27 @@ def test_several_devices_with_one_state_folder_are_told_apart_by_their_id(tmp_pa
     assert device_folder(tmp_path, "f").name == "board"
 
 
-def test_an_id_that_no_topic_can_hold_is_refused(tmp_path):
-    with raises(SettingError, "Küche", remedy="K-che"):
+def test_one_of_several_devices_is_found_by_its_name(tmp_path):
+    for device in ("a", "b", "board"):
+        mark(tmp_path / "f" / device)
+    label(tmp_path / "f" / "b", "Küche")
+    assert device_folder(tmp_path, "f", name="a").name == "a"
+    assert device_folder(tmp_path, "f", name="Küche").name == "b"
+    with raises(SettingError, "a, b, board", remedy="--device"):
+        device_folder(tmp_path, "f", name="cellar")
+    label(tmp_path / "f" / "a", "Küche")
+    with raises(SettingError, "a, b, board", remedy="--device"):
         device_folder(tmp_path, "f", name="Küche")
+
+
+def test_an_id_that_no_topic_can_hold_is_refused(tmp_path):
+    with raises(SettingError, "--name 'Küche'", remedy="--device K-che --name Küche"):
+        device_folder(tmp_path, "f", name="Küche")
+    with raises(SettingError, remedy="--device Kitchen-2nd-floor --name 'Kitchen, 2nd floor'"):
+        device_folder(tmp_path, "f", name="Kitchen, 2nd floor")
+    with raises(SettingError, remedy="--device device-1 --name 厨房"):
+        device_folder(tmp_path, "f", name="厨房")
+    assert device_folder(tmp_path, "f", "K-che", "Küche").name == "K-che"
     with raises(SettingError, "../x"):
         device_folder(tmp_path, "f", "../x")
 
