@@ -34,8 +34,14 @@ REMEDIES: dict[RefusalReason, str] = {
 }
 
 
-def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[CheckResult]:
-    """Run one step after another, and skip all further steps after a failure."""
+def examine(broker: Broker, fleet: str | None, device: str | None) -> Iterator[CheckResult]:
+    """Run one step after another, and skip all further steps after a failure.
+
+    Args:
+        broker: address and credentials.
+        fleet: name of the fleet. None: not given, so the login is skipped.
+        device: id of the device. None: unknown, so the login is skipped.
+    """
     steps: list[tuple[str, Check]] = [
         ("broker's name", partial(_resolves, broker)),
         ("connection", partial(_connects, broker)),
@@ -50,6 +56,9 @@ def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[CheckRes
         steps.append(("TLS", partial(_without_tls, broker)))
     if fleet is None:
         steps.append(("login", lambda: [CheckResult("skip", "login", "--fleet is not given")]))
+    elif device is None:
+        unknown = "not checked, because the device's id is unknown (see state)"
+        steps.append(("login", lambda: [CheckResult("skip", "login", unknown)]))
     else:
         steps.append(("login", partial(_logs_in, broker, fleet, device)))
     failed = False

@@ -1,6 +1,5 @@
 """edge-agent doctor: checks everything that an agent needs before it joins a fleet."""
 
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -36,9 +35,12 @@ def doctor(
             broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
     except FleetuneError as found:
         problem = found
-    fleet, device = options["fleet"], options["device"] or HOST
-    with suppress(FleetuneError):  # the checks of state and broker report a wrong name
-        device = AgentStore.of(options["state"], fleet or "", options["device"], options["name"]).device
+    device, state_problem = options["device"] or HOST, None
+    try:
+        if (fleet := options["fleet"]) is not None:
+            device = AgentStore.of(options["state"], fleet, options["device"], options["name"]).device
+    except FleetuneError as found:
+        device, state_problem = None, found
     agent = AgentUnderDiagnosis(
         device=device,
         **{name: options[name] for name in ("fleet", "data", "state", "board", "policy")},
@@ -46,6 +48,7 @@ def doctor(
         broker=broker,
         limits={one.name: options[one.name] for one in fields(Policy)},
         problem=problem,
+        state_problem=state_problem,
     )
     seen = list(examine(agent)) if as_json else show(examine(agent), Console())
     no_failure = all(result.verdict != "fail" for result in seen)

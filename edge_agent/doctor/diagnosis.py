@@ -30,9 +30,10 @@ class AgentUnderDiagnosis:
             `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS files.
         limits: options that take precedence over the policy file.
         problem: the error in the value of --broker, because of which `broker` is None.
+        state_problem: the error because of which the state has no device to check, and `device` is None.
     """
 
-    device: str
+    device: str | None
     fleet: str | None = None
     broker: Broker | None = None
     data: str | None = None
@@ -45,6 +46,7 @@ class AgentUnderDiagnosis:
     train_on: str = PROCESSOR
     root: Path = Path("/")
     problem: FleetuneError | None = None
+    state_problem: FleetuneError | None = None
 
 
 def examine(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
@@ -84,18 +86,22 @@ def _trainer(agent: AgentUnderDiagnosis, policy: Policy, board: Board) -> Iterat
 
 
 def _store(agent: AgentUnderDiagnosis) -> AgentStore | None:
-    """The state folder of this device in this fleet. None: no fleet is given."""
-    return None if agent.fleet is None else AgentStore(agent.state / agent.fleet / agent.device)
+    """The state folder of this device in this fleet. None: no fleet is given, or the device is unknown."""
+    if agent.fleet is None or agent.device is None:
+        return None
+    return AgentStore(agent.state / agent.fleet / agent.device)
 
 
 def _state(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
+    if agent.state_problem is not None:
+        raise agent.state_problem
     store = _store(agent)
     if store is None:
         yield CheckResult("skip", "state", "--fleet is not given")
         return
     yield from run_check("state folder", partial(agent_state.folder, store))
     yield from run_check("other agent", partial(agent_state.in_use, store))
-    yield from run_check("runs", partial(agent_state.runs, store, agent.device))
+    yield from run_check("runs", partial(agent_state.runs, store, store.device))
     yield from run_check("disk", lambda: agent_state.room(store, agent_state.latest_enrolment(store)))
     yield from run_check("forecast", lambda: training.latest_run(store, read_conditions(agent.root)))
 

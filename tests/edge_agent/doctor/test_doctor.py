@@ -36,6 +36,7 @@ from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
 from fleetune.edge_agent.doctor.check_result import CheckResult, run_check
 from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.doctor.training import Tried
+from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.trainers import IMPORT_BYTES
@@ -119,11 +120,34 @@ def test_whatever_is_wrong_everything_is_looked_at_and_there_is_no_traceback(tmp
     )
     assert code == 1
     failed = {name for name, one in found.items() if one.verdict == "fail"}
-    assert failed == {"board", "policy", "trainer", "data", "broker"}
+    assert failed == {"board", "policy", "trainer", "state", "data", "broker"}
     assert "max_celsus" in found["policy"].found
     assert "no camera" in found["data"].found
     assert "secret" not in str(found)
     assert all(one in found["trainer"].remedy for one in ("auto", "onnx", "torch", "ort-training"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "named", "remedy"),
+    [
+        ("ab", (), "a, b", "--device"),
+        ("ab", ("--name", "cellar"), "a, b", "--device"),
+        ("", ("--name", "Küche"), "--name 'Küche'", "--device K-che"),
+        ("", ("--name", "\t"), "--name", ""),
+        ("", ("--fleet", "not a name"), "fleet 'not a name'", "not-a-name"),
+        ("", ("--device", "../x"), "device '../x'", "x"),
+    ],
+)
+def test_a_device_that_the_state_does_not_tell_is_a_failed_check(tmp_path, devices, options, named, remedy):
+    for device in devices:
+        state_folder.mark(tmp_path / "f" / device)
+    with EmbeddedBroker.start(tmp_path / "broker") as broker:
+        address = ("--broker", f"127.0.0.1:{broker.port}")
+        code, found = doctor("--fleet", "f", "--state", tmp_path, *address, *options)
+    assert (code, found["state"].verdict) == (1, "fail")
+    assert named in found["state"].found
+    assert remedy in found["state"].remedy
+    assert (found["login"].verdict, "see state" in found["login"].found) == ("skip", True)
 
 
 def test_what_was_not_asked_for_is_shown_as_skipped(tmp_path):
