@@ -15,24 +15,20 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 _END = "-----END CERTIFICATE-----"
 
 
-def validity(der: bytes) -> tuple[datetime, datetime]:
-    """Times `notBefore` and `notAfter` of a certificate (RFC 5280, section 4.1).
+def validity_of_broker(der: bytes) -> tuple[datetime, datetime]:
+    """Times `notBefore` and `notAfter` of the certificate that the broker sent.
 
     Raises:
         TransportError: the bytes are not a certificate.
     """
     try:
-        (_, certificate), *_ = _children(der)
-        (_, signed), *_ = _children(certificate)
-        fields = [value for tag, value in _children(signed) if tag != _VERSION]
-        first, last = (_time(tag, value) for tag, value in _children(fields[3]))
+        return _validity(der)
     except (ValueError, IndexError):
         raise TransportError("the broker sent no X.509 certificate; check that its port speaks TLS") from None
-    return first, last
 
 
 def validity_of_file(path: Path) -> tuple[datetime, datetime]:
-    """Times of the first certificate in a PEM file, see `validity`.
+    """Times `notBefore` and `notAfter` of the first certificate in a PEM file.
 
     Raises:
         TransportError: the file cannot be read, or holds no certificate.
@@ -44,9 +40,22 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
     if start < 0 or end < 0:
         raise TransportError(f"{path} holds no certificate; give a PEM file")
     try:
-        return validity(ssl.PEM_cert_to_DER_cert(text[start : end + len(_END)]))
-    except ValueError:
+        return _validity(ssl.PEM_cert_to_DER_cert(text[start : end + len(_END)]))
+    except (ValueError, IndexError):
         raise TransportError(f"the certificate in {path} is damaged; copy the file again") from None
+
+
+def _validity(der: bytes) -> tuple[datetime, datetime]:
+    """The times in a certificate (RFC 5280, section 4.1).
+
+    Raises:
+        ValueError, IndexError: the bytes are not a certificate.
+    """
+    (_, certificate), *_ = _children(der)
+    (_, signed), *_ = _children(certificate)
+    fields = [value for tag, value in _children(signed) if tag != _VERSION]
+    first, last = (_time(tag, value) for tag, value in _children(fields[3]))
+    return first, last
 
 
 def _children(data: bytes) -> Iterator[tuple[int, bytes]]:

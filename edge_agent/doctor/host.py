@@ -55,19 +55,20 @@ def clock(
     """
     at = datetime.fromtimestamp(now(), UTC)
     found = f"{at:%Y-%m-%d %H:%M} UTC"
-    why = (
-        "certificates are checked by this clock" if matters else "training works, but the log has wrong times"
-    )
+    effect = "valid certificates may be refused" if matters else "training works, but the log has wrong times"
     if not EARLIEST <= at < LATEST:
         remedy = "turn on time synchronisation, or set the clock: sudo date -s '2026-01-31 12:00'"
-        yield CheckResult("fail" if matters else "warn", "clock", f"{found} cannot be right; {why}", remedy)
+        yield CheckResult(
+            "fail" if matters else "warn", "clock", f"{found} cannot be right; {effect}", remedy
+        )
         return
     keeper = _keeper(root, kernel)
     if keeper is not None:
         yield CheckResult("ok", "clock", f"{found}, {keeper}")
         return
     remedy = "sudo timedatectl set-ntp true, or install chrony"
-    yield CheckResult("warn", "clock", f"{found}, perhaps not synchronised; {why}", remedy)
+    text = f"{found}, perhaps not synchronised; if it is wrong, {effect}"
+    yield CheckResult("warn", "clock", text, remedy)
 
 
 def _keeper(root: Path, kernel: KernelClock) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
+from fleetune.edge_agent.doctor.certificate import validity_of_broker, validity_of_file
 from fleetune.edge_agent.doctor.check_result import CheckResult
 from fleetune.protocols.wire.transport.mqtt import Broker
 
@@ -85,7 +85,7 @@ def broker_certificate(broker: Broker) -> Iterator[CheckResult]:
         found = f"{broker} ends the connection during the TLS handshake: {problem}"
         yield CheckResult("fail", what, found, "check that this port uses TLS (else use mqtt://)")
         return
-    yield _dated(what, broker.host, *validity(der), "renew it on the broker")
+    yield _dated(what, broker.host, *validity_of_broker(der), "renew it on the broker")
     if rejection is not None:
         yield rejection
 
@@ -184,4 +184,4 @@ def _dates_untrusted(broker: Broker) -> tuple[datetime, datetime]:
     context = _context(broker)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with _handshake(broker, context) as line:
-        return validity(line.getpeercert(binary_form=True) or b"")
+        return validity_of_broker(line.getpeercert(binary_form=True) or b"")

@@ -32,7 +32,7 @@ from fleetune.edge_agent import cli
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.doctor import agent_state, host, sensors, training
 from fleetune.edge_agent.doctor import broker as broker_checks
-from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
+from fleetune.edge_agent.doctor.certificate import validity_of_broker, validity_of_file
 from fleetune.edge_agent.doctor.check_result import CheckResult, run_check
 from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
 from fleetune.edge_agent.doctor.training import Tried
@@ -523,8 +523,17 @@ class TestTls:
         assert validity_of_file(cert) == wanted
         der = ssl.PEM_cert_to_DER_cert(cert.read_text())
         for cut in range(len(der) // 2):
-            with pytest.raises(TransportError):
-                validity(der[:cut])
+            with raises(TransportError, "the broker"):
+                validity_of_broker(der[:cut])
+
+
+def test_a_damaged_certificate_of_the_user_is_not_the_broker_s_fault(tmp_path):
+    path = tmp_path / "device.pem"
+    for der in (b"", b"0\x82", b"none", b"0\x050\x030\x01\x00"):
+        path.write_text(ssl.DER_cert_to_PEM_cert(der))
+        with raises(TransportError, str(path), remedy="copy the file") as caught:
+            validity_of_file(path)
+        assert "broker" not in str(caught.value)
 
 
 # The machine
@@ -554,6 +563,9 @@ def test_the_clock(year, kernel, matters, verdict):
         assert result.verdict == verdict
         remedy = {"ok": "", "warn": "timedatectl" if year == 2027 else "date -s", "fail": "date -s"}[verdict]
         assert remedy in result.remedy
+        effect = "valid certificates may be refused" if matters else "the log has wrong times"
+        assert (effect in result.found) == (verdict != "ok")
+        assert ("if it is wrong" in result.found) == (year == 2027 and not kernel), "known or unknown"
 
 
 @pytest.mark.parametrize("file", ["run/systemd/timesync/synchronized", "run/chrony/chronyd.pid"])
