@@ -1,6 +1,6 @@
-"""Plugins that amqtt loads in its own process: passwords, access rules, and one connection per client id.
+"""Plugins for the amqtt broker: check passwords, apply access rules, allow one connection for each client id.
 
-See `access_rules`. amqtt has no type annotations.
+amqtt loads them in its own process. `access_rules` defines the rules. amqtt has no type annotations.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def _users(password_file: str) -> dict[str, str]:
 
 
 class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
-    """Accepts clients with a user's password whose will is on a topic that they may write."""
+    """Accepts a client if its password is right and it may write to the topic of its last will."""
 
     async def authenticate(self, *, session: Session) -> bool | None:
         users = _users(self._get_config_option("password_file", ""))
@@ -42,9 +42,9 @@ class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
 
 
 class OneConnection(BasePlugin):  # type: ignore[misc]
-    """Closes a client's connection when another client connects with its id (MQTT 3.1.1, 3.1.4-2).
+    """Closes a client's earlier connection when a client with the same id connects (MQTT 3.1.1, 3.1.4-2).
 
-    amqtt 0.12 leaves the earlier connection open without subscriptions, so its agent would not notice.
+    amqtt 0.12 leaves the earlier connection open without subscriptions. The agent behind it would not notice.
     """
 
     def __init__(self, context: BaseContext) -> None:

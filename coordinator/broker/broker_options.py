@@ -1,4 +1,4 @@
-"""Which broker a command uses, from its options: the user's own broker or the embedded one."""
+"""Decides from a command's options which broker to use: the user's own broker or the embedded one."""
 
 import ipaddress
 import socket
@@ -23,22 +23,22 @@ _EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")
 
 
 def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
-    """Where the broker's URL comes from, in words; "" if an embedded broker is to be started.
+    """Return in words where the broker's URL comes from; "" if an embedded broker will be started.
 
     Args:
         sources: the source of each option of the command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT".
         supervised: True if a service started this process and set the URL in its environment.
 
     Raises:
-        SettingError: an option of the embedded broker is given together with a URL, or a TLS option without
-            one.
+        SettingError: an option of the embedded broker is given together with a URL, or a TLS option without a
+            URL.
     """
     source = sources["broker"]
     given = [name for name in (*_EMBEDDED, *_TLS) if sources[name] == "COMMANDLINE"]
     if source == "DEFAULT":
         for option in (name for name in given if name in _TLS):
             raise SettingError(
-                f"--{option} needs a broker of your own: name it with --broker, or leave out --{option}"
+                f"--{option} is for a broker of your own: name it with --broker, or leave out --{option}"
             )
         return ""
     for option in (name for name in given if name in _EMBEDDED):
@@ -56,10 +56,12 @@ def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
 def check_broker(
     url: str | None, *, bind: str, port: int, ca: str | None, cert: str | None, key: str | None
 ) -> Broker | None:
-    """Check that the run will have a broker, before anything is created or removed for it.
+    """Check that the broker's URL is valid, or that an embedded broker can start.
+
+    A command calls this before it creates or removes anything.
 
     Returns:
-        the broker that the URL names; None if an embedded one is to be started.
+        the broker that the URL names; None if an embedded broker will be started.
 
     Raises:
         SettingError: the URL is invalid.
@@ -72,11 +74,11 @@ def check_broker(
 
 
 def known_by(given: Broker | None) -> KnownBy:
-    """How a coordinator knows the devices of a broker, see `Identity`.
+    """Return how the coordinator identifies devices at a broker: by their login or by the name they claim.
 
     The rules of `edge-coordinator broker-config` bind a device's topics to its login, and give all topics of
-    the fleet to the user `coordinator`. The coordinator cannot see the rules of a broker of your own. It
-    relies on them if it logs in as that user. All devices of an embedded broker share one login.
+    the fleet to the user `coordinator`. The coordinator cannot read the rules of the user's own broker. If it
+    logs in as `coordinator`, it assumes these rules. All devices of an embedded broker share one login.
     """
     return "login" if given is not None and given.username == COORDINATOR_USER else "claim"
 
@@ -85,10 +87,10 @@ def known_by(given: Broker | None) -> KnownBy:
 def broker_at(
     given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int, origin: str = ""
 ) -> Iterator[Broker]:
-    """Yield the broker to connect to. Without a `given` one, an embedded broker runs during this context.
+    """Yield the broker to connect to; without `given`, run an embedded broker during this context.
 
-    The embedded broker is restarted when it ends by itself. Beyond the loopback it requires the fleet's
-    password. The first printed line says which broker is used, and why.
+    An embedded broker that ends unexpectedly is restarted. If other machines can reach it, it requires the
+    fleet's password. The first printed line names the broker and the option that selected it.
 
     Args:
         given: the result of `check_broker`.
@@ -127,11 +129,14 @@ def broker_at(
 
 
 def _invite(invitation: Invitation, password: str, folder: Path) -> None:
-    """Print the join command on a terminal only, because others may read a journal."""
+    """Print the command with which devices join; print its password only on a terminal.
+
+    Output that is no terminal may go to a journal, which other users can read.
+    """
     if sys.stdout.isatty():
-        print(f"on each device: {invitation.command(password)}", flush=True)
+        print(f"on each device, run: {invitation.command(password)}", flush=True)
     else:
-        print(f"on each device: what `edge-coordinator invite {folder}` prints", flush=True)
+        print(f"on each device, run the command that `edge-coordinator invite {folder}` prints", flush=True)
 
 
 def _is_loopback(bind: str) -> bool:
@@ -142,7 +147,7 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _address(bind: str) -> str:
-    """The address at which other machines reach this one. Nothing is sent."""
+    """Return the address at which other machines reach this one. No packet is sent."""
     if bind not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return bind
     # Addresses reserved for documentation: only the route to them is looked up.

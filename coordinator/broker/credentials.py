@@ -1,6 +1,6 @@
 """The passwords of a fleet's embedded broker: created once, readable by their owner only, never logged.
 
-One belongs to the devices, one to the coordinator. The broker gets salted hashes.
+One password is for the devices, the other for the coordinator. The broker's files hold salted hashes.
 """
 
 import base64
@@ -26,7 +26,7 @@ class Credentials(Struct, frozen=True):
 
     Attributes:
         join: the devices' password.
-        coordinator: the coordinator's.
+        coordinator: the coordinator's password.
     """
 
     join: str
@@ -36,13 +36,16 @@ class Credentials(Struct, frozen=True):
         return "Credentials(...)"
 
     def password_file(self) -> str:
-        """The passwords in mosquitto's format: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
+        """Return the hashed passwords in mosquitto's format.
+
+        A line is `user:$7$iterations$salt$hash`, hashed by PBKDF2 with SHA-512.
+        """
         users = {JOIN_USER: self.join, COORDINATOR_USER: self.coordinator}
         return "".join(f"{user}:{_hashed(password)}\n" for user, password in users.items())
 
 
 def credentials_of(fleet: str, runs: Path) -> Credentials:
-    """The fleet's passwords, created if there are none.
+    """Return the fleet's passwords; create them if there are none.
 
     They are stored in `runs/.fleets/<fleet>.json`, which only its owner can read.
 
@@ -57,14 +60,19 @@ def credentials_of(fleet: str, runs: Path) -> Credentials:
         made = Credentials(secrets.token_urlsafe(12), secrets.token_urlsafe(24))
         write_atomically(path, msgspec.json.encode(made), mode=0o600)
     except OSError as problem:
-        raise StoreError(f"{path}: {problem.strerror}; the fleet's passwords are kept there") from None
+        raise StoreError(
+            f"{path}: {problem.strerror}; the fleet's passwords are stored there, so make it readable and"
+            " writable"
+        ) from None
     except msgspec.MsgspecError:
-        raise StoreError(f"{path} is damaged: restore it, or remove it for new passwords") from None
+        raise StoreError(
+            f"{path} is damaged: restore it from a backup, or delete it to create new passwords"
+        ) from None
     return made
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """True if `password` matches a line of `password_file`, given without its user."""
+    """True if `password` matches a line of `password_file`, given without the user's name."""
     try:
         _, kind, iterations, salt, known = hashed.split("$")
         made = _derived(password, base64.b64decode(salt), int(iterations))

@@ -1,10 +1,10 @@
-"""The embedded broker: mosquitto if it is installed, else amqtt, as a child process on this machine.
+"""The embedded broker: an MQTT broker on this machine as a child process, mosquitto if installed, else amqtt.
 
-It serves the loopback by default. It keeps no state across restarts: the application repeats everything that
-matters.
+By default only this machine can connect. The broker stores nothing across restarts, because agents and
+coordinator repeat every message that matters.
 
-The broker ends with this process, however that ends. On Linux the kernel kills it when the thread that
-started it ends, so start it from a thread that lives as long as the broker.
+The broker ends with this process, even if this process is killed. On Linux the kernel kills the broker when
+the thread that started it ends, so start it from a thread that lives as long as the broker.
 """
 
 import hashlib
@@ -61,22 +61,21 @@ _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/us
 
 @dataclass(frozen=True)
 class Access:
-    """Who may connect, and to which topics: the devices of one fleet and its coordinator (see
-    `access_rules`).
+    """Restricts the broker to the devices of one fleet and its coordinator (see `access_rules`).
 
     Attributes:
         fleet: name of the fleet.
-        credentials: its passwords.
+        credentials: the fleet's passwords.
     """
 
     fleet: str
     credentials: Credentials
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the password file and mosquitto's rules, readable by this user only.
+        """Write the password file and mosquitto's rules, readable by this user only, and return both paths.
 
         Raises:
-            StoreError: they cannot be written.
+            StoreError: a file cannot be written.
         """
         passwords, rules = folder / "passwords", folder / "rules"
         write_atomically(passwords, self.credentials.password_file().encode(), mode=0o600)
@@ -94,13 +93,13 @@ class _Listener:
 
 
 class EmbeddedBroker:
-    """A running broker. `close`, or the end of a `with` block, stops it.
+    """A running embedded broker. `close`, or the end of a `with` block, stops it.
 
     Attributes:
         which: "mosquitto" or "amqtt".
-        host, port: where clients on this machine reach it.
-        log: its log file.
-        pid: its process id.
+        host, port: address for clients on this machine.
+        log: the broker's log file.
+        pid: the broker's process id.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class EmbeddedBroker:
 
     @staticmethod
     def check(bind: str, port: int) -> None:
-        """Check that a broker could be started now.
+        """Check that a broker could start now at this address and port.
 
         Raises:
             TransportError: no broker is installed, or the port is in use.
@@ -143,24 +142,27 @@ class EmbeddedBroker:
         key: Path | None = None,
         timeout_s: float = START_S,
     ) -> Self:
-        """Start a broker and return when it accepts connections.
+        """Start a broker, and return it when it accepts connections.
 
         Args:
-            folder: for its configuration and its log.
-            port: 0 selects a free one.
-            bind: address to listen on; 0.0.0.0 opens it to the network, `::` also by IPv6; then give
+            folder: folder for the broker's configuration and log.
+            port: port to listen on; 0 selects a free one.
+            bind: address to listen on. 0.0.0.0 lets other machines connect, `::` also by IPv6; then give
                 `access`.
             which: "auto" selects mosquitto if it is installed, else amqtt.
-            access: passwords and rules of a fleet; None: no restrictions.
-            cert: PEM file of the broker's certificate; with it and its key the broker accepts TLS only.
+            access: passwords and rules of a fleet; None lets every client use every topic.
+            cert: PEM file of the broker's certificate; with `cert` and `key` the broker accepts TLS only.
             key: PEM file of the certificate's key.
-            timeout_s: seconds until it must listen.
+            timeout_s: seconds within which the broker must accept connections.
 
         Raises:
-            TransportError: no broker is installed, or it does not start; with the last lines of its log.
+            TransportError: no broker is installed, or it does not start; the message has the log's last
+                lines.
         """
         if (cert is None) != (key is None):
-            raise TransportError("the embedded broker's TLS needs both a certificate and its key")
+            raise TransportError(
+                "TLS of the embedded broker needs a certificate and its key: give both --cert and --key"
+            )
         kind = _choose(which)
         port = claim_port(bind, port)
         make_folder(folder)
@@ -190,18 +192,20 @@ class EmbeddedBroker:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until it ends; its exit code (negative: the signal that ended it)."""
+        """Wait until the broker ends, and return its exit code (negative: the number of the signal that ended
+        it).
+        """
         return self._process.wait()
 
     def close(self) -> None:
-        """Stop it. Does nothing if it has stopped."""
+        """Stop the broker; do nothing if it has already stopped."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Kill it without notifying its clients."""
+        """Kill the broker without notifying its clients."""
         self._process.kill()
         self._process.wait()
         if self._place is not None:
@@ -233,9 +237,9 @@ class EmbeddedBroker:
 
 
 def claim_port(bind: str, port: int) -> int:
-    """Return `port`, or a free one for 0, after checking that no program listens on it.
+    """Check that no program listens on `port`, and return it; 0 returns a free port.
 
-    Another program's answer would be mistaken for our broker's.
+    Otherwise, another program's answer could be mistaken for the broker's.
 
     Raises:
         TransportError: the port is in use, or this machine has no such address.
@@ -249,13 +253,17 @@ def claim_port(bind: str, port: int) -> int:
             return int(server.getsockname()[1])
     except OSError as problem:
         raise TransportError(
-            f"no broker can listen on {in_url(bind)}:{port}: {problem.strerror}; stop what does, or"
-            " give another port or an address of this machine"
+            f"no broker can listen on {in_url(bind)}:{port}: {problem.strerror}; stop the program that uses"
+            " the port, or"
+            " choose another port or an address of this machine"
         ) from None
 
 
 def _named(bind: str) -> str:
-    """The listener's address for mosquitto; "" means all of IPv4 and IPv6, where `::` alone is IPv6 only."""
+    """Return the address for mosquitto's `listener` line; "" listens on all IPv4 and IPv6 addresses.
+
+    In mosquitto, `::` alone means IPv6 only.
+    """
     return "" if bind == "::" else bind
 
 
@@ -268,12 +276,12 @@ def _choose(which: Which) -> str:
         if have[kind]:
             return kind
     raise TransportError(
-        f"no broker to start ({which}): install mosquitto, or amqtt: pip install 'amqtt>=0.12,<0.13'"
+        f"no MQTT broker is installed ({which}): install mosquitto, or pip install 'amqtt>=0.12,<0.13'"
     )
 
 
 def mosquitto_user() -> str:
-    """The user that mosquitto runs as if we are root; "" if we are not root."""
+    """Return the user as whom mosquitto runs if this process is root; "" if it is not root."""
     if os.geteuid() != 0:
         return ""
     import pwd
@@ -282,10 +290,12 @@ def mosquitto_user() -> str:
 
 
 def _readable_by(user: str, folder: Path) -> Path:
-    """An empty folder that only `user` can read, equal for each start. Run folders belong to root.
+    """Create an empty folder that only `user` can read, and return it. The path is the same at each start.
+
+    Mosquitto's user cannot read the run's folder, which belongs to root.
 
     Raises:
-        TransportError: it cannot be created.
+        TransportError: the folder cannot be created.
     """
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
     place = _SHARED / f"fleetune-broker-{name}"
@@ -300,7 +310,7 @@ def _readable_by(user: str, folder: Path) -> Path:
 
 
 def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
-    """Write mosquitto's files and return its command. `user` can read the files again after SIGHUP."""
+    """Write mosquitto's files and return its start command. `user` can read the files again after SIGHUP."""
     lines = [
         f"listener {listener.port} {_named(listener.bind)}".rstrip(),
         "persistence false",
@@ -321,7 +331,7 @@ def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
 
 
 def _copied(file: Path, to: Path) -> Path:
-    """A copy of a PEM file that only the folder's owner can read. Raises TransportError."""
+    """Copy a PEM file so that only the folder's owner can read it. Raises TransportError."""
     try:
         write_atomically(to, file.read_bytes())
     except OSError as problem:
@@ -351,7 +361,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
 
 
 def _fresh_log(path: Path) -> Path:
-    """The path of the log to write. A large old log is renamed first."""
+    """Return the path of the log to write. A large old log is renamed first."""
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(path.name + ".1"))
     return path

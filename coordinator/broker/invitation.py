@@ -1,4 +1,4 @@
-"""The command by which a device joins a run. The run folder stores it without its password."""
+"""The command with which a device joins a run. The run's folder stores it without the password."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ class Invitation(Struct, frozen=True):
     Attributes:
         fleet: name of the run's fleet.
         host, port: address of the broker.
-        tls: True if it encrypts.
-        access: "open", "password" (the fleet's), or "own": the users of the owner's broker.
+        tls: True if the broker encrypts connections.
+        access: "open", "password" (one for the fleet), or "own" (the users of your own broker).
     """
 
     fleet: str
@@ -32,24 +32,25 @@ class Invitation(Struct, frozen=True):
     access: str = "open"
 
     def keep(self, folder: Path) -> None:
-        """Write it into the run folder. Raises StoreError."""
+        """Write the invitation into the run's folder. Raises StoreError."""
         write_atomically(folder / FILE, msgspec.json.encode(self), mode=0o600)
 
     def url(self, password: str | None) -> str:
-        """The broker's URL for `--broker`, with the password of the fleet's devices."""
+        """Return the broker's URL for `--broker`, with the password of the fleet's devices."""
         user = {"password": f"{JOIN_USER}:{password}@", "own": "USER:PASSWORD@"}.get(self.access, "")
         return f"{'mqtts' if self.tls else 'mqtt'}://{user}{in_url(self.host)}:{self.port}"
 
     def command(self, password: str | None) -> str:
-        """The agents' command. The password is in the environment, so that the process list does not show
-        it.
+        """Return the shell command that starts an agent.
+
+        The password is an environment variable in it, so that the process list does not show the password.
         """
         where = f"FLEETUNE_BROKER={self.url(password)}"
         return f"{where} edge-agent run --fleet {self.fleet} --device NAME --data npz:FILE"
 
 
 def invitation_of(folder: Path) -> tuple[Invitation, str | None]:
-    """How devices join the run in a folder, and the password of its fleet's devices or None.
+    """Return how devices join the run in a folder, and the password of its fleet's devices or None.
 
     Raises:
         StoreError: no coordinator has served the run, or the file is damaged.
@@ -59,10 +60,12 @@ def invitation_of(folder: Path) -> tuple[Invitation, str | None]:
         found = msgspec.json.decode(path.read_bytes(), type=Invitation)
     except FileNotFoundError:
         raise StoreError(
-            f"{folder}: no coordinator has opened a broker for this run; start edge-coordinator serve"
+            f"{folder}: no coordinator has served this run yet; start edge-coordinator serve"
         ) from None
     except OSError as problem:
         raise StoreError(f"cannot read {path}: {problem.strerror}") from None
     except msgspec.MsgspecError:
-        raise StoreError(f"{path} is damaged; serve the run again to write it anew") from None
+        raise StoreError(
+            f"{path} is damaged; start edge-coordinator serve again, which rewrites it"
+        ) from None
     return found, credentials_of(found.fleet, folder.parent).join if found.access == "password" else None

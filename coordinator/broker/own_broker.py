@@ -1,7 +1,8 @@
-"""Settings and access rules for the user's own mosquitto, as `edge-coordinator broker-config` writes them.
+"""Writes settings and access rules for the user's own mosquitto (`edge-coordinator broker-config`).
 
-Each device has its own user, named like the device. The coordinator's user is `coordinator`. A user logs in
-with a password or, with an authority's file, with a certificate whose common name is the user.
+Each device has its own user with the device's name. The coordinator's user is `coordinator`. A user logs in
+with a password. With a file of a certificate authority, it logs in with a certificate whose common name is
+the user.
 """
 
 from collections.abc import Sequence
@@ -34,14 +35,14 @@ _CONFIGURATION_HEAD = """\
 
 @dataclass(frozen=True)
 class OwnBroker:
-    """A mosquitto for one or more fleets.
+    """Settings of a mosquitto that serves one or more fleets.
 
     Attributes:
         fleets: names of the fleets.
-        port: port of its listener; None: 8883 with TLS, else 1883.
-        cert: PEM file of the broker's certificate, for TLS; needs its `key`.
+        port: port to listen on; None means 8883 with TLS, else 1883.
+        cert: PEM file of the broker's certificate, for TLS; requires `key`.
         key: PEM file of the certificate's key.
-        ca: PEM file of the authority that signed the clients' certificates; None: clients have passwords.
+        ca: PEM file of the authority that signed the clients' certificates; None if clients have passwords.
 
     Raises:
         SettingError: a fleet's name is invalid, or one of the TLS files is missing.
@@ -57,16 +58,19 @@ class OwnBroker:
         for fleet in self.fleets:
             check_name(fleet, "fleet")
         if (self.cert is None) != (self.key is None):
-            raise SettingError("TLS needs both --cert and --key of the broker")
+            raise SettingError("TLS needs the broker's certificate and its key: give both --cert and --key")
         if self.ca is not None and self.cert is None:
-            raise SettingError("--ca (certificates of devices) needs --cert and --key of the broker too")
+            raise SettingError(
+                "--ca (certificates of devices) works only with TLS, which needs --cert and --key of the"
+                " broker"
+            )
 
     def rules(self) -> str:
-        """The content of mosquitto's `acl_file`."""
+        """Return the content of mosquitto's `acl_file`."""
         return _RULES_HEAD + "\n".join(fleet_rules(fleet, "%u") for fleet in self.fleets)
 
     def configuration(self, folder: Path) -> str:
-        """The content of its configuration file, which names files in `folder`."""
+        """Return the content of mosquitto's configuration file, which names files in `folder`."""
         port = self.port or (PORT if self.cert is None else TLS_PORT)
         lines = [f"listener {port}", f"acl_file {folder / RULES}", "allow_anonymous false", *LIMITS]
         if self.cert is not None and self.key is not None:
@@ -79,10 +83,10 @@ class OwnBroker:
         return _CONFIGURATION_HEAD + "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write both files.
+        """Write the configuration and the access rules into a folder.
 
         Raises:
-            StoreError: they cannot be written.
+            StoreError: a file cannot be written.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +96,7 @@ class OwnBroker:
             raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
 
     def next_steps(self, folder: Path) -> str:
-        """Instructions for creating users, as lines."""
+        """Return instructions for creating users, as lines of text."""
         if self.ca is not None:
             return f"common names of certificates: {COORDINATOR_USER}, and of each device its name"
         passwords = folder / PASSWORDS

@@ -1,4 +1,4 @@
-"""Restart the embedded broker of a run when it ends by itself: same port, same passwords, same rules."""
+"""Restarts a run's embedded broker when it ends unexpectedly, with the same port, passwords and rules."""
 
 import logging
 import random
@@ -20,17 +20,17 @@ STEADY_S = 10.0  # a broker that ran this long resets the back-off
 
 
 class RestartedBroker:
-    """The embedded broker of a run. A thread restarts it until `close`.
+    """The embedded broker of a run; a thread restarts it until `close`.
 
-    The kernel kills a broker when the thread that started it ends (see `tied_child`). This thread lives until
-    `close`, and so do its brokers.
+    The kernel kills a broker when the thread that started it ends (see `tied_child`). The restarting thread
+    lives until `close`, so its brokers can too.
 
     Args:
-        start: starts a broker on a port; 0 selects a free one.
-        port: port of the first broker; later brokers use the port that it got.
+        start: function that starts a broker on a port; 0 selects a free one.
+        port: port of the first broker; restarts use the port that the first broker got.
 
     Attributes:
-        broker: the broker that runs, or ran last.
+        broker: the running broker, or the last one that ran.
 
     Raises:
         TransportError: the first broker does not start.
@@ -60,14 +60,20 @@ class RestartedBroker:
             ended = time.monotonic()
             failures = 0 if ended - began > STEADY_S else failures
             log.warning(
-                "the embedded broker (%s) ended: exit code %d; restarting it", self.broker.which, code
+                "the embedded broker (%s) ended with exit code %d; restarting it", self.broker.which, code
             )
             failures = self._restart(failures)
             if not self._closing.is_set():
-                log.warning("the embedded broker is back after %.1f s", time.monotonic() - ended)
+                log.warning(
+                    "the embedded broker accepts connections again after %.1f s",
+                    time.monotonic() - ended,
+                )
 
     def _restart(self, failures: int) -> int:
-        """Try until a broker runs or `close` is called; the number of failures since a stable broker."""
+        """Try to start a broker until it runs or `close` is called; return the new number of failures.
+
+        `failures` counts attempts since the last broker that ran stably.
+        """
         said = ""
         while not self._closing.wait(_pause_s(failures)):
             failures += 1
@@ -77,7 +83,11 @@ class RestartedBroker:
                 what = flat(problem)
                 # the rest of the message contains times, which would defeat duplicate detection
                 if (kind := what.partition(": ")[0]) != said:
-                    log.warning("%s; trying again at least every %g s", what, LONGEST_PAUSE_S)
+                    log.warning(
+                        "cannot restart the embedded broker: %s; retrying at least every %g s",
+                        what,
+                        LONGEST_PAUSE_S,
+                    )
                 said = kind
             else:
                 break

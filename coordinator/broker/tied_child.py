@@ -1,4 +1,4 @@
-"""A child process that ends when this process ends, however that happens."""
+"""Starts a child process that ends when this process ends, even if this process is killed."""
 
 import os
 import sys
@@ -21,13 +21,15 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def tied(command: list[str], number: int, user: str = "") -> list[str]:
-    """A command line that runs `command` and makes the kernel signal it when its parent thread ends (Linux).
+    """Return a command line that runs `command` so that the kernel signals it when its parent thread ends.
 
-    Start it from a thread that lives as long as the child. On other systems no signal is sent.
+    This works on Linux; on other systems no signal is sent. Start the command from a thread that lives as
+    long as
+    the child.
 
     Args:
         command: absolute path of a program, and its arguments.
         number: the signal's number.
-        user: user that it runs as, if we are root; "": our user.
+        user: the user as whom the command runs if this process is root; "" keeps the present user.
     """
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(number), user, *command]

@@ -7,7 +7,7 @@ from fleetune.protocols.model.token_ids import blank_batch
 
 
 def activation_bytes(module: nn.Module, input_shape: tuple[int, ...]) -> float:
-    """Bytes for each sample that the forward pass of a training step keeps for the backward pass.
+    """Return how many bytes a training step's forward pass keeps for the backward pass, for each sample.
 
     The inputs are included. A tensor that several operations keep counts once. The tensors of the model
     itself do not count.

@@ -20,19 +20,20 @@ DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_
 
 
 class NoForm(Exception):  # noqa: N818 - what was asked for has no form in ONNX
-    """An operation, or its use, has no form in ONNX."""
+    """Raised if an operation, or this use of it, cannot be written in ONNX operators."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """An array in the graph.
+    """An array in an ONNX graph that is under construction.
 
     Attributes:
-        name: the name of the array; "" if the value is `number` everywhere.
+        name: the name of the array in the graph; "" if all entries equal `number`.
         type: the type of its entries.
-        shape: the shape in torch.
-        held: the shape in the graph, aligned to the right, with size 1 where entries only repeat.
-        number: the number that all entries have, if there is no array.
+        shape: the shape of the array in torch.
+        held: the shape that the graph stores: aligned to the right, with size 1 along axes where entries
+            repeat.
+        number: the number that all entries equal; None if the graph has an array for this value.
     """
 
     name: str
@@ -64,11 +65,11 @@ class Builder:
         return self.known(Value(name, type_, shape, shape))
 
     def number(self, number: float, type_: Type, shape: Shape = ()) -> Value:
-        """A value that has the same number everywhere."""
+        """Return a value whose entries all equal one number; no array is stored for it."""
         return Value("", type_, shape, (), bool(number) if type_ == "?" else number)
 
     def constant(self, value: NDArray[Any]) -> Value:
-        """An array that is part of the graph."""
+        """Store an array in the graph and return it as a value; equal arrays are stored once."""
         value = np.ascontiguousarray(value)
         key = (value.dtype.str, value.shape, value.tobytes())
         made = self._constants.setdefault(key, Constant(f"%c{len(self._constants)}", value))
@@ -85,14 +86,14 @@ class Builder:
         held: Shape | None = None,
         **attributes: Attribute,
     ) -> Value:
-        """Add a node with one output, and return the output."""
+        """Add a node with one output, unless an equal node exists, and return its output."""
         (name,) = self.emit_several(op, inputs, 1, **attributes)
         return self.known(Value(name, type_, shape, shape if held is None else held))
 
     def emit_several(
         self, op: str, inputs: Sequence[Value | None], count: int, **attributes: Attribute
     ) -> tuple[str, ...]:
-        """Add a node with several outputs, and return their names."""
+        """Add a node with several outputs, unless an equal node exists, and return their names."""
         names = tuple("" if value is None else self.named(value).name for value in inputs)
         key = (op, names, tuple(sorted(attributes.items())))
         if key not in self._made:
@@ -104,7 +105,7 @@ class Builder:
         return self._made[key]
 
     def named(self, value: Value) -> Value:
-        """The value as an array, also if it is a number."""
+        """Return the value as an array of the graph; a single number becomes a constant."""
         if value.number is None:
             return value
         return replace(
@@ -112,14 +113,14 @@ class Builder:
         )
 
     def whole(self, value: Value) -> Value:
-        """The value as an array with all its entries, without repetition by broadcasting."""
+        """Return the value as an array with all entries stored, so that no axis repeats by broadcasting."""
         value = self.named(value)
         if value.held == value.shape:
             return value
         return self.emit("Expand", (value, self.sizes(value.shape)), value.shape, type_=value.type)
 
     def aligned(self, value: Value) -> Value:
-        """The value stored with as many axes as its shape has."""
+        """Return the value with its stored array reshaped to as many axes as the value's shape."""
         value = self.named(value)
         held = (1,) * (len(value.shape) - len(value.held)) + value.held
         if held == value.held:
@@ -127,7 +128,7 @@ class Builder:
         return replace(self.reshape(replace(value, shape=value.held), held), shape=value.shape)
 
     def reshape(self, value: Value, shape: Shape) -> Value:
-        """The same entries in another shape."""
+        """Return the value's entries in another shape."""
         if value.number is not None:
             return replace(value, shape=shape)
         if squeezed(value.held) != squeezed(value.shape):
@@ -144,7 +145,7 @@ class Builder:
         return self.emit("Reshape", (value, self.constant(target)), shape, type_=value.type)
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """The value with its axes in another order."""
+        """Return the value with its axes in another order."""
         shape = tuple(value.shape[axis] for axis in order)
         if value.number is not None:
             return replace(value, shape=shape)
@@ -164,7 +165,7 @@ class Builder:
         return self.emit("Transpose", (value,), shape, type_=value.type, held=held, perm=tuple(order))
 
     def cast(self, value: Value, type_: Type) -> Value:
-        """The value with its numbers converted to another type."""
+        """Return the value with its entries converted to another type."""
         if value.type == type_:
             return value
         if value.number is not None:
@@ -174,7 +175,7 @@ class Builder:
         return self.emit("Cast", (value,), value.shape, type_=type_, held=value.held, to=code)
 
     def sizes(self, shape: Shape) -> Value:
-        """A shape as an int64 array, shape (axes,)."""
+        """Return a shape as an int64 array of shape (axes,), as ONNX's Reshape and Expand take it."""
         if not any(isinstance(size, Open) for size in shape):
             return self.constant(np.array(shape, dtype=np.int64))
         parts: list[Value] = []
@@ -192,7 +193,7 @@ class Builder:
         return self.emit("Concat", parts, (len(shape),), type_="i8", axis=0)
 
     def scalar(self, size: float | Open) -> Value:
-        """A size as a float array of shape (), for arithmetic."""
+        """Return a size as a float array of shape (), for arithmetic."""
         if not isinstance(size, Open):
             return self.number(size, "f4")
         count = self.reshape(self.cast(self._count(Open(1)), "f4"), ())
@@ -203,11 +204,11 @@ class Builder:
         return count
 
     def value(self, name: str) -> Value:
-        """The value of the array with this name."""
+        """Return the value whose array has this name."""
         return self._values[name]
 
     def graph(self, outputs: dict[str, Value]) -> Graph:
-        """The finished graph: outputs have the given names, other arrays have numbers, unused nodes are
+        """Return the finished graph: outputs get the given names, inner arrays numbers; unused nodes are
         gone.
         """
         results = {name: self.whole(value) for name, value in outputs.items()}
@@ -230,7 +231,7 @@ class Builder:
         return self._values.setdefault(value.name, value)
 
     def _count(self, size: Open) -> Value:
-        """A size that depends on the number of samples, as an array of shape (1,)."""
+        """Return a size that depends on the number of samples, as an int64 array of shape (1,)."""
         port = next(port for port in self._ports if port.shape[:1] == (BATCH,))
         count = self.emit("Shape", (self._values[port.name],), (1,), type_="i8", start=0, end=1)
         if size.times != 1:
@@ -245,37 +246,37 @@ class Builder:
 
 
 def type_of(dtype: torch.dtype) -> Type:
-    """The graph's type for a torch type."""
+    """Return the graph's type for a torch type."""
     types: dict[torch.dtype, Type] = {torch.float32: "f4", torch.int64: "i8", torch.bool: "?"}
     if dtype not in types:
-        raise NoForm(f"it works on {dtype}")
+        raise NoForm(f"ONNX graphs here have no entries of type {dtype}")
     return types[dtype]
 
 
 def port_shape(shape: Shape) -> tuple[Any, ...]:
     if any(isinstance(size, Open) and size != Open(1) for size in shape):
-        raise NoForm("a result's size is not the number of samples")
+        raise NoForm("a size of its result depends on the batch size, but does not equal it")
     return tuple(BATCH if isinstance(size, Open) else size for size in shape)
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """The number of entries of an array with this shape."""
+    """Return the number of entries of an array with this shape."""
     found: Size = math.prod(size for size in sizes if not isinstance(size, Open))
     for size in sizes:
         if isinstance(size, Open):
             if isinstance(found, Open):
-                raise NoForm("a size grows with the square of the number of samples")
+                raise NoForm("a size grows with the square of the batch size")
             found = Open(size.times * found, size.plus * found)
     return found
 
 
 def squeezed(shape: Shape) -> Shape:
-    """The shape without its axes of size 1."""
+    """Return the shape without its axes of size 1."""
     return tuple(size for size in shape if size != 1)
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape of the result of an elementwise operation on arrays of these shapes."""
+    """Return the shape of an elementwise operation's result on arrays of these shapes."""
     longest = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
@@ -291,7 +292,7 @@ def _renamed(graph: Graph, names: dict[str, str]) -> Graph:
 
 
 def _numbered(graph: Graph) -> Graph:
-    """The graph with numbers as names of inner arrays, and without the unused second output of MaxPool."""
+    """Return the graph with numbered inner arrays and without the unused second output of MaxPool."""
     read = {name for node in graph.nodes for name in node.inputs} | set(graph.output_names)
     nodes = tuple(
         replace(node, outputs=node.outputs[:1])

@@ -55,7 +55,7 @@ def make_run_model_bundle(
     key: Key,
     section: TaskSection = TaskSection(),  # noqa: B008 - frozen
 ) -> Bundle:
-    """Make the bundle of a run's model, of which perhaps only a part trains.
+    """Make the bundle of a run's model; if [model] freezes a backbone, only the rest trains.
 
     Args:
         model: the section [model], with input_shape and num_classes.
@@ -64,7 +64,7 @@ def make_run_model_bundle(
 
     Raises:
         ModelError: the model cannot be built, described or exported.
-        SettingError: the task has no such loss or score, or see `described`.
+        SettingError: the task has no such loss or score, or [model] freezes layers that the model lacks.
     """
     task = task_of(section)
     spec, module = described(model, key)
@@ -93,7 +93,7 @@ def make_run_model_bundle(
 
 
 def _frozen(spec: ModelSpec, module: nn.Module) -> bytes | UnsetType:
-    """The values of the backbone for a coordinator without torch, if they fit into a bundle."""
+    """Return the encoded backbone for a coordinator without torch; UNSET if it does not fit into a bundle."""
     backbone = spec.backbone
     if not isinstance(backbone, Backbone) or backbone_file_bytes(backbone) > MAX_BYTES // 2:
         return UNSET
@@ -101,11 +101,15 @@ def _frozen(spec: ModelSpec, module: nn.Module) -> bytes | UnsetType:
 
 
 def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task) -> dict[str, bytes]:
-    """The part for onnxruntime-training; empty if it is not possible, because other agents need only the
-    rest.
+    """Return the bundle's files for onnxruntime-training; empty if they cannot be made.
+
+    A failure is only logged, because agents with torch or ONNX Runtime do not need these files.
     """
     try:
         return training_part(spec, module, weights, task)
     except ModelError as problem:
-        log.warning("no part for onnxruntime-training: %s", problem)
+        log.warning(
+            "the bundle works with torch and ONNX Runtime, not with onnxruntime-training: %s",
+            problem,
+        )
         return {}

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 
 class Paths:
-    """Records which module is active after how many traced operations."""
+    """Records which module of a model is active at each traced operation."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -29,7 +29,7 @@ class Paths:
             hook.remove()
 
     def watch(self, total: Tensor) -> None:
-        """Record the modules of the backward pass that starts at this loss."""
+        """Hook the backward pass of this loss, so that its operations are assigned to modules too."""
         waiting, seen = [total.grad_fn], set()
         while waiting:
             function = waiting.pop()
@@ -41,7 +41,7 @@ class Paths:
             waiting += [following for following, _ in function.next_functions]
 
     def of(self, index: int) -> str:
-        """The path of the module to which the operation with this index belongs."""
+        """Return the path of the module to which the operation with this index belongs."""
         return next((path for start, path in reversed(self._changes) if start <= index), "")
 
     def _owner(self, number: int) -> str:

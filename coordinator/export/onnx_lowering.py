@@ -67,7 +67,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any:
-    """The result of an operation: one value, or several."""
+    """Return the result of an operation: one value, or a tuple of values."""
     if "getitem" in operation.target:
         ref, index = operation.args
         return values[ref.name][index]

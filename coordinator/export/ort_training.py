@@ -40,40 +40,45 @@ def can_differentiate() -> bool:
 def training_part(
     spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = CLASSIFICATION
 ) -> dict[str, bytes]:
-    """Make `Bundle.ort_training` of a model, and compare it with torch.
+    """Make the files for onnxruntime-training (`Bundle.ort_training`) of a model, and compare them with
+    torch.
 
     Args:
         spec: the description of the model.
         module: the model; it stays unchanged.
-        weights: the weights at which it is compared with torch, shape (spec.size,).
-        task: the task whose loss it computes.
+        weights: the weights at which the result is compared with torch, shape (spec.size,).
+        task: the task whose loss the model computes.
 
     Raises:
-        ModelError: an operator has no gradient there, the result differs from torch, or onnxruntime-training
-            is not installed.
+        ModelError: onnxruntime-training cannot differentiate an operator, the result differs from torch, or
+            the package is not installed.
     """
     forward = forward_graph(spec, module, task)
     known = {port.name for port in (*forward.inputs, *forward.outputs)}
     needed = [f"statistic:{one.name}" if one.kind == "stat" else one.name for one in spec.tensors]
     if unused := [name for name in needed if name not in known]:
-        raise ModelError(f"model {spec.name}: onnxruntime-training needs a use of {unused[0]}")
+        raise ModelError(
+            f"model {spec.name}: its loss does not use tensor {unused[0]}, but onnxruntime-training needs a"
+            " gradient of every tensor"
+        )
     made = gradient_model(spec, forward)
     compare(prepare(spec, module, task), module, TRAIN, _runner(spec, made), weights)
     return training_files(spec, made)
 
 
 def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
-    """An ONNX model of the loss and its gradients, for onnxruntime-training only.
+    """Make an ONNX model of the loss and its gradients that only onnxruntime-training can run.
 
     Args:
         spec: the description of the model.
         forward: computes loss and statistic:<tensor> from x, y, noise:<k> and the spec's tensors by name.
 
     Returns:
-        A model that also gives `protocols.bundle.ort_training.gradient(name)` for each parameter.
+        The encoded model. Each parameter's gradient is the output
+        `protocols.bundle.ort_training.gradient(name)`.
 
     Raises:
-        ModelError: an operator has no gradient there, or onnxruntime-training is not installed.
+        ModelError: onnxruntime-training cannot differentiate an operator, or is not installed.
     """
     if not can_differentiate():
         raise ModelError(
@@ -93,7 +98,7 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
 
 
 def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
-    """The content of `Bundle.ort_training`, see `protocols.bundle.ort_training`.
+    """Return the content of `Bundle.ort_training`, as `protocols.bundle.ort_training` describes it.
 
     Args:
         spec: the description of the model.
@@ -105,8 +110,9 @@ def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
 
 
 def _runner(spec: ModelSpec, model: bytes) -> Run:
-    """A function that runs a model with gradients; its inputs and outputs have the names of the graph
-    `train`.
+    """Return a function that runs a model with gradients.
+
+    Its inputs and outputs have the names of the graph `train`.
     """
     import onnxruntime
 
@@ -139,7 +145,7 @@ def _parameters(spec: ModelSpec) -> list[TensorSpec]:
 
 
 def _accumulators(spec: ModelSpec) -> bytes:
-    """Bytes that, appended to an ONNX model with gradients, make it add each gradient to a buffer."""
+    """Return bytes that, appended to an ONNX model with gradients, make it add each gradient to a buffer."""
     parameters = _parameters(spec)
     buffers = [Port(ort_training.gradient_buffer(one.name), "f4", one.shape) for one in parameters]
     flags = tuple(Port(ort_training.gradient_flag(one.name), "?", (1,)) for one in parameters)
@@ -149,7 +155,7 @@ def _accumulators(spec: ModelSpec) -> bytes:
 
 
 def _accumulator(tensor: str) -> Iterable[bytes]:
-    """The fields of an ONNX node."""
+    """Yield the encoded fields of an ONNX node that adds one tensor's gradient to its buffer."""
     yield text(1, ort_training.gradient_buffer(tensor))
     yield text(1, ort_training.gradient(tensor))
     yield text(1, ort_training.RESET)
@@ -159,7 +165,7 @@ def _accumulator(tensor: str) -> Iterable[bytes]:
 
 
 def _reason(problem: str) -> str:
-    """The runtime's message about a graph that it cannot differentiate, as one line."""
+    """Return onnxruntime-training's message about a graph that it cannot differentiate, as one line."""
     if found := re.search(r"gradient builder has not been registered: (\w+)", problem):
         return f"onnxruntime-training has no gradient of {found[1]}; agents train it with onnx or torch"
     line = " ".join(problem.split())

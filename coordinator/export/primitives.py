@@ -1,7 +1,7 @@
-"""Normalisation and cross entropy with backward passes in closed form, for tracing.
+"""Computes normalisation and cross entropy with explicit backward passes, so that torch can trace them.
 
-Without them, torch would update running statistics in place, which a trace cannot record. And the backward
-passes would be single operators that ONNX lacks.
+Otherwise torch would update running statistics in place, which a trace cannot record. The backward passes
+would be single operators that ONNX lacks.
 """
 
 import inspect
@@ -16,18 +16,24 @@ from torch.overrides import TorchFunctionMode
 
 
 class Cumulative(float):
-    """A momentum that stands for the mean over all batches so far (torch's `momentum=None`)."""
+    """A momentum value for running statistics that are means over all batches (torch's `momentum=None`)."""
 
 
 class Primitives(TorchFunctionMode):
-    """Inside `with Primitives(statistics, batches):`, norms and cross entropy are computed step by step.
+    """Context in which norms and cross entropy run step by step, in operators that can be traced.
 
     Attributes:
         new: the running statistics after this step, by name.
     """
 
     def __init__(self, statistics: dict[str, Tensor], batches: Tensor | None = None) -> None:
-        """Take `statistics` by name; `batches` is the number of training steps, this one included."""
+        """Prepare the context.
+
+        Args:
+            statistics: the running statistics, by name.
+            batches: the number of training steps, this one included; None if no norm averages over all
+                batches.
+        """
         super().__init__()
         self._names = {id(tensor): name for name, tensor in statistics.items()}
         self._batches = batches
@@ -49,7 +55,10 @@ class Primitives(TorchFunctionMode):
     def note(
         self, running: Tensor | None, batch: Tensor, momentum: float, single: Tensor | None = None
     ) -> None:
-        """Move a running statistic towards the batch's, except for channels with a single value."""
+        """Record a running statistic's new value: `momentum` of the batch's value, the rest of the old value.
+
+        Channels that `single` marks have one value in the batch; they keep the old value.
+        """
         name = self._names.get(id(running))
         if running is None or name is None:
             return
@@ -62,7 +71,7 @@ class Primitives(TorchFunctionMode):
         self.new[name] = moved if single is None else torch.where(single, old, moved)
 
     def current(self, running: Tensor) -> Tensor:
-        """The running statistic after earlier calls in the same step."""
+        """Return the running statistic, with the updates of earlier calls in the same step."""
         return self.new.get(self._names.get(id(running), ""), running)
 
 
@@ -72,7 +81,13 @@ Single = tuple[Tensor, Tensor, Tensor]
 
 
 class _Standardised(Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over `axes`; also mean and biased variance.
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias over `axes`, with an explicit backward pass.
+
+    Also returns the mean and the biased variance. `weight` and `bias` have one value for each normalised
+    group,
+    in a shape that broadcasts. Where `single` is True, a group has one value; its mean and variance are then
+    the
+    running ones, as constants.
 
     `weight` and `bias` have one value for each group of entries that is normalised, in a shape that
     broadcasts. Where `single` is True, a group has one value. Then mean and variance are the running ones, as
@@ -123,7 +138,7 @@ class _Standardised(Function):
 
 
 class _CrossEntropy(Function):
-    """Mean over the samples of -log softmax at the labels."""
+    """Computes the mean over samples of -log softmax at the labels, with an explicit backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -148,7 +163,7 @@ def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _channelwise(vector: Tensor, x: Tensor) -> Tensor:
-    """The vector in a shape that broadcasts over the channels of x."""
+    """Return the vector in a shape that broadcasts over the channels of x."""
     return vector.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
@@ -194,7 +209,7 @@ def _affine(
     eps: float,
     single: Single | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The input standardised over `axes`, then scaled and shifted; also mean and variance."""
+    """Return the input standardised over `axes`, then scaled and shifted; also the mean and variance."""
     found: tuple[Tensor, Tensor, Tensor]
     if weight is not None and bias is not None:
         found = _Standardised.apply(x, weight, bias, axes, eps, single)  # type: ignore[no-untyped-call]

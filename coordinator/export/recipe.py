@@ -18,9 +18,9 @@ _TRIALS = (Key.of("fleetune", "recipe", 0), Key.of("fleetune", "recipe", 1))
 
 
 def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
-    """The recipe for a model's first weights; None if they cannot be drawn without torch.
+    """Return the recipe that draws a model's first weights without torch; None if there is none.
 
-    A recipe counts only if it draws exactly the bits that torch draws, for two keys.
+    A recipe is returned only if it draws the same bits as torch for two keys.
     """
     known = {tensor.name for tensor in spec.tensors} | {tensor.name for tensor in spec.frozen}
     draws = tuple(one for one in _draws(module) if one.tensor in known)
@@ -33,7 +33,7 @@ def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
 
 
 def _drawn(spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
-    """All tensors of a model as torch draws them, by name."""
+    """Return all tensors of a model as torch draws them, by name."""
     module = drawn(spec.name, spec.input_shape, spec.num_classes, key)
     weights = weights_of(spec, module)
     return {tensor.name: view for tensor, view in spec.views(weights)} | frozen_values(spec, module)

@@ -1,4 +1,4 @@
-"""The functions that are traced: a training step, also with an added loss term, and evaluation."""
+"""The functions that are traced: a training step, a training step with an added loss term, and evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -48,10 +48,10 @@ class Model:
 
     Attributes:
         spec: the description of the model.
-        module: a copy of the module, whose norms count no batches.
+        module: a copy of the module, without the batch counters of its norms.
         noises: the noise that its dropout layers take in training.
         samples: the kind of samples that the module takes.
-        num_features: the inputs of its last layer for a sample; None if they are not one tensor.
+        num_features: the number of inputs of its last layer for a sample; None if they are not one tensor.
         cumulative: True if some running statistics are means over all batches.
         task: the task whose loss is traced.
     """
@@ -83,16 +83,17 @@ class Watched:
 
 
 def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Model:
-    """Prepare a module for tracing, after two forward passes that show its dropout and features.
+    """Copy a module for tracing, and record its dropout noise and features in two forward passes.
 
     Raises:
-        ModelError: the module cannot train on batches, or drops along another axis than that of samples.
+        ModelError: the module cannot train on batches, or its dropout does not work sample by sample.
     """
     names = [*(tensor.name for tensor in spec.tensors), *frozen_shapes(spec)]
     taken = [name for name in names if name in _RESERVED or name.isdigit()]
     if taken:
         raise ModelError(
-            f"model {spec.name!r} cannot be exported: rename its tensor {taken[0]!r}; graphs use it"
+            f"model {spec.name!r} cannot be exported: graphs reserve the name of its tensor {taken[0]!r};"
+            " rename the tensor"
         )
     module = _copied(spec.name, module).train()
     cumulative = False
@@ -109,27 +110,32 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
     for num_samples, watched in zip((3, 5), seen, strict=True):
         if any(asked != num_samples for _, asked in watched.noises):
             raise ModelError(
-                f"model {spec.name!r} cannot be exported: a dropout's first axis is not the batch"
+                f"model {spec.name!r} cannot be exported: the first axis of a dropout's input is not the"
+                " batch; agents with torch can train it"
             )
     noises, others = (tuple(noise for noise, _ in watched.noises) for watched in seen)
     if noises != others:
-        raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
+        raise ModelError(
+            f"model {spec.name!r} cannot be exported: the shape of its dropout depends on the batch size;"
+            " agents with torch can train it"
+        )
     shape = _features_shape(seen[0].features)
     return Model(spec, module, noises, samples, shape, cumulative, task)
 
 
 def _copied(name: str, module: nn.Module) -> nn.Module:
-    """A copy of a module.
+    """Return a copy of a module.
 
     Raises:
-        ModelError: a layer keeps a tensor that it computed, as torch's first `weight_norm` does.
+        ModelError: a layer stores a computed tensor, which torch cannot copy; `torch.nn.utils.weight_norm`
+            does.
     """
     try:
         return copy.deepcopy(module)
     except Exception as problem:  # a user's module may refuse it in any way
         where = next(
             (
-                f"{path or 'the model itself'} ({type(part).__name__}) keeps its computed tensor {attribute}"
+                f"{path or 'the model itself'} ({type(part).__name__}) stores its computed tensor {attribute}"
                 for path, part in module.named_modules()
                 for attribute, value in vars(part).items()
                 if isinstance(value, Tensor) and not value.is_leaf
@@ -137,18 +143,19 @@ def _copied(name: str, module: nn.Module) -> nn.Module:
             as_line(problem),
         )
         raise ModelError(
-            f"model {name!r} cannot be exported, for it cannot be copied: {where}, as torch.nn.utils'"
-            " weight_norm does; leave that out, or let agents with torch train it"
+            f"model {name!r} cannot be exported, because torch cannot copy it: {where}, as"
+            " torch.nn.utils.weight_norm does; use torch.nn.utils.parametrizations, or let agents with"
+            " torch train it"
         ) from problem
 
 
 def frozen_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The shapes of the backbone's tensors, by name."""
+    """Return the shapes of the backbone's tensors, by name."""
     return {tensor.name: tensor.shape for tensor in spec.frozen}
 
 
 def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
-    """Zeros for each input of a graph, in their order."""
+    """Return zeros for each input of a graph, by name in the graph's order."""
     tensors = {tensor.name: torch.zeros(tensor.shape) for tensor in model.spec.tensors}
     tensors |= {name: torch.zeros(shape) for name, shape in frozen_shapes(model.spec).items()}
     floats: dict[str, tuple[int, ...]] = {}
@@ -169,7 +176,9 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
 
 
 def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[[Tensors], dict[str, Tensor]]:
-    """The function behind a graph, from its inputs by name to its outputs by name.
+    """Return the function that a graph computes, from inputs by name to outputs by name.
+
+    The function calls `watch` with the loss before the backward pass.
 
     It calls `watch` with the loss before the backward pass.
     """
@@ -209,7 +218,7 @@ def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[
 def _forward(
     model: Model, given: Tensors, leaves: Tensors, *, training: bool
 ) -> tuple[Tensor, Tensor | None, Primitives]:
-    """Logits, features if the model has them, and the mode that recorded the new statistics."""
+    """Return logits, features if the model has them, and the context that recorded the new statistics."""
     tensors = {tensor.name: leaves.get(tensor.name, given[tensor.name]) for tensor in model.spec.tensors}
     own = dict(model.module.named_buffers())
     for name in frozen_shapes(model.spec):  # buffers of integers are sent as float32
@@ -241,7 +250,7 @@ def _recurrent_layers_written_out() -> Iterator[None]:
 
 @contextmanager
 def features_watched(model: Model) -> Iterator[list[Any]]:
-    """Collects the arguments of every call of the last layer with weights."""
+    """Yield a list that collects the arguments of every call of the last layer with weights."""
     calls, last = list[Any](), last_layer(model.spec, model.module)
     hook = model.module.get_submodule(last).register_forward_pre_hook(
         lambda _, arguments: calls.append(arguments)
@@ -259,7 +268,7 @@ def _features_shape(calls: list[Any]) -> int | None:
 
 
 def _watch(model: Model, num_samples: int) -> Watched:
-    """Observe one forward pass in training mode over zeros."""
+    """Run one forward pass in training mode over zeros, and return what it showed."""
     watched = Watched()
 
     def factors(_: int, shape: tuple[int, ...], p: float, asked: int) -> Tensor:
@@ -289,14 +298,15 @@ def _watch(model: Model, num_samples: int) -> Watched:
         kind = type(model.module.get_submodule(path)).__name__
         raise ModelError(
             f"model {model.spec.name!r} cannot be exported: {path or 'the model itself'} ({kind}) changes its"
-            f" buffer {changed} while it trains, which a graph cannot keep; agents with torch can train it"
+            f" buffer {changed} while it trains, and a graph cannot store that; agents with torch can train"
+            " it"
         )
     watched.features = calls
     return watched
 
 
 def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """For each buffer that is no running statistic: the id of its tensor, and how often it was written to."""
+    """Return tensor id and number of writes of each buffer that is not a running statistic, by name."""
     return {
         name: (id(buffer), buffer._version)  # noqa: SLF001 - torch has no other sign of it
         for name, buffer in module.named_buffers()

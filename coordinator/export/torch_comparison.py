@@ -1,4 +1,4 @@
-"""Checks that graphs compute what torch computes: ONNX Runtime is compared with the original module."""
+"""Compares exported graphs with torch: both must compute the same outputs for the same inputs."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ Run = Callable[[Arrays], Arrays]
 
 
 def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights: FlatArray) -> None:
-    """Compare all graphs with torch at several batch sizes, with given and with other running statistics.
+    """Compare all graphs with torch at several batch sizes, also with changed running statistics.
 
     Args:
         model: the traced model.
@@ -59,7 +59,7 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
         model: the traced model.
         module: the original module; it stays unchanged.
         name: the name of the graph.
-        run: computes the graph's outputs by name from arrays by name, among which are more than it needs.
+        run: computes the graph's outputs from arrays by name; it must ignore arrays that it does not need.
         weights: the weights, shape (spec.size,).
 
     Raises:
@@ -88,16 +88,20 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
                 break
         else:
             raise ModelError(
-                f"model {model.spec.name!r} cannot be exported: {worst} of graph {name} differs from"
-                f" torch's by {error:.1e} of its size with {num_samples} samples; agents with torch can"
-                " train it"
+                f"model {model.spec.name!r} cannot be exported: output {worst} of graph"
+                f" {name} differs from torch's by a relative error of {error:.1e} with {num_samples} samples;"
+                " agents with torch can train it"
             )
 
 
 def differences(
     found: Arrays, wanted: Arrays, rounding: Mapping[str, float] | None = None
 ) -> tuple[str, float]:
-    """The array that differs most, and its difference relative to its norm, minus what rounding explains."""
+    """Return the name and relative error of the array that differs most from its wanted value.
+
+    The error is the norm of the difference, less the part that rounding explains, over the norm of the wanted
+    value.
+    """
     worst = ("", 0.0)
     for name, value in wanted.items():
         difference = _norm(found[name] - value) - _SLACK * (rounding or {}).get(name, 0.0)
@@ -108,17 +112,18 @@ def differences(
 
 
 class _Reference:
-    """The original module with given weights."""
+    """The original torch module, run with given weights."""
 
     def __init__(self, model: Model, module: nn.Module) -> None:
         self._model = model
         self._module = copy.deepcopy(module)
 
     def rounding(self, graph: str, tensors: Arrays, given: Arrays, wanted: Arrays) -> dict[str, float]:
-        """Norms of the change of each output when weights and samples change by a rounding error.
+        """Return the norm of each output's change when weights and samples change by a rounding error, by
+        name.
 
-        They are large where a gradient is nothing but rounding error (of a bias before a norm), or where many
-        values are at kinks (of ReLU).
+        The norms are large where a gradient is pure rounding error, such as that of a bias before a norm, or
+        where many values are at the kink of a ReLU.
         """
         found = dict.fromkeys(wanted, 0.0)
         for index in range(_NUDGES):
@@ -131,7 +136,7 @@ class _Reference:
         return {name: size for name, size in found.items() if size > TOLERANCE * _norm(wanted[name])}
 
     def run(self, graph: str, tensors: Arrays, given: Arrays) -> Arrays:
-        """A graph's outputs as torch computes them."""
+        """Return a graph's outputs as torch computes them, by name."""
         module, model = self._module, self._model
         own = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
@@ -221,7 +226,7 @@ def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
 
 
 def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
-    """The model's tensors by name; with a key, the running statistics are changed at random."""
+    """Return the model's tensors by name; a key adds random changes to the running statistics."""
     found = {}
     for tensor, value in spec.views(weights):
         found[tensor.name] = value
@@ -233,7 +238,9 @@ def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
 
 
 def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
-    """A batch of random samples and all other inputs of a graph.
+    """Return a batch of random samples and all other inputs of a graph, by name.
+
+    The first quarter of each sample is 0, so that maxima have ties.
 
     A part of each sample is 0, where maxima have several places.
     """
@@ -261,14 +268,14 @@ def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
 
 
 def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Random targets: classes, labels of 0 and 1, or the given numbers."""
+    """Return random targets: class numbers, labels of 0 and 1, or real numbers, as the task needs."""
     if not normal.shape[1:]:
         return rng.integers(model.spec.num_classes, size=len(normal))
     return (normal > 0).astype(np.float32) if model.task.kind == "multi-label" else normal
 
 
 def _nudged(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Numbers changed by a rounding error; integers stay."""
+    """Return the numbers changed by a random rounding error; integers stay unchanged."""
     if value.dtype != np.float32:
         return value
     return np.asarray(value * (1 + _NUDGE * rng.normal(size=value.shape)), np.float32)

@@ -1,7 +1,7 @@
-"""Traces the torch operations of a step for any batch size: at two sizes, which are compared.
+"""Traces the torch operations of a step for any batch size, by comparing traces at two batch sizes.
 
-An integer that differs between the two traces is taken for times * n + plus, where n is the number of
-samples. Two points do not prove that. So `coordinator.export.torch_comparison` runs every graph at more
+An integer that differs between the two traces is assumed to be times * n + plus, where n is the number of
+samples. Two points do not prove that, so `coordinator.export.torch_comparison` runs every graph at more
 sizes.
 """
 
@@ -33,7 +33,7 @@ DECOMPOSED = """
 
 @dataclass(frozen=True)
 class Open:
-    """A size that depends on the batch: times * n + plus for n samples."""
+    """A size that depends on the number of samples n: times * n + plus."""
 
     times: int
     plus: int = 0
@@ -45,7 +45,7 @@ Shape = tuple[Size, ...]
 
 @dataclass(frozen=True)
 class Ref:
-    """The result of an operation, or an input, by name."""
+    """A reference, by name, to an input or to the result of an operation."""
 
     name: str
 
@@ -83,7 +83,7 @@ class Trace:
     Attributes:
         inputs: the shape and type of each input of the step, by name.
         outputs: the reference of each output of the step, by name.
-        constants: tensors of the module that are no inputs.
+        constants: tensors of the module that are not inputs, by name.
         operations: the operations.
     """
 
@@ -102,7 +102,7 @@ def trace(
     make_step: Callable[[Callable[[Tensor], None]], Step],
     make_inputs: Callable[[int], Mapping[str, Tensor]],
 ) -> Trace:
-    """Trace a step.
+    """Trace a step for any batch size.
 
     Args:
         name: the name of the model, for errors.
@@ -111,7 +111,7 @@ def trace(
         make_inputs: returns the inputs of the step for a number of samples.
 
     Raises:
-        ModelError: the step cannot be traced, or depends on the batch size in a way that has no graph.
+        ModelError: the step cannot be traced, or no graph can express how it depends on the batch size.
     """
     traced = []
     for num_samples in SIZES:
@@ -123,7 +123,7 @@ def trace(
 
 
 def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.GraphModule, list[str]]:
-    """The trace of a step by torch, and the names of the step's outputs."""
+    """Return torch's trace of a step, and the names of the step's outputs."""
     outputs: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -215,7 +215,7 @@ def _results(node: fx.Node, twin: fx.Node) -> tuple[tuple[Shape, ...], tuple[tor
 def _arguments(value: Any, twin: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(value, fx.Node):
         if value.name != twin.name:
-            raise ValueError("other operands")
+            raise ValueError("its operands differ between batch sizes")
         return Ref(renamed[value.name])
     if isinstance(value, dict):
         return {key: _arguments(value[key], twin[key], renamed) for key in value}
@@ -224,7 +224,7 @@ def _arguments(value: Any, twin: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return _size(value, twin)
     if repr(value) != repr(twin):  # two NaN are not equal
-        raise ValueError(f"{value} and {twin}")
+        raise ValueError(f"an argument is {value} at one batch size and {twin} at another")
     return value
 
 
@@ -234,5 +234,5 @@ def _size(value: int, twin: int) -> Size:
     few, many = SIZES
     times, rest = divmod(twin - value, many - few)
     if rest:
-        raise ValueError(f"{value} for {few} samples and {twin} for {many}")
+        raise ValueError(f"a size is {value} for {few} samples and {twin} for {many}")
     return Open(times, value - times * few)

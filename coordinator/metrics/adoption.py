@@ -1,4 +1,4 @@
-"""Counts of the models that devices deploy in a run with [adoption], and their gains over local-only."""
+"""Counts which models devices deploy in a run with [adoption], and their gains over local-only training."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ CONFIDENCE = 0.95  # one-sided confidence at each end of the interval
 
 
 def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
-    """What a device reported about adoption with a reply; None if nothing."""
+    """Return what a device reported about adoption with a reply; None if it reported nothing."""
     found = reply.measures
     if found.adopted is UNSET:
         return None
@@ -25,7 +25,7 @@ def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
 
 
 def latest_adoption(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
-    """The last report about adoption in `replies`, which are in order; None if there is none."""
+    """Return the last report about adoption in `replies`, which are in order; None if there is none."""
     reported = [found for reply in replies if (found := adoption_of_reply(reply)) is not None]
     return reported[-1] if reported else None
 
@@ -43,12 +43,12 @@ class LatestAdoption:
                 self._latest[device] = found
 
     def summary(self) -> AdoptionSummary | None:
-        """Summary over all devices; None if no device reported anything."""
+        """Return the summary over all devices; None if no device reported anything."""
         return adoption_over([self._latest[device] for device in sorted(self._latest)])
 
 
 def adoption_over(reported: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
-    """Summary of these reports; None if there are none."""
+    """Return the summary of these reports; None if there are none."""
     if not reported:
         return None
     low, gain, high = interval([one.gain for one in reported if one.gain is not None])
@@ -57,7 +57,9 @@ def adoption_over(reported: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
 
 
 def interval(values: list[float]) -> tuple[float | None, float | None, float | None]:
-    """Mean over devices with its interval (one-sided 95 % at each end): low, mean, high."""
+    """Return the mean over devices with its confidence interval (one-sided 95 % at each end): low, mean,
+    high.
+    """
     if not values:
         return None, None, None
     mean = float(np.mean(values))
@@ -69,7 +71,9 @@ def interval(values: list[float]) -> tuple[float | None, float | None, float | N
 
 
 def adoption_texts(found: AdoptionSummary, score: Score) -> list[str]:
-    """Number of devices that deploy a model of the fleet; then, if known, the gain over local-only."""
+    """Return the number of devices that deploy a model of the fleet; then, if known, the gain over
+    local-only.
+    """
     adopted = [f"{found.adopted} of {found.devices}"]
     if found.gain is None:
         return adopted

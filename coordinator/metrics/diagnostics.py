@@ -17,9 +17,11 @@ Parts = Mapping[str, float]
 
 
 def values_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
-    """Values of one round by part: one mapping for each update, or one for the state after the round.
+    """Return a diagnostic's values in one round: a mapping from part to value for each update.
 
-    A diagnostic without parts has the single part "".
+    A diagnostic of the method's state has one mapping, for the state after the round. A diagnostic without
+    parts
+    has the single part "".
     """
     of_updates = diagnostic.of == "update"
     sources: Iterable[Diagnostics] = (
@@ -32,13 +34,13 @@ def values_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
 def histories(
     diagnostics: Iterable[Diagnostic], training: Sequence[RoundRecord], most: int = MAX_POINTS
 ) -> dict[str, DiagnosticHistory]:
-    """History of each diagnostic that any training round reports, by name, in the declared order.
+    """Return the history of each diagnostic that any training round reports, by name, in the declared order.
 
     Args:
         diagnostics: diagnostics that the method declares.
         training: records of the training rounds, ascending.
-        most: largest number of entries in a history. With more rounds, each entry is the mean of an equal
-            number of rounds.
+        most: largest number of entries in a history. If there are more rounds, each entry is the mean over an
+            equal number of rounds.
     """
     found = {one.name: _history(one, training, most) for one in diagnostics}
     return {name: history for name, history in found.items() if history is not None}
@@ -72,10 +74,10 @@ def _history(diagnostic: Diagnostic, training: Sequence[RoundRecord], most: int)
 
 
 def metric_of(diagnostic: Diagnostic) -> Metric:
-    """The metric of a diagnostic; with parts, it is the mean over them.
+    """Return the metric that shows a diagnostic; for a diagnostic with parts, the mean over the parts.
 
-    A diagnostic of updates is averaged over rounds and devices. For a diagnostic of the state, the last value
-    counts.
+    A diagnostic of updates is averaged over rounds and devices. A diagnostic of the state shows its last
+    value.
     """
 
     def of_reply(reply: DeviceRound) -> Value:
@@ -96,7 +98,7 @@ def metric_of(diagnostic: Diagnostic) -> Metric:
 
 
 def metrics_in(summaries: Iterable[Summary]) -> list[Metric]:
-    """A metric for each diagnostic in these summaries. It reads its values from runs and devices."""
+    """Return a metric for each diagnostic in these summaries; it reads its values from runs and devices."""
     found: dict[str, DiagnosticHistory] = {}
     for summary in summaries:
         for name, history in summary.diagnostics_by_name.items():
@@ -118,12 +120,12 @@ def _of_run(name: str) -> Callable[[Summary], Value]:
 
 
 def unit_of_diagnostic(unit: str) -> Unit:
-    """Unit for the unit name that methods use; `share` is shown in percent."""
+    """Return the unit for the unit name that a method declares; `share` is shown in percent."""
     return FRACTION if unit == "share" else NUMBER
 
 
 def as_sentence(about: str) -> str:
-    """Make a sentence of a diagnostic's description, which may be a phrase. A symbol at its start stays
+    """Return a diagnostic's description, which may be a phrase, as a sentence. A leading symbol stays
     unchanged.
     """
     first, *_ = about.split(maxsplit=1) or [""]
@@ -132,7 +134,7 @@ def as_sentence(about: str) -> str:
 
 
 def diagnostics_line(record: RoundRecord, diagnostics: Iterable[Diagnostic], *, plain: bool = False) -> str:
-    """All diagnostics of a round in one line, in the declared order; "" if there are none.
+    """Return all diagnostics of a round in one line, in the declared order; "" if there are none.
 
     E.g. `Layers sent 62.5 % (50.0–75.0 %), r_ii 10.0–13.3 % by layers`.
 
@@ -146,7 +148,7 @@ def diagnostics_line(record: RoundRecord, diagnostics: Iterable[Diagnostic], *, 
 
 
 def between(low: float, high: float, unit: str) -> str:
-    """A range such as 9.1–13.3 %; a single number if both ends look the same as text."""
+    """Return a range such as 9.1–13.3 %; one number if both ends look the same as text."""
     text = unit_of_diagnostic(unit).text
     least, greatest = text(low), text(high)
     return greatest if least == greatest else f"{least.removesuffix(' %')}{_TO}{greatest}"

@@ -1,4 +1,4 @@
-"""The class of a metric: its name and unit, how it is read and aggregated, and where it is shown.
+"""The class of a metric: name, unit, how to read it, how to aggregate it, and where to show it.
 
 `registry` lists all metrics.
 """
@@ -21,14 +21,14 @@ Place = Literal["run table", "device table", "run page", "device page", "live", 
 
 @dataclass(frozen=True)
 class Unit:
-    """Unit of values, and the functions that format them.
+    """A unit of values, with the functions that format them.
 
     Attributes:
         name: plural name without a prefix, for exporters, e.g. seconds, bytes; "" for counts.
         text: formats a value; "–" for None.
         spread: formats a mean and its standard deviation, which may be None.
         sign: text after the numbers of an axis.
-        change: formats two values, before and after.
+        change: formats a pair of values, before and after.
         gain: formats a difference.
         on_axis: factor that converts a value to its position on an axis.
     """
@@ -56,7 +56,7 @@ JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a reply, a round, a device or a whole run, wherever it can be read.
+    """One figure of a reply, a round, a device or a whole run, and how to read it from each of them.
 
     Attributes:
         name: stable name in snake case, for CSV columns, summary.json and exporters.
@@ -69,13 +69,13 @@ class Metric:
             it.
         over_rounds: function that aggregates one device's replies; exporters treat a `total` as a counter.
         over_devices: function that aggregates the devices of a round or a run.
-        round: function that reads it from a closed round; None to apply `over_devices` to the round's
+        round: function that reads the metric from a closed round; None to apply `over_devices` to its
             replies.
-        device, run: functions that read it from summary.json; None if summary.json has it under `metrics` or
-            not at all.
+        device, run: functions that read the metric from summary.json; None if summary.json has it under
+            `metrics` or not at all.
         judges: True for a score of a model; title and unit then follow the score of the run's task.
         short: title for narrow places; "" to use `title`.
-        shown: places that show it.
+        shown: places that show the metric.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Metric:
     shown: tuple[Place, ...] = ()
 
     def for_score(self, score: Score) -> "Metric":
-        """The metric in a run whose models are judged by `score`."""
+        """Return the metric with title and unit for a run whose models are judged by `score`."""
         if not self.judges or score == ACCURACY:
             return self
         return replace(
@@ -108,7 +108,8 @@ class Metric:
         )
 
     def column(self, score: Score) -> str:
-        """Name of its column in tables of plain numbers, in a run whose models are judged by `score`.
+        """Return the metric's column name in tables of plain numbers, in a run whose models are judged by
+        `score`.
 
         The score's name replaces `accuracy` in the metric's name, or is put in front: `mae_after`,
         `mae_personal_mean`.
@@ -130,49 +131,49 @@ class Metric:
         return f"{self.title}, {self.unit.sign}" if self.unit.sign else self.title
 
     def of_reply(self, reply: DeviceRound) -> Value:
-        """The metric's value in a device's reply."""
+        """Return the metric's value in a device's reply."""
         return self.reply(reply) if self.reply else None
 
     def predicted_of(self, reply: DeviceRound) -> Value:
-        """The device's prediction for the reply."""
+        """Return the value that the device predicted for the reply."""
         return self.predicted(reply) if self.predicted else None
 
     def of_round(self, record: RoundRecord) -> Value:
-        """The metric's value in a closed round, over all replies."""
+        """Return the metric's value in a closed round, over all replies."""
         if self.round:
             return self.round(record)
         return self.over_devices(self.of_reply(reply) for reply in record.devices.values())
 
     def of_replies(self, replies: Iterable[DeviceRound]) -> Value:
-        """The metric's value for one device, over its rounds."""
+        """Return the metric's value for one device, over its rounds."""
         return self.over_rounds(self.of_reply(reply) for reply in replies)
 
     def of_device(self, row: DeviceSummary) -> Value:
-        """The metric's value for one device of summary.json."""
+        """Return the metric's value for one device of summary.json."""
         return self.device(row) if self.device else _among(row.metrics, self.name)
 
     def of_run(self, summary: Summary) -> Value:
-        """The metric's value for the whole run of summary.json."""
+        """Return the metric's value for the whole run of summary.json."""
         return self.run(summary) if self.run else _among(summary.metrics, self.name)
 
 
 def unit_of(score: Score) -> Unit:
-    """The unit of a score."""
+    """Return the unit of a score."""
     return FRACTION if score.share else NUMBER
 
 
 def gain_of(score: Score) -> Unit:
-    """The unit of a difference between two values of a score; a positive difference is better."""
+    """Return the unit for differences of a score, with the sign such that a positive difference is better."""
     return POINTS if score.share else GAIN_IN_NUMBERS
 
 
 def titled(score: Score, rest: str) -> str:
-    """The title of a picture of a score."""
+    """Return the title of a picture of a score."""
     return f"{capital(score.title)} {rest}"
 
 
 def capital(title: str) -> str:
-    """The title with its first letter in upper case."""
+    """Return the title with its first letter in upper case."""
     return title[:1].upper() + title[1:]
 
 

@@ -15,7 +15,7 @@ LOCAL = "local-only"
 
 
 def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
-    """The summary with personal scores. Where it has none, they come from each device's last reply.
+    """Return the summary with personal scores; missing ones are taken from each device's last reply.
 
     A run without a final evaluation has no personal scores. The last reply's `after` is the same quantity:
     the score of the personal model after its last training.
@@ -45,31 +45,31 @@ def _filled(row: DeviceSummary, last: Measures | None) -> DeviceSummary:
 
 
 def personal(summary: Summary) -> dict[DeviceId, float]:
-    """Personal score by device, for all devices that have one."""
+    """Return the personal score of each device that has one."""
     rows = summary.by_device.items()
     return {device: row.personal for device, row in rows if row.personal is not None}
 
 
 def trained(summary: Summary) -> dict[DeviceId, float]:
-    """Personal score by device, for all devices that took part and have one."""
+    """Return the personal score of each device that took part and has one."""
     rows = summary.by_device
     return {device: score for device, score in personal(summary).items() if rows[device].took_part}
 
 
 def gains(summary: Summary, rival: Summary) -> dict[DeviceId, float]:
-    """Gain in personal score over the rival, for each device that took part in both runs."""
+    """Return the gain in personal score over the rival, for each device that took part in both runs."""
     theirs, sign = trained(rival), better_by(summary.judged_by)
     ours = trained(summary).items()
     return {device: sign * (value - theirs[device]) for device, value in ours if device in theirs}
 
 
 def better_by(score: Score) -> int:
-    """1 if a higher score is better, -1 if a lower score is better."""
+    """Return 1 if a higher score is better, -1 if a lower score is better."""
     return 1 if score.better == "higher" else -1
 
 
 def baseline(rivals: Mapping[str, Summary]) -> str | None:
-    """The rival that gains are measured against: local-only if present, else the first; None without
+    """Return the rival that gains are measured against: local-only if present, else the first; None without
     rivals.
     """
     return LOCAL if LOCAL in rivals else next(iter(rivals), None)

@@ -16,7 +16,7 @@ LEARNING_ROUNDS = 5  # a device's first rounds, in which it still learns to pred
 
 @dataclass(frozen=True)
 class Pair:
-    """Predicted and actual value of a metric for one reply.
+    """Predicted and actual value of a metric, for one reply.
 
     Attributes:
         device, round: device and round of the reply.
@@ -37,8 +37,9 @@ class Pair:
 
 
 def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
-    """Pairs for all replies to training rounds. Actual values of 0 are left out, because they have no
-    relative error.
+    """Return predicted and actual values of a metric for all replies to training rounds.
+
+    Replies with an actual value of 0 are left out, because they have no relative error.
 
     Args:
         records: records of closed rounds, ascending.
@@ -56,10 +57,11 @@ def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
 
 
 def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
-    """Errors by metric, of all pairs and of those after each device's first five rounds.
+    """Return prediction errors by metric, over all replies and over those after each device's first five
+    rounds.
 
-    A metric without pairs is None, and so is the result if no metric has pairs. Processor seconds are omitted
-    if they have no pairs: some agents and all simulated devices do not report them.
+    A metric that no reply predicts and reports is None; if all are, the result is None. Processor seconds are
+    then omitted instead: some agents and all simulated devices do not report them.
     """
     by_metric = {metric.name: pairs_of(records, metric) for metric in predicted_metrics()}
     by_metric = {name: pairs for name, pairs in by_metric.items() if pairs or name != PROCESSOR.name}
@@ -74,7 +76,9 @@ def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionE
 
 
 def errors_of(pairs: Iterable[Pair]) -> Errors | None:
-    """Number of pairs, median relative error, and 90th percentile of the relative error."""
+    """Return the number of pairs, and the median and 90th percentile of their relative errors; None without
+    pairs.
+    """
     ranked = sorted(pair.error for pair in pairs)
     if not ranked:
         return None

@@ -1,4 +1,4 @@
-"""Format quantities and names for people; "–" for unknown values. Docstrings show examples."""
+"""Formats quantities and names for people; "–" stands for unknown values. Docstrings show examples."""
 
 from fleetune.protocols.conditions import Conditions
 
@@ -8,7 +8,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(num_bytes: float | None) -> str:
-    """41 kB, 1.2 MB: decimal units, two to three figures."""
+    """Format a number of bytes: 41 kB, 1.2 MB; decimal units, two to three figures."""
     if num_bytes is None:
         return UNKNOWN
     scale = byte_scale(num_bytes)
@@ -17,7 +17,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def byte_scale(num_bytes: float) -> int:
-    """The power of 1000 that `size` uses for this number of bytes."""
+    """Return the power of 1000 that `size` uses for this number of bytes."""
     scale = 0
     while scale < len(_BYTE_UNITS) - 1 and num_bytes >= 999.5 * 1000**scale:
         scale += 1
@@ -25,12 +25,12 @@ def byte_scale(num_bytes: float) -> int:
 
 
 def byte_unit(scale: int) -> str:
-    """The unit for 1000 ** `scale` bytes."""
+    """Return the unit of 1000 ** `scale` bytes, e.g. kB."""
     return _BYTE_UNITS[scale]
 
 
 def duration(time_s: float | None) -> str:
-    """45 ms, 2.1 s, 3 min 05 s, 2 h 05 min."""
+    """Format a time: 45 ms, 2.1 s, 3 min 05 s, 2 h 05 min."""
     if time_s is None:
         return UNKNOWN
     if time_s < 0.9995:
@@ -44,7 +44,7 @@ def duration(time_s: float | None) -> str:
 
 
 def against(actual_s: float | None, predicted_s: float | None) -> str:
-    """Actual and predicted time in one unit: 15.1 / 14.2 s."""
+    """Format actual and predicted time in one unit: 15.1 / 14.2 s."""
     longest_s = max(actual_s or 0.0, predicted_s or 0.0)
     if not longest_s:
         return UNKNOWN
@@ -57,12 +57,12 @@ def against(actual_s: float | None, predicted_s: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """12,345."""
+    """Format a whole number with separators: 12,345."""
     return UNKNOWN if number is None else f"{number:,}"
 
 
 def number(value: float | None) -> str:
-    """12,345, 2.5, 0.0313: whole numbers in full, others with three significant figures."""
+    """Format a number: 12,345, 2.5, 0.0313; whole numbers in full, others with three significant figures."""
     if value is None:
         return UNKNOWN
     whole = round(value)
@@ -72,82 +72,85 @@ def number(value: float | None) -> str:
 
 
 def number_spread(value: float, deviation: float | None) -> str:
-    """2.5 ±0.3."""
+    """Format a number and its standard deviation: 2.5 ±0.3."""
     return number(value) + (f" ±{deviation:.2g}" if deviation else "")
 
 
 def percent(fraction: float | None) -> str:
-    """0.9134 as 91.3 %."""
+    """Format a fraction as percent: 0.9134 as 91.3 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
 
 
 def share(fraction: float) -> str:
-    """0.25 as 25 %."""
+    """Format a fraction as whole percent: 0.25 as 25 %."""
     return f"{100 * fraction:.0f} %"
 
 
 def error(fraction: float | None) -> str:
-    """A relative error to two figures: 3.7 %, 12 %, 340 %."""
+    """Format a relative error to two figures: 3.7 %, 12 %, 340 %."""
     if fraction is None:
         return UNKNOWN
     return f"{100 * fraction:.{0 if fraction >= 0.0995 else 1}f} %"
 
 
 def energy(joules: float | None) -> str:
-    """0.19 J, 950 J, 41 kJ, 1.2 MJ."""
+    """Format an energy: 0.19 J, 950 J, 41 kJ, 1.2 MJ."""
     if joules is None:
         return UNKNOWN
     return f"{joules:.2g} J" if joules < 9.95 else size(joules).replace("B", "J")
 
 
 def change(before: float | None, after: float | None) -> str:
-    """Two fractions as 87.1 → 91.3 %."""
+    """Format two fractions, before and after: 87.1 → 91.3 %."""
     if before is None and after is None:
         return UNKNOWN
     return f"{percent(before).removesuffix(' %')} → {percent(after)}"
 
 
 def number_change(before: float | None, after: float | None) -> str:
-    """Two numbers as 2.31 → 0.87."""
+    """Format two numbers, before and after: 2.31 → 0.87."""
     return UNKNOWN if before is None and after is None else f"{number(before)} → {number(after)}"
 
 
 def number_gain(difference: float | None) -> str:
-    """A difference of two numbers as +0.31."""
+    """Format a difference of two numbers with its sign: +0.31."""
     return UNKNOWN if difference is None else f"{difference:+.3g}"
 
 
 def points(difference: float | None) -> str:
-    """A difference of two fractions as +4.2 (percentage points)."""
+    """Format a difference of two fractions in percentage points: +4.2."""
     return UNKNOWN if difference is None else f"{100 * difference:+.1f}"
 
 
 def spread(value: float, deviation: float | None, digits: int = 0, unit: str = "") -> str:
-    """91.3 ±0.4 and the unit; without the deviation if it is None or too small to show."""
+    """Format a number with its standard deviation and unit: 91.3 ±0.4 %.
+
+    The deviation is left out if it is None or too small to show.
+    """
     within = "" if deviation is None else f" ±{deviation:.{digits}f}"
     shows = digits or within != " ±0"
     return f"{value:.{digits}f}{within if shows else ''}{' ' if unit else ''}{unit}"
 
 
 def percent_spread(fraction: float, deviation: float | None) -> str:
-    """91.3 ±0.4 %."""
+    """Format a fraction and its standard deviation as percent: 91.3 ±0.4 %."""
     return spread(100 * fraction, None if deviation is None else 100 * deviation, 1, "%")
 
 
 def points_spread(difference: float, deviation: float | None) -> str:
-    """+4.2 ±0.4 (percentage points)."""
+    """Format a difference of two fractions and its standard deviation in percentage points: +4.2 ±0.4."""
     return points(difference) + ("" if deviation is None else f" ±{100 * deviation:.1f}")
 
 
 def energy_spread(joules: float, deviation: float | None) -> str:
-    """412 ±60 kJ."""
+    """Format an energy and its standard deviation: 412 ±60 kJ."""
     if joules < 9.95:
         return spread(joules, deviation, 2, "J")
     return size_spread(joules, deviation).replace("B", "J")
 
 
 def size_spread(num_bytes: float, deviation: float | None) -> str:
-    """412 ±60 MB."""
+    """Format a number of bytes and its standard deviation: 412 ±60 MB."""
     scale = byte_scale(num_bytes)
     value, within = num_bytes / 1000**scale, None if deviation is None else deviation / 1000**scale
     if within is not None and within < 0.05:
@@ -156,14 +159,14 @@ def size_spread(num_bytes: float, deviation: float | None) -> str:
 
 
 def duration_spread(time_s: float, deviation_s: float | None) -> str:
-    """12.1 ±0.4 min."""
+    """Format a time and its standard deviation: 12.1 ±0.4 min."""
     scale, unit = clock(time_s)
     within = None if deviation_s is None or deviation_s < 0.05 * scale else deviation_s / scale
     return spread(time_s / scale, within, 1 if time_s < 99.5 * scale else 0, unit)
 
 
 def clock(time_s: float) -> tuple[float, str]:
-    """The unit that suits a time: its length in seconds, and its symbol."""
+    """Return the unit that suits a time: its length in seconds, and its symbol."""
     units = (3600, "h", 1.5), (60, "min", 1.5), (1, "s", 0.9995)
     return next(((scale, sign) for scale, sign, least in units if time_s >= least * scale), (0.001, "ms"))
 
@@ -173,7 +176,7 @@ def ratio(value: float | None) -> str:
 
 
 def conditions(now: Conditions) -> str:
-    """Conditions of a board: battery 43 %, 41 °C, throttled, metered; unknown values are left out."""
+    """Format a board's conditions: battery 43 %, 41 °C, throttled, metered; unknown values are left out."""
     charge = "" if now.battery is None else f" {100 * now.battery:.0f} %"
     power = f"{now.power or 'battery'}{charge}" if now.power or charge else ""
     parts = (
@@ -188,15 +191,15 @@ def conditions(now: Conditions) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from a peer, without characters that could control a terminal."""
+    """Return a peer's text without characters that could control a terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def short_board(name: str) -> str:
-    """A shortened board name for narrow places."""
+    """Return a shortened board name for narrow places."""
     return printable(name).replace("raspberry-pi", "rpi")
 
 
 def clip(name: str, letters: int = MOST_LETTERS) -> str:
-    """A name shortened to fit a label that cannot wrap."""
+    """Return a name shortened to fit a label that cannot wrap."""
     return name if len(name) <= letters else f"{name[: letters - 1]}…"

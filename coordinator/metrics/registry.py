@@ -38,7 +38,7 @@ def _known(value: Value | UnsetType) -> Value:
 
 
 def _cost(name: str) -> dict[str, Any]:
-    """Functions that read the measured and the predicted value of a field of `RoundCost`."""
+    """Return the functions that read the measured and the predicted value of a field of `RoundCost`."""
     return {
         "reply": lambda reply: getattr(reply.actual, name),
         "predicted": lambda reply: getattr(reply.predicted, name),
@@ -55,7 +55,7 @@ def _worst_decile(summary: Summary) -> Value:
 
 
 def _score(name: str, title: str, about: str, *, short: str = "", shown: tuple[Place, ...]) -> Metric:
-    """A score over all devices, stored under the same name in `summary.Scores`."""
+    """Return the metric of a score over all devices that `summary.Scores` stores under the same name."""
     return Metric(
         name,
         title,
@@ -443,27 +443,29 @@ METRICS: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if i
 
 
 def shown_at(place: Place, but: Collection[str] = ()) -> list[Metric]:
-    """Metrics shown in a place, except those named in `but`."""
+    """Return the metrics shown in a place, except those named in `but`."""
     return [metric for metric in METRICS if place in metric.shown and metric.name not in but]
 
 
 def predicted_metrics() -> list[Metric]:
-    """The metrics of a round's cost that devices predict."""
+    """Return the metrics of a round's cost that devices predict."""
     return [metric for metric in METRICS if metric.predicted]
 
 
 def metrics_without_key() -> list[Metric]:
-    """Shown metrics that summary.json stores under `metrics`, because they have no key of their own."""
+    """Return the shown metrics that summary.json stores under `metrics`, because they have no key of their
+    own.
+    """
     return [one for one in METRICS if one.shown and one.reply and not one.device and not one.run]
 
 
 def metrics_of_rounds() -> list[Metric]:
-    """Metrics that can be read from a closed round."""
+    """Return the metrics that can be read from a closed round."""
     return [metric for metric in METRICS if metric.reply or metric.round]
 
 
 def round_row(record: RoundRecord, score: Score) -> dict[str, Any]:
-    """A closed round as a row of plain numbers; None where no device reported the value.
+    """Return a closed round as a row of plain numbers; None where no device reported the value.
 
     `participants` is the number of devices that received a task, `replies` the number of counted replies.
     `opened_s` and `closed_s` are seconds since the run began.

@@ -56,7 +56,7 @@ def summarise(
     diagnostics: Sequence[Diagnostic] = (),
     rollout: Rollout | None = None,
 ) -> Summary:
-    """The summary of a run.
+    """Return the summary of a run.
 
     Args:
         settings: settings of the run.
@@ -112,7 +112,7 @@ def summarise(
 
 
 def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Mean of each score over the devices that took part and reported it."""
+    """Return the mean of each score over the devices that took part and reported it."""
     reported = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
     names = dict.fromkeys(name for scores in reported for name in scores)
     return {name: mean(scores.get(name) for scores in reported) for name in names} or UNSET
@@ -124,7 +124,7 @@ def _accuracies(
     final = list(final_evaluation.devices.values()) if final_evaluation else []
 
     def both(metric: Metric) -> tuple[float | None, float | None]:
-        """Mean over devices, and mean weighted by training samples."""
+        """Return the mean over devices, and the mean weighted by training samples."""
         pairs = [(metric.of_reply(reply), reply.measures.num_samples) for reply in final]
         return mean(value for value, _ in pairs), weighted_mean(pairs)
 
@@ -240,6 +240,6 @@ def _or_unset(value: float | None) -> float | UnsetType:
 
 
 def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Mean over devices of each metric without a key of its own; UNSET if there are none."""
+    """Return the mean over devices of each metric without a key of its own; UNSET if there are none."""
     found = {one.name: one.over_devices(map(one.of_device, rows)) for one in metrics_without_key()}
     return found or UNSET

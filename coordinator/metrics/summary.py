@@ -1,6 +1,6 @@
-"""summary.json: the results of a run, for scripts, tables and plots. `summarise` makes it.
+"""summary.json: the results of a run, for scripts, tables and plots. `summarise` makes the file.
 
-Scripts read it by key. A change of a key or of its meaning requires a higher `FORMAT`.
+Scripts read values by key. A change of a key or of its meaning requires a higher `FORMAT`.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,9 @@ ONE_SIDED_95 = 1.645  # one-sided 95 % quantile of the normal distribution, in s
 
 
 class BestRound(Struct, frozen=True):
-    """The round whose participants' personal models scored best; the earliest of equal rounds."""
+    """The round whose participants' personal models had the best mean score; the earliest if several are
+    equal.
+    """
 
     round: int
     after_mean: float
@@ -33,7 +35,7 @@ class Accuracies(Struct, frozen=True):
 
     Attributes:
         personal_mean, personal_weighted: score of each device's personal model after the last round, over the
-            devices that took part; the others never trained theirs.
+            devices that took part; other devices never trained a personal model.
         before_mean, before_weighted: score in the final evaluation of the model that local training starts
             from.
         after_mean, after_weighted: score in the final evaluation of the personal model after local training.
@@ -65,9 +67,9 @@ class PayloadBytes(Struct, frozen=True):
         up, down: bytes of the training rounds.
         up_dense, down_dense: bytes of the same number of whole models in float32.
         up_paper, down_paper: bytes of training as papers count them, see `protocols.update.paper_bytes`.
-        enrolment: bytes that joining took, in both directions.
-        final_evaluation_up, final_evaluation_down: bytes of the final evaluation, which no other figure
-            includes.
+        enrolment: bytes transferred while devices joined, in both directions.
+        final_evaluation_up, final_evaluation_down: bytes of the final evaluation; no other figure includes
+            them.
     """
 
     up: int = 0
@@ -82,12 +84,12 @@ class PayloadBytes(Struct, frozen=True):
 
     @property
     def share_up(self) -> float | None:
-        """Bytes relative to whole models; None if no model was sent."""
+        """Bytes sent up relative to the same number of whole float32 models; None if no model was sent."""
         return self.up / self.up_dense if self.up_dense else None
 
     @property
     def share_down(self) -> float | None:
-        """Bytes relative to whole models; None if no model was sent."""
+        """Bytes sent down relative to the same number of whole float32 models; None if no model was sent."""
         return self.down / self.down_dense if self.down_dense else None
 
 
@@ -99,7 +101,7 @@ class Seconds(Struct, frozen=True):
         rounds: time until the last training round closed.
         train, up, down: times for training, uploads and downloads, summed over all devices.
         virtual: duration of a simulated run on the virtual clock. `Provenance.processor_s` is the processor
-            time it took.
+            time that the simulation took.
     """
 
     wall: float | None = None
@@ -163,11 +165,11 @@ class PredictionErrors(Struct, frozen=True):
 
 
 class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
-    """History of one diagnostic of a method over a run (`protocols.method.diagnostics`).
+    """How one diagnostic of a method developed over a run (`protocols.method.diagnostics`).
 
     All lists have the same length: one entry for each training round that reports the diagnostic. In a long
-    run an entry covers several consecutive rounds: it has the mean of their means, and the extremes of all of
-    them.
+    run,
+    an entry covers several consecutive rounds: the mean of their means, and their least and greatest value.
 
     Attributes:
         title, about, unit, of, by: as the method declares them.
@@ -239,9 +241,10 @@ class RolloutSummary(Struct, frozen=True, omit_defaults=True):
     Attributes:
         approved: the version that all devices get; 0 if there is none.
         trial: the version on trial; 0 if there is none.
-        canaries, reporting: number of devices that try it, and number of these that have reported on it.
-        went_out, stopped: number of versions released to all devices, and of versions stopped, over the whole
-            run.
+        canaries, reporting: number of devices that test the trial version, and how many of them have reported
+            on it.
+        went_out, stopped: numbers of versions that were released to all devices and that were stopped, over
+            the run.
         why: reasons of the latest stopped versions, one line each.
     """
 
@@ -258,12 +261,12 @@ class DeviceSummary(Struct, frozen=True):
     """Results of a run for one device.
 
     Attributes:
-        ratio: ratio of its latest reply.
+        ratio: model ratio of the device's latest reply.
         num_samples: number of its training samples.
         personal, before, after, deployed: scores as in `Accuracies`.
         up, down: payload bytes of the training rounds.
-        updates: number of updates that it sent.
-        reason: reason for its latest ratio.
+        updates: number of updates that the device sent.
+        reason: reason for the latest ratio.
         predicted_s, actual_s: predicted and actual duration of a round, medians over its training rounds.
         joules: energy of its training rounds.
         adoption: see `DeviceAdoption`; only in runs with [adoption].
@@ -300,13 +303,14 @@ class DeviceSummary(Struct, frozen=True):
 
 
 class DaySummary(Struct, frozen=True, omit_defaults=True):
-    """One day of a simulation in which the devices' data grow.
+    """One day of a simulation in which the devices' data sets grow.
 
     Attributes:
         day: number of the day, from 1.
-        score: score of the deployed models on the day's new samples, measured before these are stored; the
-            mean over devices that deploy a model of the run, None if there are none.
-        rounds, joules, up, down: closed rounds, energy of rounds, and payload bytes up to the day's end.
+        score: score of the deployed models on the day's new samples, before these are stored. It is the mean
+            over devices that deploy a model of the run; None if there are none.
+        rounds, joules, up, down: totals from the start to the day's end: closed rounds, energy, payload
+            bytes.
         drifting: number of devices that report drift at that time.
         devices: score of each device.
     """
@@ -322,13 +326,13 @@ class DaySummary(Struct, frozen=True, omit_defaults=True):
 
 
 class RatioSummary(Struct, frozen=True, kw_only=True):
-    """Cost and results of a ratio; None where unknown.
+    """Cost and results of one model ratio; None where unknown.
 
     Attributes:
         ratio: the ratio.
         replies: number of replies with this ratio.
         seconds, up, joules: medians over these replies of round duration, payload bytes and energy.
-        local_work: mean share of the local training that was done.
+        local_work: mean fraction of the requested local training that devices completed.
     """
 
     ratio: float
@@ -340,7 +344,7 @@ class RatioSummary(Struct, frozen=True, kw_only=True):
 
 
 class EncodingSummary(Struct, frozen=True):
-    """Replies and bytes of an encoding.
+    """Replies and bytes of one update encoding.
 
     Attributes:
         encoding: the encoding with its settings in run.toml.
@@ -375,17 +379,17 @@ class Summary(Struct, frozen=True, kw_only=True):
         rollout: see `RolloutSummary`; only in runs with adoption.canary.
         metrics: metrics without a key of their own, see `metrics.METRICS`; there are none today.
         diagnostics: history of each of the method's diagnostics, by name; omitted if there are none.
-        downsampled: number of rounds whose records an open run has dropped. Sums include these rounds;
+        downsampled: number of rounds whose records an open-ended run has dropped. Sums include these rounds;
             medians, lists and pictures do not. Omitted if 0.
         score: score by which the run's models are judged; omitted if it is accuracy.
-        scored: results by that score, in place of `accuracy`.
+        scored: results by the score in `score`; replaces `accuracy`.
         scores: all scores of the run's task for the personal models, means over devices.
         days: days of a simulation in which the devices' data grow (`data.arrivals`).
         ended: reason why training is over; omitted if it is not, or if all rounds are done.
         by_ratio: figures of each ratio, ascending; only in runs whose coordinator proposes ratios.
         by_encoding: figures of each encoding, largest payload first; only in runs whose coordinator proposes
             encodings.
-        agents: number of devices by program and version of their agent, as reported; omitted in simulations.
+        agents: number of devices for each reported agent program and version; omitted in simulations.
         provenance: see `Provenance`.
     """
 
@@ -428,11 +432,11 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> Accuracies:
-        """Results of the models by that score."""
+        """Results by the score that judges the run's models."""
         return self.accuracy if self.scored is UNSET else self.scored
 
     def with_judged(self, judged: Accuracies) -> "Summary":
-        """A copy with other results by that score."""
+        """Return a copy with other results by the score that judges the run's models."""
         return replace(self, accuracy=judged) if self.scored is UNSET else replace(self, scored=judged)
 
     @property
@@ -444,7 +448,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def who_took_part(self) -> str:
-        """Number of devices that took part, in words; "" if all did."""
+        """Number of devices that took part, in words; "" if all devices did."""
         taking = sum(row.took_part for row in self.by_device.values())
         count = len(self.by_device)
         return "" if taking == count else f"{taking} of {count} devices took part"
@@ -456,13 +460,13 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class _Format(Struct):
-    """The part of a file that is read to find its format."""
+    """The part of summary.json that holds only the version of its format."""
 
     format: int = 0
 
 
 def encoded(summary: Summary) -> bytes:
-    """Encode a summary as the content of summary.json."""
+    """Return a summary encoded as the content of summary.json."""
     return json.format(json.encode(summary), indent=2) + b"\n"
 
 
@@ -487,8 +491,9 @@ def read_summary(folder: Path | str) -> Summary:
 
 
 def over_participants(judged: Accuracies, rows: Collection[DeviceSummary]) -> Accuracies:
-    """Replace personal means over all devices by means over those that took part, and keep the former as
-    `..._all`.
+    """Replace personal means over all devices by means over the devices that took part.
+
+    The former means move to the fields `..._all`. If all devices took part, the scores stay unchanged.
 
     The scores stay unchanged if all devices took part.
     """

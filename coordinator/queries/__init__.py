@@ -1,3 +1,1 @@
-"""Queries: typed values that describe the status of a run. The command line prints them; nothing here
-prints.
-"""
+"""Queries: typed values that describe the status of a run. The command line prints them."""

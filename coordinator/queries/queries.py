@@ -1,7 +1,7 @@
-"""Queries about a run by its folder. They work while a coordinator serves the run and after it has ended.
+"""Queries about a run in a folder. They work while a coordinator serves the run and after the run.
 
-Each function returns typed values and prints nothing. A command line, a page or an HTTP API can show them;
-`msgspec.json.encode` encodes each of them. Docs: docs/queries.md.
+Each function returns typed values and prints nothing. A command line, a page or an HTTP API can show the
+values; `msgspec.json.encode` encodes each of them. Docs: docs/queries.md.
 """
 
 import time
@@ -33,7 +33,7 @@ _STOPPED = "no coordinator is at it: it goes on when it is served again; what st
 
 
 class MetricValue(Struct, frozen=True):
-    """Present value of one metric of a whole run.
+    """Current value of one metric of a whole run.
 
     Attributes:
         name: name in data frames of this run, e.g. `accuracy_personal_mean`.
@@ -71,7 +71,7 @@ class ModelVersion(Struct, frozen=True):
 
 
 def status(folder: Path, now: float | None = None) -> RunStatus:
-    """The status of a run.
+    """Return the status of a run.
 
     Args:
         folder: the run's folder.
@@ -86,27 +86,30 @@ def status(folder: Path, now: float | None = None) -> RunStatus:
 
 
 def devices(folder: Path) -> tuple[DeviceStatus, ...]:
-    """All devices that ever contacted the run, sorted by name. Raises as `status`."""
+    """Return all devices that ever contacted the run, sorted by name. Raises the errors of `status`."""
     return _Stored.read(folder).devices()
 
 
 def status_and_devices(folder: Path, now: float | None = None) -> tuple[RunStatus, tuple[DeviceStatus, ...]]:
-    """Status and devices, read at the same moment; see `status` and `devices`."""
+    """Return the results of `status` and `devices`, read at the same moment."""
     stored = _Stored.read(folder)
     return stored.status(now), stored.devices()
 
 
 def rounds(folder: Path, since: int = 0) -> tuple[RoundRecord, ...]:
-    """Closed rounds with numbers above `since`, ascending. Raises as `status`.
+    """Return closed rounds with numbers above `since`, ascending. Raises the errors of `status`.
 
-    The final evaluation comes last. After a rollback, the new round replaces the old one with the same
-    number. The old rounds of an open run are downsampled.
+    The final evaluation comes last. After a rollback, a new round replaces the old one with the same number.
+    An
+    open-ended run drops some of its old rounds.
     """
     return tuple(record for record in _Stored.read(folder).records if record.number > since)
 
 
 def metrics(folder: Path) -> tuple[MetricValue, ...]:
-    """Present values of all metrics of the run, in the registry's order. Raises as `status`."""
+    """Return the current values of all metrics of the run, in the registry's order. Raises the errors of
+    `status`.
+    """
     stored = _Stored.read(folder)
     found = summarise(
         stored.settings,
@@ -129,7 +132,7 @@ def metrics(folder: Path) -> tuple[MetricValue, ...]:
 
 
 def models(folder: Path) -> tuple[ModelVersion, ...]:
-    """The models that the coordinator holds. Raises as `status`."""
+    """Return the models that the coordinator holds. Raises the errors of `status`."""
     stored = _Stored.read(folder)
     name, size, rollout = stored.spec.name, stored.spec.num_parameters, stored.rollout
     file = SHARED if (folder / SHARED).is_file() else None
@@ -143,7 +146,7 @@ def models(folder: Path) -> tuple[ModelVersion, ...]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Content of a run's store, read in one transaction."""
+    """The content of a run's store, read in one transaction."""
 
     settings: RunSettings
     spec: ModelSpec
@@ -157,7 +160,7 @@ class _Stored:
 
     @classmethod
     def read(cls, folder: Path, *, recent: bool = False) -> "_Stored":
-        """Read the store; `recent` limits the closed rounds to those that a status needs."""
+        """Read the store; `recent` limits the closed rounds to those that `status` needs."""
         running = is_claimed(folder)
         with stored_run(folder) as run:
             state = read_engine(run.store) or EngineState()

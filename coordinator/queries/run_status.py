@@ -1,4 +1,4 @@
-"""The status of a run and its devices at one moment, computed from the engine's state and closed rounds."""
+"""Computes the status of a run and its devices at one moment from the engine's state and closed rounds."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -58,31 +58,31 @@ class RoundScore(Struct, frozen=True):
 
     @classmethod
     def of(cls, record: RoundRecord) -> "RoundScore":
-        """The scores of a closed round."""
+        """Return the mean scores of a closed round."""
         return cls(record.number, BEFORE.of_round(record), AFTER.of_round(record))
 
 
 class RunStatus(Struct, frozen=True, kw_only=True):
-    """A run at one moment. None means unknown or not applicable.
+    """The status of a run at one moment. None means unknown or not applicable.
 
     Attributes:
         run: name of the run.
         running: True if a coordinator serves the run or a simulation executes it.
-        stage: waiting, training, rehearsing (the final evaluation) or finished.
-        round, rounds: number of the open or coming round, and number of all rounds; `rounds` is None for an
-            open run.
-        devices, devices_there: number of known devices, and of those that are connected and ready.
-        waits: what the open or coming round waits for; "" if it waits for nothing or the run is not served.
-        broker_down_since: start of the broker's outage, in seconds since 1970; None if connected or not
-            served.
+        stage: `waiting`, `training`, `rehearsing` (the final evaluation) or `finished`.
+        round, rounds: number of the open or next round, and planned number of rounds; `rounds` is None for an
+            open-ended run.
+        devices, devices_there: number of known devices, and how many of them are connected and ready.
+        waits: what the open or next round waits for; "" if it waits for nothing or the run is not served.
+        broker_down_since: time at which the coordinator lost the broker, in seconds since 1970; None if it is
+            connected or not running.
         problem: the problem that stops the run, in one line; "" if there is none.
         troubles: problems that do not stop the run, one line each.
         method: name of the run's method.
         simulated: True if times are of a virtual clock.
         attempt: number of the present attempt at the round.
-        asked, replied, target: numbers of devices in the open round: with a task, with a reply, and replies
-            at which the round closes.
-        needed: number of devices that must be ready before the coming round opens.
+        asked, replied, target: numbers of devices in the open round that got a task, that replied, and whose
+            replies are needed to close the round.
+        needed: number of devices that must be ready before the next round opens.
         scheduled: the schedule or pause that keeps the next round from opening; "" if neither applies.
         ended: reason why training is over; "" while it is not.
         round_left_s, round_span_s: time until the open round's deadline; total time of the round if its
@@ -92,11 +92,11 @@ class RunStatus(Struct, frozen=True, kw_only=True):
         scores: scores of the latest closed training rounds, ascending.
         diagnostics: the method's diagnostics in the latest round, in one line; "" if there are none.
         bytes_up, bytes_down: payload bytes of training so far.
-        dense_up, dense_down: payload bytes that whole float32 models would have needed instead.
+        dense_up, dense_down: payload bytes that sending whole float32 models would have taken.
         refused: number of refused messages and replies, by kind.
         adoption: counts of the models that devices deploy, and gains over local-only.
-        versions, latest_version: versions of a shared model with canaries, as one full line and in short; ""
-            if the run has no canaries.
+        versions, latest_version: versions of the shared model that canaries test, as one full line and in
+            short; "" if the run has no canaries.
     """
 
     run: str
@@ -142,7 +142,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(Struct, frozen=True):
-    """A device of a run at one moment.
+    """The status of a device of a run at one moment.
 
     Attributes:
         device: the device's id.
@@ -197,14 +197,12 @@ class DeviceStatus(Struct, frozen=True):
 
     @property
     def identity(self) -> Identity:
-        """Who the device is."""
+        """The device's id, name, and how the coordinator knows it."""
         return Identity(self.device, self.name or self.device, self.known_by)
 
     @property
     def reason(self) -> str:
-        """Reason why the device refused the run or declined the open or coming round; "" if it did
-        neither.
-        """
+        """Why the device refused the run or declined the open or next round; "" if it did neither."""
         if self.doing == "refused":
             return self.refusal or ""
         return self.declined_reason if self.doing == "declined" else ""
@@ -212,7 +210,7 @@ class DeviceStatus(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """The open round, or the coming round while the run waits.
+    """The open round; while the run waits, the next round.
 
     Attributes:
         asked, replied, declined, awaited: numbers of devices; 0 while no round is open.
@@ -232,7 +230,7 @@ class OpenRound:
 
     @classmethod
     def of(cls, state: EngineState, settings: RoundSection) -> "OpenRound":
-        """Read the open or coming round from the engine's state."""
+        """Read the open or next round from the engine's state."""
         parts = [part_of(state, device) for device in state.participants]
         return cls(
             stage=state.stage,
@@ -248,7 +246,7 @@ class OpenRound:
 
 
 def part_of(state: EngineState, device: str) -> Part:
-    """The device's part in the open round."""
+    """Return the device's part in the open round."""
     member = state.members[device]
     if state.awaits(device):
         return "awaited"
@@ -258,7 +256,7 @@ def part_of(state: EngineState, device: str) -> Part:
 
 
 class StatusReader:
-    """Reads the status of one run. It keeps the figures of closed rounds that a status needs.
+    """Computes the status of one run from the closed rounds that were added to it.
 
     Args:
         settings: settings of the run.
@@ -299,7 +297,7 @@ class StatusReader:
         broker_down_since: float | None = None,
         troubles: tuple[str, ...] = (),
     ) -> RunStatus:
-        """The status of the run.
+        """Return the status of the run.
 
         Args:
             state: state of the engine.
@@ -360,8 +358,9 @@ class StatusReader:
     def devices(
         self, state: EngineState, ledger: Ledger, activities: Mapping[str, Activity] | None = None
     ) -> tuple[DeviceStatus, ...]:
-        """All devices that ever contacted the run, sorted by name; `activities` covers the devices known to
-        be busy.
+        """Return all devices that ever contacted the run, sorted by name.
+
+        `activities` has the present activity of each device that is known to be busy.
         """
         busy = activities or {}
         return tuple(self._device(state, ledger, name, busy.get(name)) for name in sorted(state.members))
@@ -403,8 +402,9 @@ class StatusReader:
         )
 
     def _remaining_s(self, open_round: OpenRound, elapsed_s: float) -> float | None:
-        """Estimated time until the run's end: the remaining rounds and the final evaluation, each as long as
-        recent rounds.
+        """Estimate the time until the run ends, in seconds; None if unknown.
+
+        Each remaining round, and the final evaluation, is assumed to take as long as recent rounds.
         """
         closed, run = self._closed_s, self._settings.run
         if len(closed) < 2 or open_round.stage == "finished" or run.last_round is None:

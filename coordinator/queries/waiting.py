@@ -1,4 +1,4 @@
-"""One-line descriptions of what a round waits for, and which devices are missing and why."""
+"""Describes in one line what a round waits for, and which devices are missing and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _ABANDONED: dict[Miss, str] = {
 
 
 def schedule_reason(state: EngineState, schedule: Schedule, now: float, *, countdown: bool = True) -> str:
-    """The schedule or pause that keeps a round from opening; "" if neither applies.
+    """Return the schedule or pause that keeps a round from opening; "" if neither applies.
 
     E.g. `due 2026-11-23 02:00, in 5 h 12 min` or `due when 2 devices have 100 new samples: 1 so far`.
 
@@ -56,7 +56,9 @@ def schedule_reason(state: EngineState, schedule: Schedule, now: float, *, count
 
 
 def _new_data(schedule: Schedule, reporting: int) -> str:
-    """New data that devices must report before a round opens, and how many devices have reported it."""
+    """Return how much new data devices must report before a round opens, and how many devices have reported
+    it.
+    """
     settings = schedule.settings
     if not settings.asks_devices:
         return ""
@@ -67,7 +69,7 @@ def _new_data(schedule: Schedule, reporting: int) -> str:
 
 
 def waiting_reason(state: EngineState, settings: RoundSection, scheduled: str = "") -> str:
-    """What the open or coming round waits for; "" if the run is finished.
+    """Return what the open or next round waits for; "" if the run is finished.
 
     E.g. `round 3 waits for device-1 (away), device-4 (working); 2 of 4 replied`.
 
@@ -107,7 +109,7 @@ def _awaits(state: EngineState, settings: RoundSection) -> str:
 
 
 def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection) -> str:
-    """Participants that did not reply to a round that closed early, with reasons; "" if there are none.
+    """Return the participants that did not reply to a round that closed early, with reasons; "" if none.
 
     The result is also "" for a round that closed with its target number of updates.
 
@@ -124,7 +126,7 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
 
 
 def abandoned_line(abandoned: RoundAbandoned, state: EngineState) -> str:
-    """A log line on an abandoned attempt at a round and its missing devices.
+    """Return a log line about an abandoned attempt at a round, with the missing devices.
 
     Args:
         abandoned: event of the abandoned attempt.
@@ -151,7 +153,9 @@ class Impatience:
     _said: str = ""
 
     def line(self, state: EngineState, settings: RoundSection, now: float, scheduled: str = "") -> str:
-        """A line for the log at `now` (seconds), or "" if none is due. A schedule's reason is logged once."""
+        """Return a line to log at time `now` (seconds), or "" if none is due. A schedule's reason is logged
+        once.
+        """
         if now < self.look_at:
             return ""
         self.look_at = now + PATIENCE_S
@@ -182,7 +186,9 @@ def _missing(devices: Iterable[DeviceId], state: EngineState, number: int) -> st
 
 
 def _listed(absent: Iterable[tuple[Identity, str]]) -> str:
-    """The first few missing devices with their reasons in one printable line, and the number of others."""
+    """Return the first few missing devices with their reasons in one printable line, and the number of
+    others.
+    """
     pairs = list(absent)
     named = [
         f"{device} ({shorten(why, _REASON_LENGTH, placeholder=' ...')})" for device, why in pairs[:_NAMED]

@@ -1,4 +1,4 @@
-"""Columns of tables for people: one metric, or several that share a column."""
+"""Columns of tables: each shows one metric, or several metrics in one cell."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ Row = Summary | DeviceSummary
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table, with one or several metrics.
 
     Attributes:
         head: text over the column.
         metrics: metrics in the column.
-        join: formats their values as one text; None to put each on its own line, formatted by its unit.
+        join: function that formats the metrics' values as one text; None puts each value on its own line.
     """
 
     head: str
@@ -29,7 +29,7 @@ class Column:
     join: Callable[..., str] | None = None
 
     def for_score(self, score: Score) -> "Column":
-        """The column in a run whose models are judged by `score`."""
+        """Return the column with its titles for a run whose models are judged by `score`."""
         metrics = tuple(metric.for_score(score) for metric in self.metrics)
         if metrics == self.metrics:
             return self
@@ -37,7 +37,7 @@ class Column:
         return replace(self, head=self.head.replace(ACCURACY.title, score.title), metrics=metrics, join=join)
 
     def of(self, row: Row) -> str:
-        """Text of the cell for a run or a device."""
+        """Return the text of the column's cell for a run or a device."""
         values = [value_of(metric, row) for metric in self.metrics]
         if self.join:
             return self.join(*values)
@@ -45,22 +45,22 @@ class Column:
 
 
 def wide(metric: Metric) -> Column:
-    """A metric's column in a wide table."""
+    """Return a metric's column for a wide table."""
     return Column(metric.title, (metric,))
 
 
 def narrow(metric: Metric) -> Column:
-    """A metric's column in a terminal table; its head wraps into short lines."""
+    """Return a metric's column for a terminal table; the head wraps into short lines."""
     return Column(fill(metric.head, _NARROW, break_long_words=False), (metric,))
 
 
 def other_metrics(place: Place, by_hand: Sequence[Column], rows: Iterable[Row]) -> list[Metric]:
-    """Metrics shown in a place that no column of `by_hand` contains and that have a value in any row."""
+    """Return the metrics shown in a place that no column of `by_hand` contains and that any row has."""
     placed = {metric.name for one in by_hand for metric in one.metrics}
     known = list(rows)
     return [one for one in shown_at(place, placed) if any(value_of(one, row) is not None for row in known)]
 
 
 def value_of(metric: Metric, row: Row) -> float | None:
-    """Value of a metric for a run or a device."""
+    """Return the value of a metric for a run or a device; None if unknown."""
     return metric.of_run(row) if isinstance(row, Summary) else metric.of_device(row)

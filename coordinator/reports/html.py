@@ -1,4 +1,4 @@
-"""HTML of report pages: functions that return escaped text. A page loads nothing and runs nothing."""
+"""Builds report pages in HTML from escaped text. A page loads no files and runs no scripts."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Html(str):
 
 
 def document(title: str, sections: Iterable[Html]) -> bytes:
-    """A whole page as UTF-8."""
+    """Return a whole page as UTF-8."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     head = element(
         "head",
@@ -47,7 +47,7 @@ def document(title: str, sections: Iterable[Html]) -> bytes:
 
 
 def element(tag: str, *content: str, class_: str = "", **attributes: str) -> Html:
-    """An element; content and attributes that are not `Html` are escaped."""
+    """Return an HTML element; content and attributes that are not `Html` are escaped."""
     named = {"class": class_, **attributes} if class_ else attributes
     written = "".join(f' {name.replace("_", "-")}="{escape(value)}"' for name, value in named.items())
     if tag in _VOID:
@@ -57,45 +57,45 @@ def element(tag: str, *content: str, class_: str = "", **attributes: str) -> Htm
 
 
 def note(text: str) -> Html:
-    """A paragraph that explains the element next to it."""
+    """Return a paragraph that explains the element next to it."""
     return element("p", text, class_="faint")
 
 
 def cell(text: str, class_: str) -> Html:
-    """A table cell with a style: `text` aligns it left, `good`, `bad` and `best` emphasise it."""
+    """Return a styled table cell: `text` aligns it left; `good`, `bad` and `best` emphasise it."""
     return element("td", text, class_=class_)
 
 
 def row(cells: Iterable[str], class_: str = "") -> Html:
-    """A row of a table; plain text becomes a plain cell."""
+    """Return a table row; plain text becomes a plain cell."""
     return element(
         "tr", *(one if isinstance(one, Html) else element("td", one) for one in cells), class_=class_
     )
 
 
 def table(columns: Sequence[str], rows: Iterable[Html], *, left: Sequence[str] = ()) -> Html:
-    """A table that scrolls on its own; the first column and those named in `left` are aligned left."""
+    """Return a table that scrolls on its own; the first column and those in `left` are aligned left."""
     heads = [element("th", column, class_="text" if column in left else "") for column in columns]
     whole = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", whole, class_="scroll")
 
 
 def card(name: str, value: str, *notes: str) -> Html:
-    """A headline card: the name of a figure, its value, and notes."""
+    """Return a headline card: a figure's name, its value, and notes."""
     return element("div", element("dt", name), element("dd", value), *(element("dd", one) for one in notes))
 
 
 def cards(shown: Iterable[Html]) -> Html:
-    """The headline of a page."""
+    """Return the headline of a page, a row of cards."""
     return element("dl", *shown, class_="cards")
 
 
 def figure(png: bytes, caption: str) -> Html:
-    """A picture with its caption."""
+    """Return a picture with its caption."""
     address = "data:image/png;base64," + base64.b64encode(png).decode()
     return element("figure", element("img", src=address, alt=caption), element("figcaption", caption))
 
 
 def figures(shown: Iterable[Html]) -> Html:
-    """Several pictures, side by side if there is room."""
+    """Return several pictures, side by side if there is room."""
     return element("div", *shown, class_="plots")

@@ -1,5 +1,6 @@
-"""The live view of a run: a screen for a terminal, and one log line per round. It does no I/O and reads no
-clock.
+"""The live view of a run: a screen for a terminal, and one log line for each round.
+
+This module does no I/O and reads no clock.
 """
 
 from collections import Counter
@@ -54,15 +55,16 @@ _ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
 
 @dataclass(frozen=True)
 class LiveView:
-    """A run on the screen; itself a rich renderable that fits the terminal's height."""
+    """The view of a run on a terminal, as an object that rich prints within the terminal's height."""
 
     status: RunStatus
     devices: tuple[DeviceStatus, ...] = ()
 
     def render(self, *, width: int = 80, height: int = 40) -> RenderableType:
-        """Render the view in fewer than `height` lines, but with at least its head and one device.
+        """Return the view in fewer than `height` lines, but with at least its head and one device.
 
-        A device's predictions, and the reason for its ratio, are shown if `width` columns have room.
+        If `width` columns suffice, the view also shows each device's predictions and the reason for its
+        ratio.
         """
         shot = self.status
         bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
@@ -86,7 +88,7 @@ class LiveView:
 
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
-    """A closed round in one line of ASCII, for logs and outputs other than terminals."""
+    """Return a closed round as one line of ASCII, for logs and for output that is no terminal."""
     last = "" if settings.run.is_open else f"/{settings.run.rounds}"
     what = "final evaluation" if record.final_evaluation else f"round {record.number}{last}"
     if record.attempt > 1:
@@ -113,13 +115,13 @@ def _named(name: str, metric: Metric, record: RoundRecord) -> str:
 
 
 def _adopted(record: RoundRecord) -> list[str]:
-    """Number of replying devices that deploy a model of the fleet, as text; [] if no device reports it."""
+    """Return the number of replying devices that deploy a fleet model, as text; [] if none reports it."""
     found = adoption_over([one for reply in record.devices.values() if (one := adoption_of_reply(reply))])
     return [] if found is None else [f"adopted {found.adopted}/{found.devices}"]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars, scaled between the smallest and the largest value."""
+    """Return the values as a row of bar characters, scaled between the smallest and the largest value."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     steps = len(_BARS) - 1
     return "".join(
@@ -207,7 +209,9 @@ def _traffic(shot: RunStatus) -> Text:
 
 
 def _devices(view: LiveView, room: int, width: int) -> list[RenderableType]:
-    """A table of the devices. If they exceed the lines, it shows the busiest and a line on the rest."""
+    """Return a table of the devices; if they do not fit, it shows the busiest and counts the rest in one
+    line.
+    """
     devices = view.devices
     if not devices:
         return [Text("no device yet", "dim")]
@@ -260,7 +264,7 @@ def _doing(line: DeviceStatus) -> Text:
 
 
 def _line(*parts: tuple[str, str]) -> Text:
-    """Join styled texts into one line; text beyond the width is cut."""
+    """Join styled texts into one line that is cut at the terminal's width."""
     return Text.assemble(
         *((readable.printable(text), style) for text, style in parts), overflow="ellipsis", no_wrap=True
     )

@@ -1,6 +1,4 @@
-"""report.html: a single offline file with all results of a run, for large and small, light and dark
-screens.
-"""
+"""Writes report.html: one offline file with all results of a run, for all screen sizes and colour schemes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,7 +103,7 @@ _DIAGNOSTIC_HEADS = ["figure", "at first", "last", "over the run", "what it is"]
 
 @dataclass(frozen=True)
 class Page:
-    """Content of the page.
+    """The content of report.html.
 
     Attributes:
         title: the run's name.
@@ -114,7 +112,7 @@ class Page:
         boards: boards of the devices.
         pictures: plots as PNG files, by name.
         run_file: unchanged text of run.toml.
-        remark: one line shown instead of plots; "" for none.
+        remark: one line to show instead of plots; "" for none.
     """
 
     title: str
@@ -127,7 +125,7 @@ class Page:
 
 
 def write_page(page: Page) -> bytes:
-    """The page as UTF-8. All names and reasons are escaped."""
+    """Return the page as UTF-8. All names and reasons are escaped."""
     summary = page.summary
     sections = [
         element("h1", page.title),
@@ -206,12 +204,12 @@ def _headline(page: Page) -> Html:
 
 
 def _text(metric: Metric, summary: Summary) -> str:
-    """A metric of the run, formatted by its unit."""
+    """Return a metric of the run, formatted by its unit."""
     return metric.for_score(summary.judged_by).unit.text(metric.of_run(summary))
 
 
 def in_words_of(score: Score, text: str) -> str:
-    """A text about accuracy, reworded for another score."""
+    """Return a text about accuracy, reworded for another score."""
     if score == ACCURACY:
         return text
     changed = text.replace("accuracy", score.title).replace("in percentage points", f"in its {score.title}")
@@ -219,7 +217,7 @@ def in_words_of(score: Score, text: str) -> str:
 
 
 def _scores(summary: Summary) -> list[Html]:
-    """All scores of the run's task for the personal models; empty without a [task]."""
+    """Return all scores of the run's task for the personal models; empty without a [task]."""
     if not isinstance(summary.scores, dict):
         return []
     known = ((score_named(name), value) for name, value in summary.scores.items())
@@ -251,7 +249,7 @@ def _energy(summary: Summary) -> Html | None:
 
 
 def _adoption(summary: Summary) -> Html | None:
-    """Number of devices that deploy a model of the fleet, and their gain."""
+    """Return the section on adoption: how many devices deploy a model of the fleet, and their gain."""
     found = summary.adoption
     if found is UNSET:
         return None
@@ -261,7 +259,7 @@ def _adoption(summary: Summary) -> Html | None:
 
 
 def _rollout(summary: Summary) -> Html | None:
-    """The page's section on the roll-out: which versions canaries tested, and their outcome. None without
+    """Return the section on the roll-out: versions that canaries tested, and the outcome; None without
     canaries.
     """
     found = summary.rollout
@@ -292,7 +290,7 @@ def _plots(page: Page) -> Html:
 
 
 def _diagnostics(summary: Summary) -> list[Html]:
-    """For each diagnostic its description, first and last value; empty if there are none."""
+    """Return each diagnostic's description, first and last value; empty if there are none."""
     found = summary.diagnostics_by_name.values()
     rows = [row([*diagnostic_cells(one), cell(as_sentence(one.about), "text")]) for one in found]
     shown = table(_DIAGNOSTIC_HEADS, rows, left=_DIAGNOSTIC_HEADS[-1:])
@@ -300,7 +298,7 @@ def _diagnostics(summary: Summary) -> list[Html]:
 
 
 def _predictions(summary: Summary) -> list[Html]:
-    """Errors of devices' predictions; empty if no device predicted anything."""
+    """Return the errors of the devices' predictions; empty if no device predicted anything."""
     columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
     rows = list(map(row, prediction_rows(summary)))
     return [element("h2", "Predictions"), note(_ABOUT_PREDICTIONS), table(columns, rows)] if rows else []
@@ -347,14 +345,16 @@ def _devices(page: Page) -> Html:
 
 
 def _diagnostic_columns(summary: Summary) -> list[Column]:
-    """Per-device mean over rounds of each scalar diagnostic that the method reports with an update."""
+    """Return a column for each scalar diagnostic that the method reports with an update, averaged over
+    rounds.
+    """
     found = summary.diagnostics_by_name.items()
     plain = {f"{PREFIX}{name}" for name, one in found if one.of == "update" and not one.by}
     return [wide(one) for one in metrics_in([summary]) if one.name in plain]
 
 
 def _ratios(summary: Summary, device: DeviceId) -> str:
-    """The latest ratio of a device, and its range if it used several."""
+    """Return the latest ratio of a device, and its range if the device used several."""
     latest, used = readable.ratio(ratio_of(summary, device)), summary.ratios.get(device, [])
     if len(set(used)) < 2:
         return latest

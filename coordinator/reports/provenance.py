@@ -18,7 +18,7 @@ _SOURCE_TREE = Path(__file__).resolve().parents[2]  # root of the checkout, if F
 
 
 def provenance_of(run: Run) -> Provenance:
-    """Provenance of a run that this process works on."""
+    """Return the provenance of a run that this process executes."""
     commits = {"folder": _commit(Path.cwd())}
     if (_SOURCE_TREE / "pyproject.toml").is_file():
         commits["fleetune"] = _commit(_SOURCE_TREE)
@@ -44,7 +44,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _commit(folder: Path) -> str:
-    """The commit of a folder's git tree; "" if the folder is not in one, or git is missing."""
+    """Return the git commit of a folder; "" if the folder is in no git tree, or git is missing."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)  # noqa: S603

@@ -1,4 +1,4 @@
-"""Final files of a run for people and scripts: summary.json, rounds.jsonl, pictures, report.html."""
+"""Writes a run's final files for people and scripts: summary.json, rounds.jsonl, pictures, report.html."""
 
 import importlib.util
 import logging
@@ -32,7 +32,7 @@ NO_PICTURES = "No pictures, because matplotlib is not installed: pip install mat
 
 
 def summary_of(run: Run, *, simulated: bool) -> Summary:
-    """The summary of an open run, with agents, proposals and provenance; see `summarise`."""
+    """Return the summary of an open run, with agents, proposals and provenance; see `summarise`."""
     controller = run.controller
     state, records = controller.engine_state, controller.records()
     summary = summarise(
@@ -68,7 +68,7 @@ def write_report(
     durable: bool = True,
     left_out: Collection[str] = (),
 ) -> list[Path]:
-    """Write a run's report into its folder. Returns the written files. Files for scripts are written before
+    """Write a run's report into its folder, and return the paths; files for scripts are written before
     pictures.
 
     Args:
@@ -81,7 +81,7 @@ def write_report(
         durable: True to survive a power cut; simulations use False.
         left_out: names of files to skip.
 
-    Without matplotlib, pictures are omitted and the log gets one line about it.
+    Without matplotlib, pictures are omitted, and one line in the log reports it.
 
     Raises:
         StoreError: a file cannot be written.
@@ -111,7 +111,7 @@ def write_report(
 
 
 def can_paint() -> bool:
-    """True if matplotlib is installed; otherwise the log gets one line about it."""
+    """True if matplotlib is installed; otherwise a line in the log reports that there are no pictures."""
     there = importlib.util.find_spec("matplotlib") is not None
     if not there:
         log.warning(NO_PICTURES)
@@ -119,7 +119,7 @@ def can_paint() -> bool:
 
 
 def write_figures(folder: Path, summary: Summary, records: Sequence[RoundRecord]) -> list[Path]:
-    """Write only `figures` into a simulated run's folder. Returns the written files.
+    """Write only the files of `figures` into a simulated run's folder, and return their paths.
 
     Raises:
         StoreError: a file cannot be written.
@@ -137,7 +137,7 @@ def _write(
 
 
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
-    """Content of summary.json and rounds.jsonl; also days.jsonl if the devices' data grew in a simulation."""
+    """Return the content of summary.json and rounds.jsonl; also days.jsonl if a simulation's data grew."""
     found = {SUMMARY: encoded(summary), ROUNDS: lines_of(records)}
     if summary.days is not UNSET:
         found[DAYS] = b"".join(msgspec.json.encode(day) + b"\n" for day in summary.days)

@@ -19,13 +19,13 @@ _PLAIN_WIDTH, _PLAIN_HEIGHT = 100, 1000  # columns for a file or pipe
 
 
 def show_status(folder: Path, console: Console | None = None) -> None:
-    """Print one screen. Raises as `queries.status`."""
+    """Print the status of a run on one screen. Raises the errors of `queries.status`."""
     console = console or _console()
     console.print(_screen(*status_and_devices(folder), console))
 
 
 def follow(folder: Path, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show the run until it is over: a screen on a terminal, otherwise one line per round.
+    """Show the run until it is over: a live screen on a terminal, otherwise one line for each round.
 
     Args:
         folder: the run's folder.
@@ -76,7 +76,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _screen(status: RunStatus, devices: tuple[DeviceStatus, ...], console: Console) -> RenderableType:
-    """The live view and what the round waits for, in one screen."""
+    """Return the live view and what the round waits for, as one screen."""
     waits = "" if status.scheduled else status.waits  # the view already shows the schedule's reason
     lines = [Text(one, "yellow", overflow="fold") for one in filter(None, [*status.troubles, waits])]
     used = sum(-(-len(line.plain) // console.width) for line in lines)

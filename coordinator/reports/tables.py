@@ -1,4 +1,4 @@
-"""Tables for the terminal: a run and its rivals, its devices, a fleet. Rows that only the page shows."""
+"""Tables for the terminal: a run and its rivals, its devices, a fleet; also rows that only the page shows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
@@ -65,7 +65,7 @@ _REFUSED = {
 
 
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
-    """A table with one row for each method: first the rivals, then the run.
+    """Return a table with one row for each method: first the rivals, then the run.
 
     Scores are of the devices' personal models. "one more round" is the final evaluation, before and after
     local training.
@@ -93,7 +93,7 @@ def device_table(
     boards: Mapping[DeviceId, str] | None = None,
     limit: int = 40,
 ) -> Table:
-    """A table with one row for each device; of more than `limit` devices, those with the worst scores.
+    """Return a table with one row for each device; above `limit` devices, only those with the worst scores.
 
     Names that are too long for the terminal wrap. The score of the deployed model is shown if another column
     does not show it already; with [adoption] it replaces the scores of one more round.
@@ -142,7 +142,9 @@ def device_table(
 
 
 def diagnostic_cells(history: DiagnosticHistory) -> list[str]:
-    """Title, first and last value, and range over the run; with parts, each is a range over the parts."""
+    """Return a diagnostic's title, first value, last value, and range; with parts, each as a range over
+    parts.
+    """
     text = unit_of_diagnostic(history.unit).text
     ends = [text(history.mean[0]), text(history.mean[-1])]
     if history.parts:
@@ -157,7 +159,7 @@ def _over_parts(history: DiagnosticHistory, at: int) -> str:
 
 
 def fleet_table(devices: Iterable[DeviceStatus]) -> Table:
-    """A table with one row for each device: the figures that it reported, and its part in the run."""
+    """Return a table with one row for each device: what the device reported, and its part in the run."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     right = ("p", "samples", "a round\ntakes")
     for head in ("device", "board", "agent", *right, "conditions", "why this p", "stands"):
@@ -189,7 +191,10 @@ def _part_in_run(one: DeviceStatus) -> str:
 
 
 def prediction_rows(summary: Summary) -> list[list[str]]:
-    """For each quantity: title, replies, median error and worst decile; both errors also after 5 rounds."""
+    """Return a row for each predicted quantity: title, replies, median error and worst decile.
+
+    Both errors are given over all rounds and after each device's first 5 rounds.
+    """
     titles = {one.name: one.title for one in registry.METRICS}
     rows = []
     for name, found in (summary.predicted_vs_actual or {}).items():
@@ -201,7 +206,7 @@ def prediction_rows(summary: Summary) -> list[list[str]]:
 
 
 def refused(summary: Summary) -> list[tuple[str, int, str]]:
-    """(kind, count, explanation) of refused messages, most frequent first.
+    """Return (kind, count, explanation) of refused messages, most frequent first.
 
     The engine also counts dropped replies; a kind that the ledger counts too is listed once.
     """
@@ -221,7 +226,7 @@ def _meaning(kind: str) -> str:
 
 
 def ratio_of(summary: Summary, device: DeviceId) -> float | None:
-    """The latest ratio of a device."""
+    """Return the latest ratio of a device; None if it has none."""
     if used := summary.ratios.get(device):
         return used[-1]
     row = summary.by_device.get(device)
@@ -240,7 +245,7 @@ def _table(*heads: str, left: int = 1) -> Table:
 
 
 def _in_two(name: str) -> str:
-    """A method's name as the head of a narrow column."""
+    """Return a method's name in two lines, as the head of a narrow column."""
     return "\n".join(wrap(readable.clip(name, 2 * _NARROW - 2), _NARROW))
 
 

@@ -1,7 +1,7 @@
-"""Actions: what the round engine asks its driver to do. Each names one round of one run.
+"""Actions: requests of the round engine to its driver. Each names one round of one run.
 
-The engine's input are `coordinator.rounds.events`. The results of its actions reach carriers and observers
-as `coordinator.run.run_events`.
+The engine's inputs are `coordinator.rounds.events`. The results of its actions reach other components as
+`coordinator.run.run_events`.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,18 @@ Miss = Literal["deadline", "too-few", "non-finite", "diverged"]
 
 @dataclass(frozen=True)
 class Admit:
-    """Show the method a device's report (`Method.admit`)."""
+    """Action: show the method a device's report (`Method.admit`)."""
 
     report: DeviceReport
 
 
 @dataclass(frozen=True)
 class StartRound:
-    """Plan this round (`Method.plan`). A `SendTask` follows for each participant that is connected.
+    """Action: plan this round (`Method.plan`). A `SendTask` follows for each connected participant.
 
     `resumed`: the coordinator restarted during the round, so the same plan must be made again. In
-    semi-asynchronous runs it is also True when devices join an open window: the same plan, with them added.
+    semi-asynchronous runs it is also True when devices join an open window: the plan is then made again with
+    these devices added.
     """
 
     round: Round
@@ -36,7 +37,7 @@ class StartRound:
 
 @dataclass(frozen=True)
 class SendTask:
-    """Send a participant its task. Repeated when the device reconnects without having replied."""
+    """Action: send a participant its task. Repeated if the device reconnects without having replied."""
 
     device: DeviceId
     round: int
@@ -45,7 +46,7 @@ class SendTask:
 
 @dataclass(frozen=True)
 class KeepReply:
-    """Keep this accepted reply for its round."""
+    """Action: store this accepted reply for its round."""
 
     device: DeviceId
     round: int
@@ -54,7 +55,7 @@ class KeepReply:
 
 @dataclass(frozen=True)
 class DropReply:
-    """Drop this reply, for the reason `rejection`.
+    """Action: drop this reply; `rejection` is the reason.
 
     The reply is acknowledged like any other, so that the device does not offer it again.
     """
@@ -67,7 +68,7 @@ class DropReply:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate exactly the replies of these devices, in this (ascending) order; at least one.
+    """Action: aggregate exactly the replies of these devices (at least one), in this ascending order.
 
     Answer with the event `Aggregated` or `NotAggregated` before any other event. The engine then closes the
     round, tries again without some of the updates, or abandons the round.
@@ -80,7 +81,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class CloseRound:
-    """Adopt the result of the last `Aggregate` of these devices' replies, and record the round."""
+    """Action: adopt the result of the last `Aggregate`, and record the round."""
 
     number: int
     attempt: int
@@ -89,7 +90,7 @@ class CloseRound:
 
 @dataclass(frozen=True)
 class AbandonRound:
-    """Drop this attempt's plan and updates. The round is tried again under the same number.
+    """Action: drop this attempt's plan and updates. The round is tried again under the same number.
 
     `reason`: "deadline": too few devices had replied in time; "too-few": no device is left that could still
     reply; "non-finite": the updates do not aggregate to finite numbers; "diverged": training diverges on this
@@ -103,9 +104,9 @@ class AbandonRound:
 
 @dataclass(frozen=True)
 class RollBack:
-    """Undo this round, the last that was closed, and try it again under the same number.
+    """Action: undo this round, the last closed one, and try it again under the same number.
 
-    The method's state returns to that before the round's plan. Every device is admitted again.
+    The method's state is reset to its value before the round's plan. Every device is admitted again.
     """
 
     number: int
@@ -114,7 +115,7 @@ class RollBack:
 
 @dataclass(frozen=True)
 class CloseFinalEvaluation:
-    """End the final evaluation. `devices` (ascending, perhaps none) took part. Nothing is aggregated."""
+    """Action: end the final evaluation without aggregation; `devices` (ascending, may be empty) took part."""
 
     number: int
     attempt: int
@@ -123,7 +124,7 @@ class CloseFinalEvaluation:
 
 @dataclass(frozen=True)
 class FinishRun:
-    """End the run and notify every device. The last action of a run."""
+    """Action: end the run and notify every device. This is the last action of a run."""
 
     reason: str
 

@@ -1,11 +1,11 @@
-"""The compression error of each encoding of updates, as devices measure it during a run.
+"""Estimates the compression error of each update encoding from the devices' measurements during a run.
 
-An encoding that sends less than the whole change leaves a residual for a later update (error feedback). The
-residual is missing meanwhile, so the update has less utility (`EncodingCost.utility_factor`). The error
-depends on the model and the masks, and grows during a run. So each device reports it with its reply. The
+An encoding that sends less than the whole change leaves a residual for a later update (error feedback). Until
+then the update lacks the residual, so it has less utility (`EncodingCost.utility_factor`). The error depends
+on the model and the masks, and grows during a run. So each device reports its error with its reply. The
 coordinator takes the median over the devices that used the same encoding in a round.
 
-The coordinator cannot check such a report. A false one moves the median no further than one honest report
+The coordinator cannot check such a report. A false report moves the median no further than one honest report
 does. A device that is the only one with its encoding can change that encoding's factor within
 `encoding.SLOWING`.
 """
@@ -34,7 +34,7 @@ class CompressionErrors:
     def after(
         self, reported: Mapping[int, Sequence[float]], uplinks: Sequence[EncodingCost]
     ) -> "CompressionErrors":
-        """The errors after a round. `reported` has the devices' reports by the encoding's number."""
+        """Return the errors after a round; `reported` has the devices' reports by the encoding's number."""
         return CompressionErrors(
             tuple(
                 _mean(before, reported.get(number, ()), cost.compression_error)
@@ -43,8 +43,8 @@ class CompressionErrors:
         )
 
     def utility_factors(self, uplinks: Sequence[EncodingCost]) -> tuple[float, ...]:
-        """`EncodingCost.utility_factor` of each encoding; its usual error stands in where none was
-        reported.
+        """Return `EncodingCost.utility_factor` of each encoding; an unreported error is replaced by the usual
+        one.
         """
         return tuple(cost.utility_factor(share) for cost, share in self._by_uplink(uplinks)) or (1.0,)
 

@@ -6,9 +6,11 @@ A simulation and a fleet drive the same engine:
     ...                                     # do the actions, in order
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
-`now` is in seconds of a finite clock that never goes back, such as `coordinator.run.run_clock`. When it jumps
-ahead, at most one attempt is lost. No event raises: the engine counts an invalid one. It also answers a
-rejected reply with `DropReply`. After `FinishRun` no action follows; later replies are counted as late.
+`now` is in seconds of a finite clock that never goes back, such as `coordinator.run.run_clock`. When the
+clock
+jumps ahead, at most one attempt is lost. No event raises an error: the engine counts an invalid event, and
+answers a rejected reply with `DropReply`. After `FinishRun` no action follows; later replies are counted as
+late.
 
 Where each decision is made:
 
@@ -73,11 +75,12 @@ GATHER_S = 60.0  # longer than the 40 s after which an agent at the latest retri
 
 
 class RoundEngine:
-    """Runs `run.rounds` rounds and the final evaluation by the rules in `round_`, at the times of
-    `schedule`.
+    """Decides the course of a run: when rounds open and close, and which devices take part.
+
+    It runs `run.rounds` rounds and the final evaluation by the rules in `round_`, at the times of `schedule`.
 
     Args:
-        planner: chooses how much each participant does.
+        planner: chooses each participant's budget: ratio, local training and encoding.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class RoundEngine:
         self._look_at: float | None = None  # when a round may open next
 
     def resume(self, now: float) -> list[Action]:
-        """Continue from a stored state after a restart. Returns the first actions.
+        """Continue from a stored state after a restart, and return the first actions.
 
         Every device counts as disconnected until it reports again. Open deadlines start again with their full
         length. An open round is started again, marked `resumed`; its participants get their tasks when they
@@ -121,9 +124,10 @@ class RoundEngine:
         return restart + self._advance(now)
 
     def reopen(self) -> None:
-        """Return from the final evaluation, or the end of the run, to waiting for a round that was added.
+        """Return from the final evaluation, or the end of the run, to waiting for an added round.
 
-        The final evaluation used this round's number already, so the round continues as a later attempt.
+        The final evaluation has already used the added round's number, so the round starts with a later
+        attempt.
         """
         asked = any(member.asked >= self.state.round_attempt for member in self.state.members.values())
         attempt = self.state.attempt + int(asked)
@@ -131,7 +135,7 @@ class RoundEngine:
 
     @property
     def wake_at(self) -> float | None:
-        """When `handle(Tick(), now)` is due at the latest; None if only another event can matter."""
+        """Latest time at which `handle(Tick(), now)` is due; None if only another event matters."""
         waiting = self.state.stage == "waiting"
         first = self.state.round_attempt == (1, 1) and not self.state.start_is_overdue
         start_by = self.state.timing.start_by if first else None
@@ -146,7 +150,7 @@ class RoundEngine:
         return self.state.stage == "finished"
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process one event at `now` (seconds). Returns the actions, to be done in this order."""
+        """Process one event at `now` (seconds), and return the actions to do, in this order."""
         if self.finished:
             if isinstance(event, ReplyArrived | Declined):
                 self.state.count("late")
@@ -175,7 +179,7 @@ class RoundEngine:
         return actions
 
     def _ask_idle(self) -> list[Action]:
-        """Give the free places of an open semi-asynchronous round to idle devices."""
+        """Select idle devices for the free places of a semi-asynchronous round, and return the actions."""
         devices = draw_idle(self.state, self._round, self._run.seed)
         if not devices:
             return []
@@ -197,7 +201,7 @@ class RoundEngine:
         return self._abandon(AbandonRound(*state.round_attempt, decision), pause_until=pause_until)
 
     def _decision(self, now: float) -> Decision | None:
-        """Decision about the open round, or the final evaluation, at `now`; None if it stays open."""
+        """Return the decision about the open round or final evaluation at `now`; None if it stays open."""
         if self._semi_asynchronous and self.state.stage == "training":
             return decide_window(self.state, self._round, self._run.seed, now)
         return decide(self.state, self._round, now)
@@ -224,8 +228,8 @@ class RoundEngine:
         return [action]
 
     def _not_aggregated(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
-        """Go on without the suspects' updates. Abandon the round if there is no suspect or no other
-        update.
+        """Aggregate again without the suspects' updates; abandon the round if no suspect or no other update
+        exists.
         """
         self.state.move("updates did not aggregate")
         for device in suspects:
@@ -269,14 +273,14 @@ class RoundEngine:
 
     @property
     def _over(self) -> str | None:
-        """Reason why no further round follows; None if one does."""
+        """Return why no further round follows; None if one does."""
         last, done = self._run.last_round, self.state.rounds_done
         if last is not None and done >= last:
             return self.state.ending.ends or ALL_DONE
         return self.state.ending.ends or None
 
     def _holds(self, now: float) -> bool:
-        """True if the next round is not due yet."""
+        """True if the next round must wait, because the run is paused or its schedule has none due."""
         state = self.state
         telling = len(state.groups.telling)
         look = self.schedule.look(state.plan, now, state.timing.ahead_s, telling, state.rounds_done)
@@ -308,7 +312,7 @@ class RoundEngine:
         return self._reopen_window(now) if self.state.participants else self._begin_round(now)
 
     def _reopen_window(self, now: float) -> list[Action]:
-        """Open the next semi-asynchronous round while devices are at work on tasks of earlier ones."""
+        """Open the next semi-asynchronous round while devices still work on tasks of earlier rounds."""
         self.state.move("round opens")
         idle = draw_idle(self.state, self._round, self._run.seed)
         self.state.change(participants=tuple(sorted({*self.state.participants, *idle})))
@@ -329,9 +333,10 @@ class RoundEngine:
         return self._open(participants, now)
 
     def _without_devices(self, overdue: bool, now: float) -> list[Action]:
-        """No device that would train is connected: wait, or end training if all of them have left.
+        """Wait for devices, or end training if all have left; called when no device that would train is
+        connected.
 
-        Devices that are only disconnected get one deadline to reconnect, from when all others have left.
+        Disconnected devices get one deadline to reconnect, counted from when all other devices have left.
         """
         groups = self.state.groups
         if (overdue and groups.left_there) or (groups.left and not groups.staying):
@@ -349,7 +354,7 @@ class RoundEngine:
         return self._open(participants, now)
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
-        """Start the round or evaluation that the stage says, and send the devices in `asked` their tasks."""
+        """Start the round or evaluation of the present stage, and send the devices in `asked` their tasks."""
         if self.state.stage == "training":
             self._planner.assign(self.state, asked)
         span_s = proposed_s(self.state, self._round, self._planner.objective)
@@ -365,7 +370,7 @@ class RoundEngine:
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
     def reopening(self) -> StartRound:
-        """`StartRound` of the open round, to plan it again; the same plan gives the same tasks."""
+        """The action that plans the open round again; the same plan gives the same tasks."""
         return self._start_action(resumed=True)
 
     def _start_action(self, *, resumed: bool) -> StartRound:
@@ -374,7 +379,7 @@ class RoundEngine:
         return StartRound(round_, self.state.attempt, resumed)
 
     def _admit_all(self) -> list[Admit]:
-        """Show the method every report it has not seen, in ascending order of devices."""
+        """Return actions that show the method every report it has not seen, in ascending order of devices."""
         admits = []
         for device in sorted(self.state.groups.unseen):
             report = self.state.members[device].at_work

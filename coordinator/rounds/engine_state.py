@@ -1,4 +1,4 @@
-"""The round engine's whole state, as one record that msgspec can store."""
+"""The round engine's complete state, as one record that msgspec can store."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ Answer = Literal["update", "declined", "expired"]
 
 
 class RoundAttempt(NamedTuple):
-    """Number and attempt of a round. Later ones compare greater."""
+    """Number and attempt of a round. A later attempt compares greater."""
 
     number: int
     attempt: int
 
     @classmethod
     def of(cls, key: TransferKey) -> Self:
-        """The round and attempt that a payload belongs to."""
+        """Return the round and attempt to which a payload belongs."""
         return cls(key.round, key.attempt)
 
 
@@ -39,7 +39,7 @@ class ScheduleState:
 
     Attributes:
         due: True if a round is due and has not closed yet.
-        since: when the last round became due, on the run's clock; None: none was due yet.
+        since: when the last round became due, on the run's clock; None if none was due yet.
     """
 
     due: bool = False
@@ -48,7 +48,7 @@ class ScheduleState:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the coordinator has observed of a device; None where not known.
+    """Measurements of a device by the coordinator, or reported with its last reply; None where unknown.
 
     Attributes:
         asked_at: when its latest task was assigned, on the run's clock.
@@ -67,7 +67,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a device's presence says of it.
+    """What a device's presence message reports about the device.
+
+    Attributes:
+        identity: id, name, and how it is known; None if simulated or not heard yet (see
+            `EngineState.identity`).
+        agent: program and version of its agent; "" if simulated or not reported.
 
     Attributes:
         identity: who it is; None: simulated, or not heard yet (see `EngineState.identity`).
@@ -80,13 +85,13 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Member:
-    """State of one device.
+    """State of one device in the round engine.
 
     Attributes:
-        report: its latest report; None if it refused before it gave one.
+        report: the device's latest report; None if it refused the run without a report.
         admitted: True if the method has seen this report.
-        ready: True if it is connected and enrolled.
-        left: it stopped early; it takes part in the final evaluation only.
+        ready: True if the device is connected and enrolled.
+        left: True if it stopped early; it then takes part in the final evaluation only.
         refusal: reason why it refused to join the run.
         asked: round and attempt of its latest task; NEVER before the first.
         answer: its answer to that task. "expired": it took too long (see
@@ -94,11 +99,12 @@ class Member:
         declined_round: the latest round it declined, 0 for none.
         declined_reason: reason why it declined.
         diverged: True if it declined because its training, or its task, was not finite.
-        returning: it was connected when the coordinator stopped, and has not reconnected since.
-        trained: its report is older than its last update, so the new samples it reports are already used.
+        returning: True if it was connected when the coordinator stopped, and has not reconnected since.
+        trained: True if its report is older than its last update, which has used the new samples of that
+            report.
         assigned: the budget of its latest task, in runs with an objective.
-        observed: what the coordinator has observed of its rounds.
-        introduction: who it is, and which agent it runs.
+        observed: measurements of its rounds, see `Observed`.
+        introduction: its identity and agent program, see `Introduction`.
     """
 
     report: DeviceReport | None = None
@@ -119,12 +125,14 @@ class Member:
 
     @property
     def stays(self) -> bool:
-        """True if it takes part in training, or would if it reconnected."""
+        """True if the device takes part in training, or would if it reconnected."""
         return not self.left and self.refusal is None
 
     @property
     def at_work(self) -> DeviceReport | None:
-        """Its report, with the ratio of its assigned task and the round duration predicted for it."""
+        """The device's report, with the ratio of its assigned task and the round duration predicted for that
+        ratio.
+        """
         report, assigned = self.report, self.assigned
         if report is None or assigned is None or report.affords is UNSET or not report.affords:
             return report
@@ -137,7 +145,7 @@ class Member:
 
     @property
     def is_unseen(self) -> bool:
-        """True if the method has not seen its report yet."""
+        """True if the method has not seen the device's report yet."""
         return self.report is not None and self.refusal is None and not self.admitted
 
 
@@ -150,13 +158,13 @@ _PARTS = {"stage", "rounds_done", "participants"}
 
 @dataclass(frozen=True)
 class Timing:
-    """When something is due, on the run's clock; None where nothing is.
+    """Deadlines and other due times of the engine, on the run's clock; None where nothing is due.
 
     Attributes:
-        until: when the open round's time is over; between rounds, when to check again.
-        span_s: duration given to the round that opened last, in seconds.
+        until: the end of the open round's time; between rounds, the time of the next check.
+        span_s: time limit of the round that opened last, in seconds.
         extended: how often the open window was extended.
-        seen_at: the latest `now`.
+        seen_at: the time of the latest event.
         ahead_s: seconds that the time of day is ahead of `now`.
         gather_until: no round opens before this time, so that devices can reconnect after a restart.
         start_by: when round 1 opens with the devices that are connected, if `round.start_with` is not set.
@@ -173,13 +181,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Retries:
-    """Rounds that were tried again, or may be.
+    """Rounds that were tried again, or may be tried again.
 
     Attributes:
-        closed: the round that closed last, while it can be rolled back; NEVER: no round can.
+        closed: the round that closed last, while it can be rolled back; NEVER if no round can.
         suspects: devices with an outlying update-norm ratio in that round.
-        next_attempt: attempt at which the round after the open one starts; attempt numbers are not reused.
-        failed: the round that failed or was rolled back last, and how often.
+        next_attempt: first attempt number of the round after the open one; attempt numbers are not reused.
+        failed: the round that failed or was rolled back last, and the number of its failures.
     """
 
     closed: RoundAttempt = NEVER
@@ -190,11 +198,11 @@ class Retries:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why the run ends.
+    """Why and how the run ends.
 
     Attributes:
-        ends: reason why no further round opens except the final evaluation; "": more rounds open.
-        reason: reason why training has ended; "": it has not.
+        ends: why no further round opens except the final evaluation; "" if more rounds follow.
+        reason: why training has ended; "" if it has not.
     """
 
     ends: str = ""
@@ -210,18 +218,20 @@ _PART_OF = {
 
 @dataclass
 class EngineState:
-    """State of the whole run.
+    """State of the whole run in the round engine.
 
-    Only the engine changes it, and only with `change`, `put` and `count`. So an event costs as much as it
-    changes, however many devices there are. Other code reads it, and uses `copy` to keep it. Members are
-    immutable: a change replaces them.
+    Only the engine changes this state, and only with `change`, `put` and `count`. So an event costs as much
+    as it
+    changes, regardless of the number of devices. Other code reads the state, and uses `copy` to store it.
+    Members are immutable: a change replaces them.
 
     Attributes:
         stage: see `coordinator.rounds.stages`; only `move` changes it.
         rounds_done: training rounds that were aggregated.
-        attempt: attempt at round `rounds_done + 1`, the one that is open or comes next.
-        participants: of the open round, ascending; semi-asynchronously, devices at work or with a reply.
-        timing: when something is due.
+        attempt: attempt at round `rounds_done + 1`, which is open or comes next.
+        participants: participants of the open round, ascending; in semi-asynchronous runs, devices at work or
+            with a reply.
+        timing: due times, see `Timing`.
         retries: rounds that are tried again.
         members: every device that was ever seen.
         counters: event counts: replies and declines dropped, by rejection reason; `declined` rounds,
@@ -229,7 +239,7 @@ class EngineState:
         ending: why the run ends.
         plan: state of the run's schedule.
         paused: True if no round may open.
-        compression_errors: of the run's encodings, as devices report them; only with an objective.
+        compression_errors: reported errors of the run's encodings; only in runs with an objective.
     """
 
     stage: Stage = "waiting"
@@ -257,7 +267,7 @@ class EngineState:
 
     @property
     def groups(self) -> Groups:
-        """Groups of devices, such as those that could train or still have to answer."""
+        """Groups of devices, such as those that could train or have yet to answer."""
         if self._groups is None:
             self._groups = Groups(self.members, self)
         return self._groups
@@ -304,19 +314,19 @@ class EngineState:
         return member.answer is None and (self.stage == "evaluating" or not member.left)
 
     def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
-        """Round and attempt of the task that the device is expected to answer; None if there is none."""
+        """Return round and attempt of the task that the device should answer next; None if there is none."""
         return self.members[device].asked if self.awaits(device) else None
 
     def member(self, device: DeviceId) -> Member:
-        """State of a device; an empty `Member` if it was never seen."""
+        """Return the state of a device; an empty `Member` if the device is unknown."""
         return self.members.get(device, _STRANGER)
 
     def identity(self, device: DeviceId) -> Identity:
-        """Who a device is, as far as it has introduced itself."""
+        """Return a device's id, name and how it is known, as far as the device has introduced itself."""
         return self.member(device).introduction.identity or Identity.of(device)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
-        """Change these fields of one device, or of its observations. The device may be new."""
+        """Change these fields of one device's `Member`, or of its `Observed`. The device may be new."""
         member = self.member(device)
         seen = {name: changes.pop(name) for name in _OBSERVED & changes.keys()}
         if seen:
@@ -327,7 +337,7 @@ class EngineState:
             self._groups.place((device,), self)
 
     def move(self, transition: Transition, **fields: Any) -> None:
-        """Go to the stage that the table gives for this transition, and change these fields of the run."""
+        """Change to the stage that the table of transitions gives, and change these fields of the run."""
         stage = after(self.stage, transition)
         if {stage, self.stage} == {"training", "aggregating"}:
             self.stage = stage  # no device changes its group, so the groups stay as they are
@@ -354,10 +364,10 @@ class EngineState:
         self.counters[name] = self.counters.get(name, 0) + times
 
     def take_changed(self) -> set[DeviceId]:
-        """The devices that `put` changed since the last call."""
+        """Return the devices that `put` changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def copy(self) -> Self:
-        """A snapshot that later changes do not affect."""
+        """Return a snapshot that later changes do not affect."""
         return replace(self, members=dict(self.members), counters=dict(self.counters))

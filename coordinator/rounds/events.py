@@ -1,7 +1,8 @@
-"""Events: the input of the round engine. Each is a fact from a device, the clock or the owner.
+"""Events: the inputs of the round engine. Each is a fact about a device, the clock or the owner.
 
-The engine answers them with `coordinator.rounds.actions`. A round that misses its quorum is tried again
-under the same number, with the next attempt. The final evaluation works like any other round.
+The engine answers events with `coordinator.rounds.actions`. A round that misses its quorum is tried again
+under
+the same number, with the next attempt. The final evaluation works like any other round.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,12 @@ from fleetune.protocols.wire.identity import Identity
 
 @dataclass(frozen=True)
 class DeviceReady:
-    """A device is enrolled and connected: for the first time, late, or again.
+    """Event: a device is enrolled and connected: for the first time, late, or again.
+
+    `base`: digest of the model that the device has, if tasks are sent as differences; None if it cannot use
+    them.
+    `agent`: program and version of its agent; "" if simulated or not reported.
+    `identity`: the device's id, name and how it is known; None if simulated.
 
     `base`: digest of the model that it holds, where tasks are sent as differences; None: it cannot use them.
     `agent`: program and version of its agent; "": not reported, or simulated. `identity`: who it is; None:
@@ -29,19 +35,20 @@ class DeviceReady:
 
 @dataclass(frozen=True)
 class DeviceGone:
-    """A device disconnected (last will, or a clean leave). It may reconnect."""
+    """Event: a device disconnected (last will, or a clean leave). It may reconnect."""
 
     device: DeviceId
 
 
 @dataclass(frozen=True)
 class ReplyArrived:
-    """A device's complete reply, to a round or the final evaluation, was verified and stored.
+    """Event: a device's complete reply, to a round or the final evaluation, was verified and stored.
 
-    `rejection`: reason why it does not count; None: it counts. It is checked once, when the reply is received
-    (see `coordinator.rounds.rejections`). `leaving`: further training gains the device nothing, so it leaves
-    the run (early stopping). `loss`: training loss; None: not known. `compression_error`: see
-    `RoundCost.compression_error`.
+    `rejection`: why the reply does not count; None if it counts. This is checked once, when the reply is
+    received (see `coordinator.rounds.rejections`).
+    `leaving`: the device stops early, because further training gains it nothing.
+    `loss`: training loss; None if unknown.
+    `compression_error`: see `RoundCost.compression_error`.
     """
 
     device: DeviceId
@@ -55,7 +62,11 @@ class ReplyArrived:
 
 @dataclass(frozen=True)
 class Declined:
-    """A device declines this round. Round 0: it refuses to join the run.
+    """Event: a device declines this round. Round 0: it refuses to join the run.
+
+    `diverged`: its training, or its task, had numbers that are not finite.
+    `replied`: the device did its task, but the coordinator refused the reply and therefore declines for the
+    device.
 
     `diverged`: its training, or its task, had numbers that are not finite. `replied`: the device did its
     task, but the coordinator refused the reply and therefore declines for it.
@@ -71,10 +82,10 @@ class Declined:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The updates that `Aggregate` named gave finite numbers.
+    """Event: the updates that `Aggregate` named gave finite numbers.
 
-    `suspects`: devices with an outlying update-norm ratio. They are left out first if the next round shows
-    that this one broke training.
+    `suspects`: devices with an outlying update-norm ratio. If the next round shows that this round broke
+    training, the retry leaves out the suspects first.
     """
 
     suspects: tuple[DeviceId, ...] = ()
@@ -82,35 +93,35 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class NotAggregated:
-    """The updates that `Aggregate` named gave numbers that are not finite. `suspects`: the likely causes."""
+    """Event: the updates that `Aggregate` named gave non-finite numbers. `suspects`: the likely causes."""
 
     suspects: tuple[DeviceId, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClockSet:
-    """The time of day is now `ahead_s` seconds ahead of the run's clock (see `schedule`)."""
+    """Event: the time of day is now `ahead_s` seconds ahead of the run's clock (see `schedule`)."""
 
     ahead_s: float
 
 
 @dataclass(frozen=True)
 class Paused:
-    """No round opens from now on; an open round is completed. `paused` False: rounds open again."""
+    """Event: the owner pauses the run. An open round is completed; no other opens until `paused` is False."""
 
     paused: bool
 
 
 @dataclass(frozen=True)
 class RoundsEnded:
-    """No further round opens after the current one, except the final evaluation."""
+    """Event: the owner ends training. No further round opens, except the final evaluation."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed; due when `RoundEngine.wake_at` is reached."""
+    """Event: time has passed; due when `RoundEngine.wake_at` is reached."""
 
 
 Event = (

@@ -1,6 +1,4 @@
-"""Apply an event to the engine's state, before any decision: which devices are connected and what they
-reported.
-"""
+"""Applies an event to the engine's state, before any decision: connections and reports of devices."""
 
 from fleetune.coordinator.rounds.actions import Action, DropReply, KeepReply, SendTask
 from fleetune.coordinator.rounds.engine_state import EngineState, Introduction, Member, RoundAttempt
@@ -23,10 +21,10 @@ from fleetune.protocols.method.method import DeviceId
 
 
 def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
-    """Apply an event to the state. Returns the actions that follow at once.
+    """Apply an event to the state, and return the actions that follow at once.
 
-    `is_open`: the run has no last round, so no device leaves it: one that gains nothing today may gain again
-    when its data have changed.
+    `is_open`: the run has no last round. No device leaves such a run, because training may pay again when the
+    device's data have changed.
     """
     match event:
         case DeviceReady():
@@ -51,7 +49,7 @@ def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
 
 
 def mark_declined(state: EngineState, event: Declined) -> None:
-    """Record that the device takes no part in the open or coming attempt."""
+    """Record that the device takes no part in the open or next attempt."""
     state.put(
         event.device,
         answer="declined",
@@ -97,7 +95,7 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
 
 
 def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]:
-    """Duration of the reply, and the figures it reports where client selection or deadlines use them."""
+    """Return a reply's duration and the reported values that client selection or deadlines use."""
     member = state.members[event.device]
     seen: dict[str, float | None] = (
         {} if member.assigned is None else {"compression_error": event.compression_error}

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Groups of devices of one `EngineState`, which keeps them up to date.
+    """Groups of devices of one `EngineState`, which updates them at each change.
 
     Attributes:
-        eligible: connected, not left, not refusing: they could train now.
-        declined: declined the open or coming round.
+        eligible: could train now: connected, not left, not refusing.
+        declined: declined the open or next round.
         missing: missed a deadline and have not answered since.
         idle: eligible, not in the open window, not declined.
         awaited: participants that may still answer, connected or not.
@@ -63,7 +63,7 @@ class Groups:
         return self._eligible_ascending
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
-        """Put each of `devices` into exactly the groups that its state says."""
+        """Put each of `devices` into exactly the groups that match its state."""
         number = state.round_attempt.number
         for device in devices:
             member = state.members[device]

@@ -1,4 +1,4 @@
-"""Stored records of a run: one of each closed round, and counts of what was sent."""
+"""Stored records of a run: one for each closed round, and totals of the traffic."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -18,17 +18,16 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
 
     Attributes:
-        ratio: ratio at which it trained.
+        ratio: model ratio at which the device trained.
         bytes_down, bytes_up: payload bytes, as the coordinator counted them.
         measures: scores and losses of its models.
         actual: measured cost of the round on the device.
-        staleness: number of aggregations by which its base model was older than the newest.
+        staleness: number of aggregations between its base model and the newest model.
         predicted: cost of the round as the device predicted it.
         diagnostics: the method's diagnostics of its update.
-        local_work: share of the local training that it did.
+        local_work: share of the local training that the device did.
         encoding: encoding of its update, where the coordinator proposes encodings.
-        counted_samples: weight of its update in samples, where `round.max_share` reduced it; None: all of
-            them.
+        counted_samples: weight of its update in samples, if `round.max_share` reduced it; None if all count.
     """
 
     ratio: float
@@ -44,7 +43,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     counted_samples: int | None = None
 
     def with_late_cost(self, late: RoundCost) -> Self:
-        """The same record, with the cost that the device reported after its reply had arrived."""
+        """Return the record with the cost that the device reported after its reply had arrived."""
         upload_s = self.actual.upload_s if late.upload_s is None else late.upload_s
         return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=late.joules))
 
@@ -55,8 +54,8 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
     Attributes:
         number, attempt: round number and attempt.
         final_evaluation: True for the closing evaluation.
-        opened_s, closed_s: since the run began; simulated seconds in a simulation.
-        participants: the selected devices; semi-asynchronously, those at work or with a reply.
+        opened_s, closed_s: seconds since the run began; simulated seconds in a simulation.
+        participants: the selected devices; in semi-asynchronous runs, devices at work or with a reply.
         devices: the accepted replies.
         diagnostics: the method's diagnostics of its state after the round.
     """
@@ -74,7 +73,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
 class Traffic(Struct):
     """Payload bytes of a device, counted where they were sent and received.
 
-    `paper_down` and `paper_up` are those of training rounds as papers count them.
+    `paper_down` and `paper_up` are the bytes of training rounds as papers count them.
     `delivered` is the round and attempt of the last counted task: each task counts once, however often it is
     sent again.
     """
@@ -92,11 +91,11 @@ class Traffic(Struct):
 
 
 class Past(Struct, frozen=True, omit_defaults=True):
-    """Sums over rounds that an open run no longer stores; see `coordinator.extensions.downsampling`.
+    """Sums over rounds whose records an open-ended run has dropped (`coordinator.extensions.downsampling`).
 
     Attributes:
         rounds: number of these rounds.
-        joules, train_s, upload_s, download_s: sums over all replies that report them; None: none did.
+        joules, train_s, upload_s, download_s: sums over all replies that report them; None if none did.
     """
 
     rounds: int = 0
@@ -107,14 +106,14 @@ class Past(Struct, frozen=True, omit_defaults=True):
 
 
 class Ledger(Struct):
-    """Counts over a whole run.
+    """Totals over a whole run: traffic, rejections, begin and end.
 
     Attributes:
         traffic: payload bytes by device.
         refusals: rejected messages and replies, by kind.
         refusals_by_device: rejected replies and too frequent messages, by device and kind.
-        began_at, ended_at: on the run's clock.
-        past: sums over rounds whose records an open run no longer stores; UNSET: no such round.
+        began_at, ended_at: times on the run's clock.
+        past: sums over rounds whose records were dropped; UNSET if there are none.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
@@ -128,7 +127,7 @@ class Ledger(Struct):
         return self.traffic.setdefault(device, Traffic())
 
     def refuse(self, kind: str, times: int = 1, *, device: str | None = None) -> None:
-        """Count a rejection by its kind, and by device where the device is known and at fault."""
+        """Count a rejection by kind, and by device if a known device is at fault."""
         self.refusals[kind] = self.refusals.get(kind, 0) + times
         if device is not None:
             kinds = self.refusals_by_device.setdefault(device, {})
@@ -136,5 +135,5 @@ class Ledger(Struct):
 
 
 def lines_of(records: Sequence[RoundRecord]) -> bytes:
-    """A line of JSON for each record."""
+    """Return a line of JSON for each record."""
     return b"".join(msgspec.json.encode(record) + b"\n" for record in records)

@@ -1,8 +1,9 @@
-"""Whether a reply counts: the only place that decides it, with the rejection reason.
+"""Decides whether a reply counts, and gives the rejection reason; no other module decides this.
 
-`RunController` calls it once for every complete reply. `message_checks.offer_rejection` calls it before that
-for every offer of a reply, so that a reply that would not count is not sent. The engine also calls it for a
-declined round.
+`RunController` calls `rejection_of` once for every complete reply. Before that, `offer_rejection` in
+`message_checks` calls it for every offered reply, so that a reply that would not count is not sent. The
+engine
+also calls it when a device declines a round.
 """
 
 from typing import Literal
@@ -14,7 +15,7 @@ RejectionReason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 
 
 def rejection_of(state: EngineState, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
-    """Reason why a reply of `device` to `round_attempt` does not count; None: it counts.
+    """Return why a reply of `device` to `round_attempt` does not count; None if it counts.
 
     "late": its round is closed; "stale": its attempt was abandoned or, semi-asynchronously, its task was
     planned more than `round.max_staleness` aggregations ago; "duplicate": the device has already answered;

@@ -1,8 +1,9 @@
-"""Rolling back a closed round, and ending a run whose rounds keep failing.
+"""Rolls back a closed round, and ends a run whose rounds keep failing.
 
-A round fails when its updates do not aggregate to finite numbers. It is then tried again. A closed round is
-rolled back when the training of all devices in the next round diverges. Where no round can be rolled back,
-the open round is tried again.
+A round fails if its updates do not aggregate to finite numbers. It is then tried again. A closed round is
+rolled back if the training of all devices in the next round diverges. If no round can be rolled back, the
+open
+round is tried again.
 """
 
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
@@ -14,7 +15,7 @@ WITNESSES = 3
 
 
 def breaks_training(state: EngineState) -> bool:
-    """True if training diverged on every participant, and there are at least `WITNESSES` of them."""
+    """True if training diverged on every participant, and there are at least `WITNESSES` participants."""
     members = state.members
     if state.stage != "training" or not state.participants:
         return False
@@ -25,8 +26,8 @@ def breaks_training(state: EngineState) -> bool:
 
 
 def roll_back(state: EngineState) -> None:
-    """Undo the last closed round. The suspects, which have an outlying update-norm ratio, are left out of
-    the retry.
+    """Undo the last closed round. Its retry leaves out the suspects, devices with an outlying update-norm
+    ratio.
     """
     closed, suspects = state.retries.closed, state.retries.suspects
     state.count("rolled-back")
@@ -49,7 +50,7 @@ def roll_back(state: EngineState) -> None:
 
 
 def hopeless(state: EngineState, number: int, why: str) -> str | None:
-    """Count one more retry of round `number`. Returns the reason to end training, or None to try again."""
+    """Count one more retry of round `number`; return the reason to end training, or None to try again."""
     failed, times = state.retries.failed
     times = times + 1 if failed == number else 1
     state.change(failed=(number, times))

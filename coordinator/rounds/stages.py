@@ -45,9 +45,9 @@ TRANSITIONS: Mapping[Stage, Mapping[Transition, Stage]] = {
 
 
 def after(stage: Stage, transition: Transition) -> Stage:
-    """The stage that follows `stage`. Raises ValueError: the table has no such transition."""
+    """Return the stage that follows `stage`. Raises ValueError if the table has no such transition."""
     if transition not in TRANSITIONS[stage]:
         raise ValueError(
-            f"{transition!r} is no transition of stage {stage!r}; use one of {sorted(TRANSITIONS[stage])}"
+            f"stage {stage!r} has no transition {transition!r}; use one of {sorted(TRANSITIONS[stage])}"
         )
     return TRANSITIONS[stage][transition]

@@ -1,4 +1,4 @@
-"""The run.toml files of a service. A file with an error affects only its own run."""
+"""Reads the run.toml files of a service. A file with an error affects only its own run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ Mark = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class RunFile:
-    """One file, as it was last read.
+    """A run.toml file as the service last read it.
 
     Attributes:
         path: the path of the file.
-        mark: inode, time and size, which change when the file is written.
+        mark: inode, modification time and size; a difference shows that the file was written.
         settings: the settings of the run; None if the file has an error.
-        problem: the error in one line; "" if there is none.
+        problem: the file's error in one line; "" if the file is valid.
     """
 
     path: Path
@@ -29,17 +29,17 @@ class RunFile:
 
     @property
     def name(self) -> str:
-        """The name of the run; of a file with an error, the name of the file."""
+        """The run's name; for a file with an error, the file's name."""
         return self.path.stem if self.settings is None else self.settings.run.name
 
     @property
     def fleet(self) -> str:
-        """The name of the fleet that the run is for."""
+        """The name of the fleet that trains the run."""
         return self.name if self.settings is None else self.settings.run.fleet or self.name
 
 
 class RunFiles:
-    """The run.toml files in a folder, without those in its subfolders."""
+    """The run.toml files directly in a folder, without subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,10 @@ class RunFiles:
         self._holders: dict[str, Path] = {}  # the file that owns each run.name
 
     def look(self) -> list[RunFile]:
-        """The files that exist, by ascending path.
+        """Read new and changed files, and return all files by ascending path.
+
+        If several files have the same run.name, only one is valid: the one that was valid before, else the
+        first.
 
         If several files have one run.name, the file that had it at the last look is valid, else the first
         one.

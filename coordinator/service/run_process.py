@@ -27,10 +27,10 @@ _HIGHEST_PORT = 65_535
 
 @dataclass
 class RunProcess:
-    """A running `edge-coordinator serve`.
+    """A running `edge-coordinator serve` process.
 
     Attributes:
-        log: the file with its output.
+        log: the file that holds the process's output.
     """
 
     log: Path
@@ -41,7 +41,7 @@ class RunProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code of the process; None while it runs. A log that has grown too long is rotated."""
+        """Return the exit code of the process; None while it runs. Rotates a log that has grown too long."""
         code = self._process.poll()
         if code is None and self.log.stat().st_size > MOST_LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
@@ -53,7 +53,7 @@ class RunProcess:
         self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """The last line of the output; "" if there is none."""
+        """Return the last line of the process's output; "" if there is none."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").split("\n")
@@ -62,15 +62,15 @@ class RunProcess:
 
 @dataclass
 class Launcher:
-    """Starts the runs of one service.
+    """Starts the processes of one service's runs.
 
     Attributes:
         runs: the folder that holds the folders of runs.
-        own: the service's own folder, for logs and ports.
+        own: the folder of the service's own files, such as logs and ports.
         bind: the address of the embedded brokers, one for each fleet.
         port: the port of the first embedded broker; 0 for free ports.
-        options: more options of `serve`.
-        environment: more environment variables; with a broker among them, no embedded broker is started.
+        options: further options for `serve`.
+        environment: further environment variables; if they name a broker, no embedded broker is started.
     """
 
     runs: Path
@@ -81,7 +81,7 @@ class Launcher:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, file: RunFile) -> RunProcess:
-        """Start a run.
+        """Start the process of a run.
 
         Raises:
             SettingError: no port is free.
@@ -104,8 +104,9 @@ class Launcher:
         return RunProcess(log, process)
 
     def port_of(self, fleet: str) -> int:
-        """The port of a fleet's embedded broker. It stays the same for good, because the fleet's agents know
-        it.
+        """Return the port of a fleet's embedded broker.
+
+        A fleet's port never changes, because its agents store it.
 
         Raises:
             SettingError: no port is free.
@@ -115,7 +116,10 @@ class Launcher:
         try:
             ports = msgspec.json.decode(path.read_bytes(), type=dict[str, int]) if path.exists() else {}
         except msgspec.MsgspecError:
-            raise StoreError(f"{path} is damaged: restore it, or remove it for new ports") from None
+            raise StoreError(
+                f"{path} is damaged: restore it from a backup, or delete it so that each fleet gets a new"
+                " port"
+            ) from None
         if fleet not in ports:
             ports[fleet] = self._free_port(set(ports.values()))
             write_atomically(path, msgspec.json.encode(ports))
@@ -131,4 +135,7 @@ class Launcher:
         for port in candidates if self.port else [0]:
             with suppress(TransportError):
                 return claim_port(self.bind, port)
-        raise SettingError(f"no port from {self.port} on is free at {self.bind} for another fleet's broker")
+        raise SettingError(
+            f"no free port at {self.bind}, from {self.port} up, for the embedded broker of another fleet;"
+            " free one, or change --port"
+        )

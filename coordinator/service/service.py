@@ -33,11 +33,11 @@ LOOK_EVERY_S = 0.25
 
 
 class ServiceRunStatus(Struct, frozen=True):
-    """The state of a run, as the service stores it.
+    """The state of one run, as the service stores it.
 
     Attributes:
         name, fleet, file: the names of the run, its fleet and its settings file.
-        state, words: see `supervisor.SupervisedRun`.
+        state, words: the state and its reason, see `supervisor.SupervisedRun`.
         pid: the id of the run's process; None if there is none.
     """
 
@@ -51,12 +51,12 @@ class ServiceRunStatus(Struct, frozen=True):
 
 @dataclass
 class Service:
-    """Serves the runs of one folder.
+    """Supervises the runs of one folder.
 
     Attributes:
         folder: the folder of the service.
         supervisor: starts and ends the runs.
-        stopping: set when the service should end.
+        stopping: an event; setting it ends the service.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Service:
     _noted: bytes = b""
 
     def run(self) -> None:
-        """Supervise the runs until the service should stop, then end them all."""
+        """Supervise the runs until `stopping` is set, then end all processes."""
         files = RunFiles(self.folder)
         while not self.stopping.wait(LOOK_EVERY_S):
             self.supervisor.look(files.look(), time.monotonic())
@@ -75,7 +75,7 @@ class Service:
         self._note()
 
     def stop_at_signals(self) -> None:
-        """Stop at SIGTERM and SIGINT."""
+        """Set `stopping` when SIGTERM or SIGINT arrives."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stopping.set())
 
@@ -101,25 +101,25 @@ class Service:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """Lock a folder for one service during this context. Yields the service's own folder.
+    """Lock a folder for one service during this context; yields the folder of the service's own files.
 
     Raises:
         SettingError: there is no such folder, or another service uses it.
         StoreError: the folder cannot be written.
     """
     if not folder.is_dir():
-        raise SettingError(f"{folder} is no folder: name one that holds run.toml files")
+        raise SettingError(f"{folder} is not a folder: name the folder that holds your run.toml files")
     own = folder / OWN
     make_folder(own)
     keep_private(own)
     if is_claimed(own):
-        raise SettingError(f"another service is at work in {folder}: stop it first")
+        raise SettingError(f"another service already uses {folder}: stop that service first")
     with claim(own):
         yield own
 
 
 def read_statuses(folder: Path) -> list[ServiceRunStatus]:
-    """The state of each run as the service in this folder last stored it; [] if there never was a service.
+    """Return the state of each run as the service in this folder last stored it; [] if no service ever ran.
 
     Raises:
         StoreError: the file is damaged.
@@ -139,25 +139,26 @@ def is_service(folder: Path) -> bool:
 
 
 def folder_of(run: str, service: Path) -> Path:
-    """The folder of the run that a command is for.
+    """Return the folder of the run that a command is for.
 
     Args:
-        run: its folder, or its name in a service.
+        run: the run's folder, or the run's name in a service.
         service: the folder of that service.
 
     Raises:
         SettingError: there is no such run.
-        StoreError: the service's notes are damaged.
+        StoreError: the file with the service's run states is damaged.
     """
     if (Path(run) / STATE).exists():
         return Path(run)
     if not is_service(service):
         raise SettingError(
-            f"{run} holds no run: name the folder of one, e.g. runs/demo, or a service's run with --service"
+            f"{run} holds no run: name a run's folder, e.g. runs/demo, or the name of a run in a service"
+            " with --service"
         )
     known = [note.name for note in read_statuses(service)]
     if run not in known:
         near = difflib.get_close_matches(run, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else f"its runs: {', '.join(known) or 'none'}"
         raise SettingError(f"the service in {service} has no run {run!r}; {hint}")
     return service / RUNS / run

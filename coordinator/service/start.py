@@ -27,7 +27,7 @@ def serve_folder(
         bind: the address of the embedded brokers.
         port: the port of the first embedded broker; 0 for free ports.
         tls: the options `ca`, `cert` and `key` of `serve`.
-        origin: the source of the URL, see `broker_options.origin_of`.
+        origin: where the broker's URL comes from, in words; see `broker_options.origin_of`.
 
     Raises:
         SettingError: there is no such folder, another service uses it, or the URL is wrong.

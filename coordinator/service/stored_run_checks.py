@@ -10,10 +10,10 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 
 def is_finished(folder: Path, settings: RunSettings) -> bool:
-    """True if the stored run is finished and these settings do not extend it.
+    """True if the stored run is finished and these settings do not add rounds to it.
 
     Raises:
-        FleetuneError: the folder holds something else, or it is damaged.
+        FleetuneError: the folder does not hold a run of Fleetune, or its store is damaged.
     """
     if not (folder / STATE).exists():
         return False
@@ -26,7 +26,7 @@ def check_fits(folder: Path, settings: RunSettings) -> None:
 
     Raises:
         SettingError: it could not; the message gives the reason.
-        FleetuneError: the folder holds something else, or it is damaged.
+        FleetuneError: the folder does not hold a run of Fleetune, or its store is damaged.
     """
     if not (folder / STATE).exists():
         return

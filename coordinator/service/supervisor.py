@@ -1,7 +1,7 @@
-"""Decides what a service does with each of its runs: start it, leave it alone, end it, or restart it later.
+"""Decides for each run of a service: start it, leave it alone, end it, or restart it later.
 
-There are no processes and no clock here: a `Launch` starts processes, and times are arguments. A service
-does not pause a run or open its rounds. The run itself does, and reads its own control file.
+This module starts no processes and reads no clock: a `Launch` starts processes, and times are arguments. A
+service does not pause a run or open its rounds. The run itself does, and reads its own control file.
 """
 
 import logging
@@ -26,19 +26,19 @@ State = Literal["running", "ending", "stopped", "finished", "waiting", "failed",
 
 
 class Process(Protocol):
-    """The process of a run."""
+    """The process of a run, as the supervisor sees it."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """The exit code; None while the process runs."""
+        """Return the exit code; None while the process runs."""
         ...
 
     def send_signal(self, number: int) -> None: ...
 
     def last_words(self) -> str:
-        """The last line of the output; "" if there is none."""
+        """Return the last line of the process's output; "" if there is none."""
         ...
 
 
@@ -47,21 +47,21 @@ Launch = Callable[[RunFile], Process]
 
 @dataclass
 class SupervisedRun:
-    """One run and its process.
+    """A run of the service, with its process and the state of its restarts.
 
     Attributes:
-        file: the settings as they were last read.
-        state: `waiting` while another run uses the fleet; `failed` if it ended by itself and will be
-            restarted.
+        file: the run's settings file as it was last read.
+        state: `waiting` while another run uses the fleet; `failed` after an unexpected end, until the
+            restart.
         words: the reason for the state.
         process: the process of the run; None if there is none.
-        begun: the file with which the last process was started.
-        began_at: the time of that start.
-        failures: the number of failures in a row.
-        again_at: the earliest time of the next start.
-        end_by: the time until which the process has to end; None if it was not asked to end.
-        control: the requests of the control file, as they were last read.
-        refused: a changed file with which the run cannot continue.
+        begun: the settings file with which the last process was started.
+        began_at: the time at which the last process was started.
+        failures: the number of consecutive failures.
+        again_at: the earliest time at which the process is started again.
+        end_by: the time at which the process is killed if it still runs; None if it was not asked to end.
+        control: the pause and stop requests in the run's control file, as last read.
+        refused: a changed settings file that the run rejected because it cannot continue with it.
     """
 
     file: RunFile
@@ -77,7 +77,7 @@ class SupervisedRun:
     refused: RunFile | None = None
 
     def note(self, state: State, words: str = "") -> None:
-        """Set the state, and log it if it is new."""
+        """Set the state and its reason; log them if they changed."""
         if (state, words) != (self.state, self.words):
             level = logging.WARNING if state in ("failed", "wrong") else logging.INFO
             log.log(level, "%s: %s%s", self.file.name, state, f": {words}" if words else "")
@@ -99,7 +99,9 @@ class Supervisor:
     watched: dict[Path, SupervisedRun] = field(default_factory=dict)
 
     def look(self, files: Iterable[RunFile], now: float) -> None:
-        """Start, end or restart runs as their files require; `now` is in seconds of a monotonic clock."""
+        """Start, end or restart processes as the settings files require; `now` is in seconds of a monotonic
+        clock.
+        """
         there = {one.path: one for one in files}
         for path, file in there.items():
             self.watched.setdefault(path, SupervisedRun(file)).file = file
@@ -109,7 +111,7 @@ class Supervisor:
                 del self.watched[path]
 
     def end(self, now: float) -> bool:
-        """Ask all processes to end. True when none is left; call it again until then."""
+        """Ask all processes to end, and return True once none is left; call it repeatedly until then."""
         for one in self.watched.values():
             if one.process is not None and not self._is_over(one, now):
                 self._ask_to_end(one, now, "the service ends")
@@ -128,7 +130,7 @@ class Supervisor:
             self._begin_if_due(one, now)
 
     def _may_change(self, one: SupervisedRun) -> bool:
-        """True if the run can continue with its changed file. Otherwise it keeps the settings from before."""
+        """True if the run can continue with its changed file. If not, the run keeps its previous settings."""
         if one.refused == one.file:
             return False
         assert one.file.settings is not None, "a wrong file is no change"
@@ -141,7 +143,7 @@ class Supervisor:
         return True
 
     def _is_over(self, one: SupervisedRun, now: float) -> bool:
-        """True if the process has ended; then the run's state is set."""
+        """True if the run's process has ended; the run's state is then updated."""
         assert one.process is not None, "asked of a process"
         code = one.process.poll()
         if code is None:
@@ -202,7 +204,7 @@ class Supervisor:
         one.note("running")
 
     def _holder(self, one: SupervisedRun) -> SupervisedRun | None:
-        """The other run of the same fleet that has a process, if there is one."""
+        """Return another run of the same fleet that has a process; None if there is none."""
         others = (other for other in self.watched.values() if other is not one and other.process is not None)
         return next((other for other in others if (other.begun or other.file).fleet == one.file.fleet), None)
 

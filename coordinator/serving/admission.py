@@ -1,13 +1,16 @@
-"""Which messages are read: how much one device may send, and how many unknown names are remembered.
+"""Decides which messages the coordinator reads, and how many unknown device names it remembers.
 
 A device may send `MESSAGES` messages at once and `MESSAGES_PER_S` on average, plus one for each chunk that
-we send, because it acknowledges every chunk. Chunks of a transfer that we accepted are free: the sender's
-congestion window limits their rate. Further messages are dropped unread. A device that sends too many of
-them is throttled: for `THROTTLED_S` all its messages are dropped, then it is enrolled again. Presences have
-a budget of their own and never lead to throttling, because an agent sends each of them only once.
+the coordinator sends, because the device acknowledges every chunk. Chunks of an accepted transfer are free:
+the
+sender's congestion window limits their rate. Further messages are dropped unread. A device that sends too
+many
+messages is throttled: for `THROTTLED_S` all its messages are dropped, then it is enrolled again. Presence
+messages have a budget of their own and never lead to throttling, because an agent sends each of them only
+once.
 
 At most `MAX_UNKNOWN` names without an enrolment are remembered. A new name replaces the name that was silent
-for the longest time, if that was at least `MIN_SILENCE_S`.
+for the longest time, if that time was at least `MIN_SILENCE_S`.
 """
 
 import logging
@@ -33,21 +36,21 @@ _BUCKETS = 50_000
 
 
 def message_buckets() -> TokenBuckets:
-    """The message budget of each device."""
+    """Return the message budgets of all devices, one token bucket each."""
     return TokenBuckets(MESSAGES, MESSAGES_PER_S, _BUCKETS)
 
 
 @dataclass
 class Admission:
-    """Decides for each message if it is read.
+    """Decides for each message whether the coordinator reads it.
 
     Attributes:
-        controller: the run controller. It knows the members and counts what is dropped.
+        controller: the run controller; it knows the members and counts dropped messages.
         sessions: the sessions of all devices.
         messages: the message budget of each device.
         timer: a monotonic clock, in seconds.
-        on_throttled: is called with a device's name, and True when throttling begins or False when it ends.
-        forget: is called with the name of an unknown device that is forgotten.
+        on_throttled: called with a device's name, and True when throttling begins or False when it ends.
+        forget: called with the name of an unknown device that is forgotten.
     """
 
     controller: RunController
@@ -67,7 +70,7 @@ class Admission:
     _overflow_lines: TokenBucket = field(default_factory=lambda: TokenBucket(1, 1 / THROTTLED_S))
 
     def admits(self, address: Address, data: bytes) -> bool:
-        """True if the message is read. A message that is not read is counted."""
+        """Return True if the message is read; count it as rejected otherwise."""
         now, device = self.timer(), address.device
         self._end_throttling(now)
         if not self._is_within_limits(address, data, now):
@@ -76,12 +79,17 @@ class Admission:
         return self._is_remembered(device, now)
 
     def look(self, now: float, dropped: int) -> None:
-        """End throttling that is over, and report messages that the full event queue dropped."""
+        """End throttling whose time is over, and report messages that were dropped because the event queue
+        was full.
+        """
         self._end_throttling(now)
         if dropped:
             self.controller.count_refused("overflow", dropped)
             if self._overflow_lines.take(now):
-                log.warning("messages arrive faster than they can be handled: %d were dropped", dropped)
+                log.warning(
+                    "messages arrive faster than the coordinator handles them: it dropped %d",
+                    dropped,
+                )
 
     def _end_throttling(self, now: float) -> None:
         while self._throttled and next(iter(self._throttled.values())) <= now:
@@ -104,19 +112,26 @@ class Admission:
         self.controller.count_refused("surplus", device=device if device in self._members else None)
         if device not in self._throttled and not self._dropped.of(device).take(now):
             who = readable(str(self.sessions.identity(device)))
-            log.warning("%s sends too many messages: all are dropped for %g s", who, THROTTLED_S)
+            log.warning(
+                "%s sends too many messages: the coordinator drops all of them for %g s",
+                who,
+                THROTTLED_S,
+            )
             self._throttled[device] = now + THROTTLED_S
             self.on_throttled(device, True)
 
     def _is_remembered(self, device: str, now: float) -> bool:
-        """True if the name is a member, or is now among the unknown names that are remembered."""
+        """True if the name is a member, or one of the remembered unknown names; a new name is added if space
+        allows.
+        """
         if device in self._members:
             return True
         if device not in self._unknown and not self._make_space(now):
             self.controller.count_refused("stranger")
             if self._unknown_lines.take(now):
                 log.warning(
-                    "%d unknown devices have sent messages: messages of further ones are dropped", MAX_UNKNOWN
+                    "%d unknown devices have sent messages: messages of further unknown devices are dropped",
+                    MAX_UNKNOWN,
                 )
             return False
         self._unknown[device] = now
@@ -124,7 +139,7 @@ class Admission:
         return True
 
     def _make_space(self, now: float) -> bool:
-        """True if one more unknown name can be remembered."""
+        """Return True if one more unknown name can be remembered; forget a long-silent one if needed."""
         while len(self._unknown) >= MAX_UNKNOWN:
             name, heard_at = next(iter(self._unknown.items()))
             member = name in self._members  # it joined since

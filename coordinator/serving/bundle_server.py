@@ -1,4 +1,4 @@
-"""The run's bundle for devices without torch. A child process makes it when the first device asks."""
+"""Serves the run's bundle to devices without torch. A child process makes it when the first device asks."""
 
 import logging
 import threading
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BundleMade:
-    """The result of making the bundle.
+    """The result of making the bundle: its bytes, or the reason why it cannot be made.
 
     Attributes:
-        payload: the bytes of the bundle; None if there is none.
-        problem: the reason why there is none.
-        needed: the features that an agent needs to read it.
+        payload: the bytes of the bundle; None if it cannot be made.
+        problem: the reason why the bundle cannot be made; "" if it can.
+        needed: the features that an agent needs to read the bundle.
     """
 
     payload: bytes | None
@@ -33,18 +33,18 @@ class BundleMade:
 
     @classmethod
     def of(cls, bundle: Bundle) -> "BundleMade":
-        """The bundle, encoded for devices."""
+        """Encode the bundle for devices."""
         operators = {node.op for graph in bundle.graphs.values() for node in graph.nodes}
         return cls(bundle.encoded(), needed=Features(operators=tuple(sorted(operators))))
 
 
 class BundleServer:
-    """Makes the bundle once, and returns it for each device that asks.
+    """Makes the run's bundle once, and returns it to each device that asks.
 
     Args:
         run: the run whose bundle is made.
-        put: takes `BundleMade` from the thread that waits for the child process.
-        say: prints a line for people.
+        put: receives `BundleMade` from the thread that waits for the child process.
+        say: prints a line on the console.
     """
 
     def __init__(self, run: Run, put: Callable[[Any], None], say: Callable[[str], None]) -> None:
@@ -56,13 +56,13 @@ class BundleServer:
 
     @property
     def problem_line(self) -> str | None:
-        """The reason why devices without torch cannot take part; None if no problem is known."""
+        """Why devices without torch cannot take part; None if no problem is known."""
         if self._problem is None:
             return None
         return f"devices without torch cannot take part, no bundle can be made: {self._problem}"
 
     def ask(self, device: str) -> BundleMade | None:
-        """The bundle for a device, or None if it is still being made. Raises StoreError."""
+        """Return the bundle for a device, or None while it is being made. Raises StoreError."""
         if self._made is None and (payload := self._run.store.get(BUNDLE)) is not None:
             self._made = BundleMade.of(read_bundle(payload))  # an earlier process stored it
         if self._made is not None:
@@ -77,7 +77,7 @@ class BundleServer:
         return None
 
     def made(self, event: BundleMade) -> set[str]:
-        """Store the bundle that was made. Returns the devices that wait for it. Raises StoreError."""
+        """Store the finished bundle, and return the devices that wait for it. Raises StoreError."""
         self._making, self._problem = False, None if event.payload else event.problem
         if event.payload is None:
             log.warning("%s", self.problem_line)

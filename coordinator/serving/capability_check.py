@@ -1,4 +1,4 @@
-"""Checks that an agent can read everything that the run sends to it. It is the only place of this check."""
+"""Checks that an agent can read everything that the run sends; no other module checks this."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 def features_needed(enrolment: Enrolment) -> Features:
-    """The features that an agent needs to take part in a run.
+    """Return the features that an agent needs to take part in a run.
 
-    Messages are not among them: the coordinator sends compact messages only to agents that read them. The
-    operators of the run's bundle are checked when an agent asks for the bundle.
+    Message formats are not included, because the coordinator sends compact messages only to agents that read
+    them. Operators of the run's bundle are checked later, when an agent asks for the bundle.
     """
     down = enrolment.downlink.name
     # the coordinator also writes tasks lossless (`coordinator.tasks.downlink`), and encodes their masks
@@ -25,7 +25,7 @@ def features_needed(enrolment: Enrolment) -> Features:
 
 
 def refusal_of(session: DeviceSession, needed: Features, alternatives: Sequence[str] = ()) -> str | None:
-    """The reason why a device gets nothing that needs these features; None if its agent has them all."""
+    """Return the features that a device's agent lacks, as a reason to refuse it; None if it lacks none."""
     lacking = needed.without(session.reads.features)
     if not lacking:
         return None

@@ -1,4 +1,4 @@
-"""Console output of `edge-coordinator serve`: a live view or one line a round, then the report."""
+"""Console output of `edge-coordinator serve`: a live view or one line for each round, then the report."""
 
 import time
 from collections.abc import Iterable
@@ -34,9 +34,9 @@ from fleetune.protocols.settings.run_settings import simulated_keys
 
 
 class LogLines:
-    """Prints a run in lines: one for each round, and one when a round waits for devices for long.
+    """Prints a run line by line: one line for each round, and one if a round waits for devices for long.
 
-    It is used where the output is no terminal.
+    `serve` uses this class if its output is not a terminal.
 
     Args:
         run: the run.
@@ -72,7 +72,7 @@ class LogLines:
 
 
 class LiveScreen:
-    """Shows a run on a terminal: the live view, and lines for people above it.
+    """Shows a run on a terminal: the live view, with messages above it.
 
     Args:
         run: the run.
@@ -118,13 +118,13 @@ class LiveScreen:
 
 
 def say(line: str, console: Console) -> None:
-    """Print a line with the time, above the live view if there is one."""
+    """Print a line with the time; on a terminal it appears above the live view."""
     at = time.strftime("%Y-%m-%d %H:%M:%S")
     console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
-    """Print which run is served and where, and which of its settings have an effect only in simulations."""
+    """Print the run and its broker, and warn of settings that have an effect only in simulations."""
     again = "goes on" if run.resumed else "begins"
     say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
     if ignored := simulated_keys(run.settings):
@@ -132,11 +132,12 @@ def print_start(run: Run, fleet: str, broker: str, console: Console) -> None:
 
 
 def finish(run: Run, reason: str | None, console: Console, following: Following | None = None) -> None:
-    """Write the report of a finished run, or say how a stopped run continues.
+    """Write the report of a finished run, or print how to continue a stopped run.
 
-    Trackers that follow the run receive its summary. A stopped run that is open-ended also gets its
-    summary.json, because it would otherwise never have one. Writing the report takes time. If it is
-    interrupted, serving the run again writes the report.
+    Trackers that follow the run receive its summary. A stopped open-ended run also gets its summary.json,
+    because
+    it has no last round after which to write one. If writing the report is interrupted, the next
+    `edge-coordinator serve` of the run writes it.
 
     Args:
         run: the run.
@@ -162,8 +163,7 @@ def finish(run: Run, reason: str | None, console: Console, following: Following 
 
 
 def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> tuple[Summary, list[Path]]:
-    """Write the report of a run in its present state and print its tables. Returns the summary and the
-    files.
+    """Write a run's report in its present state, print its tables, and return the summary and the files.
 
     Args:
         run: the run.
@@ -187,7 +187,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 
 
 def print_devices(devices: Iterable[DeviceStatus]) -> None:
-    """Print the devices of a run, and those whose claimed number of samples was cut."""
+    """Print a run's devices, and those whose claimed number of samples was reduced."""
     shown = list(devices)
     Console().print(fleet_table(shown))
     for one in shown:

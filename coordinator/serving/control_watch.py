@@ -1,4 +1,4 @@
-"""Watches two things that do not come over the network: the run's control file and the machine's clock."""
+"""Watches the run's control file and the machine's clock."""
 
 import logging
 from collections.abc import Callable
@@ -20,11 +20,11 @@ _Mark = tuple[int, int, int] | None
 
 
 class ControlWatch:
-    """Checks from time to time for requests in the control file, and for changes of the machine's clock.
+    """Checks regularly for requests in the control file, and for jumps of the machine's clock.
 
     Args:
         run: the run.
-        ahead_s: returns by how much the time of day is ahead of the run's clock.
+        ahead_s: function that returns how many seconds the time of day is ahead of the run's clock.
     """
 
     def __init__(self, run: Run, ahead_s: Callable[[], float]) -> None:
@@ -36,7 +36,7 @@ class ControlWatch:
         self._look_at = float("-inf")
 
     def look(self, now: float) -> list[ClockSet | Paused | Stop]:
-        """The events that the run must handle at `now`, in seconds of a monotonic clock."""
+        """Return the events that the run must handle at `now`, in seconds of a monotonic clock."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_EVERY_S
@@ -63,11 +63,13 @@ class ControlWatch:
         try:
             self._control = read_control(self._run.folder)
         except StoreError as problem:
-            log.warning("%s; what was requested before stands", problem)
+            log.warning("%s; earlier pause and stop requests stay in force", problem)
 
 
 def _mark(path: Path) -> _Mark:
-    """Inode, time and size of a file, which change when it is replaced; None if there is no file."""
+    """Return inode, modification time and size of a file; they change when it is replaced. None without a
+    file.
+    """
     try:
         found = path.stat()
     except OSError:

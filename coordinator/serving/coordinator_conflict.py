@@ -1,9 +1,10 @@
 """Detects a second coordinator of the same fleet, and decides which of the two leaves.
 
-Each coordinator announces itself on a topic of its fleet: when it connects, and in answer to another one
-that has to leave. Both apply the same rule. One that only asks leaves before one that serves, and the
-younger leaves before the older. Nothing is retained, so a dead coordinator blocks nobody. A coordinator
-that lost its connection applies the rule when it connects again.
+Each coordinator announces itself on a topic of its fleet: when it connects, and when another coordinator that
+has to leave announces itself. Both apply the same rule. A coordinator that is starting leaves before one that
+already serves devices; of equals, the younger leaves. The broker retains no announcement, so a dead
+coordinator
+blocks no other. A coordinator that lost its connection applies the rule again when it reconnects.
 """
 
 import logging
@@ -35,14 +36,14 @@ MakeTransport = Callable[[EventSink], Transport]
 
 
 class CoordinatorPresence(Message, frozen=True, tag="Here"):
-    """Announces a coordinator to other coordinators of the fleet.
+    """The message with which a coordinator announces itself to other coordinators of the fleet.
 
     Attributes:
-        nonce: an id that is new at every start.
+        nonce: a random id that is new at every start.
         run: the name of its run.
-        host, pid: its machine and process.
+        host, pid: the coordinator's machine and process id.
         since: the time of its start, in seconds of the epoch.
-        serves: True if it serves devices; False if it only asks for others so far.
+        serves: True if it already serves devices; False while it is starting.
     """
 
     nonce: Nonce
@@ -59,16 +60,16 @@ class CoordinatorPresence(Message, frozen=True, tag="Here"):
 
 @dataclass
 class ConflictDetector:
-    """Watches for another coordinator of a fleet until it is closed.
+    """Watches for another coordinator of a fleet until `close`.
 
-    It has its own connection, and the thread of that connection does the work. So it also answers while the
+    The detector has its own connection and works in that connection's thread. So it also answers while the
     coordinator is busy or still starting.
 
     Attributes:
         fleet: the name of the fleet.
-        run: the name of our run.
-        since: the time of our start, in seconds of the epoch.
-        silence_s: the time without an answer after which there is no other coordinator.
+        run: the name of this coordinator's run.
+        since: the start of this coordinator, in seconds since 1970.
+        silence_s: the time without an answer after which the fleet is taken to have no other coordinator.
         timer: a monotonic clock, in seconds.
     """
 
@@ -89,17 +90,17 @@ class ConflictDetector:
         self._news = threading.Event()
 
     def ask(self, make_transport: MakeTransport) -> None:
-        """Ask for other coordinators. `wait` returns when the answer is known."""
+        """Ask for other coordinators of the fleet; `wait` then waits for the answer."""
         self._transport = make_transport(self)
         self._transport.connect()
 
     def take(self, make_transport: MakeTransport) -> None:
-        """Serve the fleet without asking first, because the broker is ours and new."""
+        """Serve the fleet without asking, because this process has just started the broker."""
         self._serves = True
         self.ask(make_transport)
 
     def wait(self) -> None:
-        """Wait until the answer is known, or until the broker turns out to be out of reach.
+        """Wait until it is known whether the fleet has another coordinator, or the broker cannot be reached.
 
         Raises:
             SettingError: the fleet has another coordinator.
@@ -115,13 +116,13 @@ class ConflictDetector:
         self.check()
 
     def on_rival(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, possibly in another thread, when a coordinator is found that has priority over us."""
+        """Call `tell`, possibly in another thread, when a coordinator is found that has priority."""
         self._tell = tell
         if self._rival:
             tell()
 
     def check(self) -> None:
-        """Raise SettingError if a coordinator was found that has priority over us."""
+        """Raise SettingError if a coordinator with priority over this one was found."""
         if self._rival is None:
             return
         other, since = self._rival, time.strftime("%Y-%m-%d %H:%M", time.localtime(self._rival.since))
@@ -137,7 +138,7 @@ class ConflictDetector:
             self._transport = None
 
     def put(self, event: Any) -> None:
-        """Handle an event of the transport."""
+        """Handle an event of the connection to the broker."""
         match event:
             case Connected():
                 self._out_of_reach = False
@@ -154,7 +155,7 @@ class ConflictDetector:
         try:
             other = msgspec.json.decode(data, type=CoordinatorPresence)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            log.debug("no coordinator's word: %r", data[:100])
+            log.debug("ignored a message on the coordinators' topic that cannot be read: %r", data[:100])
             return
         if other.nonce == self._nonce:
             self._heard_ourselves_at = min(self._heard_ourselves_at, self.timer())

@@ -1,4 +1,4 @@
-"""Messages from devices: each is admitted, read, and handed to the part that handles it."""
+"""Handles messages from devices: admits each, reads it, and passes it to the responsible part."""
 
 import logging
 import time
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class DeviceMessages:
-    """Handles what comes from the broker, and notes when the broker is out of reach.
+    """Handles events from the broker, and records when the broker cannot be reached.
 
     Args:
         run: the run.
         admission: decides which messages are read.
         exchange: tasks and replies, with the sessions of all devices.
-        joining: devices that come and go.
-        files: bundle and backbone.
-        rejected: counts and logs what is rejected.
+        joining: handles devices that connect and disconnect.
+        files: sends bundle and backbone.
+        rejected: counts and logs rejected messages.
 
     Attributes:
-        outage: the outage of the broker; None while it is reached.
+        outage: the present outage of the broker; None while it can be reached.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DeviceMessages:
         self._rejected = rejected
 
     def handle(self, event: Any) -> None:
-        """Handle an event of the transport, or a bundle that was made. Raises StoreError."""
+        """Handle an event of the transport, or a finished bundle. Raises StoreError."""
         try:
             match event:
                 case Connected():
@@ -78,17 +78,19 @@ class DeviceMessages:
             self._rejected.note(problem)
 
     def _answer_ping(self, address: topics.Address, data: bytes, ping: wire.Ping) -> None:
-        """Answer on each channel of the device, which tests its rights to read and write."""
+        """Answer a ping on each channel of the device, so that the agent can test its rights to read and
+        write.
+        """
         if self._admission.admits(address, data):
             channels = (*topics.TO_DEVICE, topics.PROBE)
             self._exchange.transfers.publish_on(address.device, channels, wire.Pong(ping.nonce))
 
     def _note_outage(self, reason: str | None) -> None:
-        """Note why the broker is out of reach, or (None) that it is reached."""
+        """Record why the broker cannot be reached, or None when it can be reached again."""
         if reason is None and self.outage is None:
             return
         if reason is not None:
-            log.warning("not connected: %s", reason)
+            log.warning("no connection to the broker: %s; the coordinator keeps trying", reason)
         since = time.time() if self.outage is None else self.outage.since
         self.outage = None if reason is None else Outage(since, reason)
         write_outage(self._run.store, self.outage)
@@ -124,7 +126,7 @@ class DeviceMessages:
 
     def _take_chunk(self, session: DeviceSession | None, data: bytes) -> None:
         if session is None:
-            raise PacketForeign("a chunk before any offer")
+            raise PacketForeign("a chunk of a transfer that the device has not offered")
         self._exchange.advance(session, session.link.take_chunk(data, self._exchange.timer()))
 
     def _dispatch(self, session: DeviceSession, message: wire.FromDevice) -> None:

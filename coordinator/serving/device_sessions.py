@@ -1,4 +1,4 @@
-"""The session of each device: its transfers, its presence, and what it reported about the open round."""
+"""The session of each device: its transfers, its presence, and its reports on the open round."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,24 +21,24 @@ from fleetune.protocols.wire.peer_link import PeerLink
 
 @dataclass
 class DeviceSession:
-    """One device, from its first message to this process on.
+    """What this process knows of one device since the device's first message.
 
     Attributes:
-        identity: who the device is.
+        identity: the device's id, name, and how it is known.
         link: the transfers in both directions.
         instance: id of the agent's process; a new one means that the agent was restarted.
         agent: program and version of the agent.
-        reads: what the agent reads.
-        online: True if its last presence says so.
-        is_duplicate: True if the connected agent was told to leave, because another device holds the name.
-        enrolled: True if it has the run's enrolment, sent by this process or confirmed to it.
-        stage: what the device reports that it is doing; "" for nothing.
-        progress: the finished part of that, from 0 to 1.
+        reads: the formats and features that the agent can read.
+        online: True if the device's last presence message reports it connected.
+        is_duplicate: True if the connected agent must leave, because another device holds the name.
+        enrolled: True if this process sent the run's enrolment, or the device confirmed that it has it.
+        stage: the activity that the device reports; "" for none.
+        progress: finished fraction of that activity, from 0 to 1.
         measured: the measured and the predicted cost of the open round, as the device reported them.
-        offered_at: the time at which it offered the update that is arriving.
-        download_s: the time that its task took to arrive.
+        offered_at: the time at which the device offered the update that is arriving.
+        download_s: the time that the device's task took to arrive.
         task_attempt: the attempt at a round of the latest task that this process sent.
-        requests: for each thing that it asked for, the attempt and how often (see `count_request`).
+        requests: attempt and number of requests, for each kind of request (see `count_request`).
     """
 
     identity: Identity
@@ -67,15 +67,15 @@ class DeviceSession:
         memory: MemoryBudget,
         lacks: Callable[[Offer], str | None],
     ) -> Self:
-        """The session of a device that sent its first message.
+        """Return the session of a device that sent its first message.
 
         Args:
             device: the device's id.
             folder: folder for payloads that arrive from it.
-            max_bytes: length of the longest payload that it may send.
-            objects: returns the reason why a transfer is rejected, or None.
+            max_bytes: length of the longest payload that the device may send.
+            objects: function that returns the reason why a transfer is rejected, or None.
             memory: the memory for small payloads of all devices.
-            lacks: returns the reason why there is no disk space for an offer, or None.
+            lacks: function that returns the reason why there is no disk space for an offer, or None.
         """
         parts = buffered_parts(part_folder(folder), memory)
         inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
@@ -88,12 +88,12 @@ class DeviceSession:
 
     @property
     def is_busy(self) -> bool:
-        """True if a transfer to or from the device is open, or if it reports that it works."""
+        """True if a transfer to or from the device is open, or the device reports that it works."""
         return bool(self.link.outbox) or self.link.inbox.progress is not None or bool(self.stage)
 
     @property
     def activity(self) -> Activity | None:
-        """What the device is busy with, as far as its messages show."""
+        """The device's present activity, as far as its messages show; None if unknown."""
         if not self.online:
             return None
         if self.link.outbox.progress is not None:
@@ -103,20 +103,20 @@ class DeviceSession:
         return Activity(self.stage, self.progress) if self.stage else None
 
     def count_request(self, what: str, attempt: RoundAttempt = NEVER) -> int:
-        """Count a request, and return how often the device asked for this during this attempt."""
+        """Count a request, and return how often the device has made it during this attempt."""
         before, times = self.requests.get(what, (attempt, 0))
         times = times + 1 if before == attempt else 1
         self.requests[what] = attempt, times
         return times
 
     def reset_measurements(self) -> None:
-        """Forget what was measured for the task before, because a new task is sent."""
+        """Clear what the device measured for its previous task, because a new task is sent."""
         self.measured = self.offered_at = self.download_s = None
 
     def actual(self, now: float) -> RoundCost:
-        """The cost of the device's part in the round, if its update arrived at `now`.
+        """Return the cost of the device's part in the round, given that its update arrived at `now`.
 
-        The coordinator's own times fill in what the device did not report.
+        The coordinator's own measurements replace times that the device did not report.
         """
         upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
         reported = self.measured.actual if self.measured else RoundCost()
@@ -125,16 +125,16 @@ class DeviceSession:
 
     @property
     def predicted(self) -> RoundCost:
-        """The cost that the device predicted for its part in the round."""
+        """Return the cost that the device predicted for its part in the round."""
         return self.measured.predicted if self.measured else RoundCost()
 
 
 class DeviceSessions(dict[str, DeviceSession]):
-    """The sessions of all devices heard since the start, by id.
+    """The sessions of all devices that sent a message since this process started, by id.
 
     Attributes:
         memory: the memory for small payloads that arrive.
-        incoming_bytes: bytes of all open transfers from devices that are still missing.
+        incoming_bytes: bytes that have yet to arrive of all open transfers from devices.
     """
 
     def __init__(self) -> None:
@@ -145,12 +145,12 @@ class DeviceSessions(dict[str, DeviceSession]):
         self._missing: dict[str, int] = {}
 
     def identity(self, device: str) -> Identity:
-        """Who a device is, as far as it has introduced itself."""
+        """Return a device's id, name and how it is known, as far as it has introduced itself."""
         session = self.get(device)
         return Identity.of(device) if session is None else session.identity
 
     def refresh(self, session: DeviceSession) -> None:
-        """Note if the session is busy and how much of its payload is missing, after each message."""
+        """Update, after a message, whether the session is busy and how many bytes have yet to arrive."""
         (self._busy.add if session.is_busy else self._busy.discard)(session.device)
         self._expect(session.device, session.link.inbox.missing_bytes)
 
@@ -163,11 +163,11 @@ class DeviceSessions(dict[str, DeviceSession]):
             self._expect(device, 0)
 
     def busy(self) -> list[DeviceSession]:
-        """Sessions with an open transfer or a device at work, by ascending id."""
+        """Return the sessions with an open transfer or a device at work, by ascending id."""
         return [self[device] for device in sorted(self._busy)]
 
     def activities(self) -> dict[str, Activity]:
-        """What each busy device does, by id."""
+        """Return the activity of each busy device, by id."""
         found = {device: session.activity for device, session in self.items()}
         return {device: activity for device, activity in found.items() if activity is not None}
 

@@ -1,7 +1,7 @@
-"""Disk space for payloads that arrive: checked before an offer is accepted.
+"""Checks that the disk has space for an incoming payload before its offer is accepted.
 
 A payload needs its size twice: in its part file, and in its row of the run's store. Part files of an
-earlier process are useful only if their devices come back soon.
+earlier process are useful only if their devices reconnect soon.
 """
 
 import shutil
@@ -20,13 +20,13 @@ _LEAST_SHARE = 50  # of a small disk, one part in this many is kept free instead
 
 
 def no_space_reason(offer: Offer, sessions: DeviceSessions, folder: Path) -> str | None:
-    """The reason why there is no space for an offered payload; None if there is.
+    """Return why the disk has no space for an offered payload; None if it has.
 
     Part files that no open transfer uses are removed first if space is short.
 
     Args:
-        offer: an offer of a wanted payload, of which nothing has arrived yet.
-        sessions: the sessions of all devices; space for their open transfers is reserved.
+        offer: the offer of a wanted payload that has not begun to arrive.
+        sessions: the sessions of all devices; space is reserved for their open transfers.
         folder: the folder of the run.
     """
     wanted_bytes = 2 * (offer.num_bytes + sessions.incoming_bytes)
@@ -42,7 +42,7 @@ def no_space_reason(offer: Offer, sessions: DeviceSessions, folder: Path) -> str
 
 
 def remove_old_parts(folder: Path, *, but: set[str], older_than_s: float = 0.0) -> None:
-    """Remove part files, except those of the transfers `but` and those written in the last `older_than_s`."""
+    """Remove part files, except those in `but` and those written in the last `older_than_s` seconds."""
     for path in (folder / INCOMING).glob("*/*.part"):
         if path.stem not in but and time.time() - path.stat().st_mtime >= older_than_s:
             files.remove(path, durable=False)

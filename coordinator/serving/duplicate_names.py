@@ -1,10 +1,10 @@
-"""Decides which agent may use a device's name when several agents use it.
+"""Decides which agent may use a device's name when several agents use the same name.
 
-A broker lets one client connect by a name at a time, and disconnects the one before. An agent that starts
-after another has ended is a restart. An agent that comes back after another took its name proves that both
-run, so two devices share one name. The agent that held the name first keeps it. The others are told to wait.
+A broker allows one connection for each name, and closes the earlier one. An agent that starts after another
+has ended is a restart. An agent that reconnects after another took its name proves that both run, so two
+devices share one name. The agent that held the name first keeps it. The other agents must wait.
 
-There is no clock and no network here: times in seconds of a monotonic clock go in, decisions come out.
+This module has no clock and no network: times in seconds of a monotonic clock are arguments.
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +21,10 @@ class _Claim:
     """One agent's claim to a name.
 
     Attributes:
-        seen_at: the time when it last connected.
-        replaced_at: the time when another agent took the name; None while it holds the name or waits.
-        wait_s: the seconds that it was last told to wait; 0 if it never was.
-        holder_seen_at: the time when the holder had last connected, at the moment this agent was told to
-            wait.
+        seen_at: the time at which the agent last connected.
+        replaced_at: the time at which another agent took the name; None while this agent holds it or waits.
+        wait_s: the latest waiting time that was requested of the agent, in seconds; 0 if none was.
+        holder_seen_at: the time of the holder's latest connection when this agent was asked to wait.
     """
 
     seen_at: float
@@ -36,7 +35,7 @@ class _Claim:
 
 @dataclass
 class _Name:
-    """All claims to one name, by agent instance, the first one first."""
+    """All claims to one name, by agent instance; the earliest claim is first."""
 
     holder: str
     claims: dict[str, _Claim]
@@ -50,7 +49,7 @@ class DuplicateNames:
         self._names: dict[str, _Name] = {}
 
     def connected(self, device: str, instance: str, now: float) -> float:
-        """Note that an agent connects by this name.
+        """Record that an agent connects by this name, and return how long it must stay away.
 
         Args:
             device: the name.
@@ -83,7 +82,7 @@ class DuplicateNames:
         return name is not None and bool(name.second)
 
     def look(self, now: float) -> list[str]:
-        """The names that only one agent uses from now on."""
+        """Return the names that have become unique: only one agent still uses them."""
         again = []
         for device, name in self._names.items():
             if name.second:
@@ -92,7 +91,7 @@ class DuplicateNames:
         return again
 
     def forget(self, device: str) -> None:
-        """Forget a name that no device of the run has."""
+        """Forget a name that no device of the run uses."""
         self._names.pop(device, None)
 
     def _wait(self, name: _Name, instance: str) -> float:

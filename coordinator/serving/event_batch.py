@@ -1,4 +1,4 @@
-"""A batch of events that is one transaction: effects outside the store wait until it is committed."""
+"""Handles several events in one transaction; effects outside the store wait until it is committed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ class EventBatch:
 
     @contextmanager
     def committed(self, store: RunStore) -> Iterator[None]:
-        """Make one transaction of all steps inside, then call the effects in their order.
+        """Run the steps inside this context in one transaction, then call the delayed effects in their order.
 
         Raises:
-            StoreError: the transaction cannot be committed. No effect was called.
+            StoreError: the transaction cannot be committed; no effect is called.
         """
         waiting: list[Callable[[], None]] = []
         self._waiting = waiting

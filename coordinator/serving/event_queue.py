@@ -12,18 +12,18 @@ MAX_EVENTS = 256  # the most events in one transaction
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop serving. The run continues at the next start."""
+    """Event: stop serving. The run continues at the next start."""
 
 
 @dataclass(frozen=True)
 class TimerDue:
-    """A timer is due. Events before this one in the queue may be the answers that it waits for."""
+    """Event: a timer is due. Answers that the timer waits for may stand before this event in the queue."""
 
 
 class Timers:
-    """Finds the next of thousands of timers. Each name has one timer.
+    """Finds the next due timer among thousands. Each name has one timer.
 
-    Moving a timer to a later time costs nothing: its old entry in the heap is corrected when that comes up.
+    Moving a timer to a later time costs nothing: its heap entry is corrected when it reaches the top.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Timers:
         self._listed: dict[str, float] = {}  # the earliest heap entry of each name; later entries are ignored
 
     def set(self, name: str, at: float | None) -> None:
-        """Set the timer of `name`, in place of an earlier one; None removes it."""
+        """Set the timer of `name`, and replace an earlier one; None removes the timer."""
         if at is None:
             self._wanted.pop(name, None)
             return
@@ -42,11 +42,11 @@ class Timers:
 
     @property
     def next_at(self) -> float | None:
-        """A time before which no timer is due; None if there is no timer."""
+        """Return a time before which no timer is due; None if there is no timer."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[str]:
-        """Yield each name whose timer is due. The timer is then removed."""
+        """Yield each name whose timer is due at `now`, and remove the timer."""
         while self._heap and self._heap[0][0] <= now:
             at, name = heapq.heappop(self._heap)
             if self._listed.get(name) != at:
@@ -87,9 +87,9 @@ class EventQueue:
         self._ringing = False
 
     def take(self, wait_s: float) -> list[Any]:
-        """Up to `MAX_EVENTS` events, none after `Stop`.
+        """Return up to `MAX_EVENTS` events, none after `Stop`.
 
-        It waits for the first event, at most `wait_s` and until a timer is due.
+        This call waits for the first event, for at most `wait_s` seconds or until a timer is due.
         """
         next_at = self.timers.next_at
         if next_at is not None and not self._ringing:
@@ -106,6 +106,6 @@ class EventQueue:
         return taken
 
     def due(self) -> Iterator[str]:
-        """The names whose timers are due, when `TimerDue` is handled."""
+        """Yield the names whose timers are due; called when `TimerDue` is handled."""
         self._ringing = False
         return self.timers.due(self._timer())

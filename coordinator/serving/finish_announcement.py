@@ -16,9 +16,9 @@ class FinishAnnouncement:
     """Sends the last message of a run to every device.
 
     Attributes:
-        transport: the connection to the broker, or one that tries to connect.
+        transport: the connection to the broker; it may still be connecting.
         fleet: the name of the fleet.
-        finish: the message.
+        finish: the message that ends the run.
         waiting: devices that may be connected and have not confirmed the message.
         absent: members of the run that are not connected.
     """
@@ -33,10 +33,11 @@ class FinishAnnouncement:
         self._uncertain = {*self.waiting, *self.absent}  # all that have not confirmed, connected or not
 
     def say(self, events: "queue.SimpleQueue[Any]", until: float, timer: Callable[[], float]) -> None:
-        """Send the message to connected devices and to those that connect meanwhile.
+        """Send the last message to connected devices and to devices that connect meanwhile.
 
-        It returns when all have confirmed, at the latest at `until`. For all others the broker keeps the
-        message.
+        This call returns when all devices have confirmed, at the latest at `until`. For other devices the
+        broker
+        stores the message.
         """
         self._tell_all()
         while self.waiting and timer() < until:

@@ -1,4 +1,4 @@
-"""Devices that join, come back or leave, and agents that share one device id."""
+"""Handles devices that join, reconnect or leave, and agents that share one device id."""
 
 import logging
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Joining:
-    """Enrols devices that connect, and reports those that are ready or gone.
+    """Enrols devices that connect, and reports devices that are ready or gone.
 
     Attributes:
         run: the run.
         sessions: the sessions of all devices.
         exchange: reports events to the run controller and sends payloads.
-        rejected: logs within limits.
-        requests: limits how often a device may ask for the same.
+        rejected: logs rejections, within limits.
+        requests: limits how often a device may repeat a request.
         known_by: how the coordinator knows the devices of this broker.
     """
 
@@ -52,17 +52,19 @@ class Joining:
 
     @property
     def present(self) -> set[str]:
-        """Devices that may be connected: online ones, and members that this process has not heard yet."""
+        """Return devices that may be connected: online ones, and members not heard since this process
+        started.
+        """
         unheard = {device for device in self.run.controller.members if device not in self.sessions}
         return unheard | {device for device, session in self.sessions.items() if session.online}
 
     @property
     def absent(self) -> set[str]:
-        """Members of the run that are not connected."""
+        """Return the members of the run that are not connected."""
         return set(self.run.controller.members) - self.present
 
     def note_presence(self, session: DeviceSession, presence: wire.Presence) -> None:
-        """Enrol a device that connected, or report one that is gone."""
+        """Enrol a device that connected, or report a device that is gone."""
         online, instance = presence.online, presence.instance
         if not online and instance != session.instance:
             return  # the broker reports an agent that had lost the id before
@@ -85,7 +87,7 @@ class Joining:
             self._enrol(session)
 
     def _note_introduction(self, session: DeviceSession, presence: wire.Presence) -> None:
-        """Note who the device is and what its agent reads, if the presence says so."""
+        """Store the device's identity and what its agent can read, if the presence message has them."""
         if presence.online:
             name = session.device if presence.name is UNSET else wire.readable(presence.name)
             session.identity = Identity(session.device, name or session.device, self.known_by)
@@ -93,7 +95,7 @@ class Joining:
             session.reads = ONLY_THE_MINIMUM if presence.reads is UNSET else presence.reads
 
     def note_ready(self, session: DeviceSession, ready: wire.Ready) -> None:
-        """Check a device's report, and report the device as ready.
+        """Check a device's report, and record the device as ready.
 
         Raises:
             PacketError: the report is not plausible, see `check_ready`.
@@ -106,9 +108,10 @@ class Joining:
         self.exchange.report(DeviceReady(ready.report, base, session.agent, session.identity))
 
     def note_left(self, session: DeviceSession, run: str) -> None:
-        """Enrol a device again that left this run because somebody announced its end.
+        """Enrol a device again that left because a message announced the end of this run.
 
-        The announcement came from an earlier coordinator or from a stranger. The broker may still keep it
+        The announcement came from an earlier coordinator or from an unknown client. The broker may still
+        retain it
         for the device, so it is removed first.
         """
         self.exchange.transfers.clear_retained(session.device)
@@ -122,7 +125,7 @@ class Joining:
         self._enrol(session)
 
     def note_throttled(self, device: str, throttled: bool) -> None:
-        """Drop a device that is throttled from now on, or enrol it again."""
+        """Drop a device whose throttling begins, or enrol it again when throttling ends."""
         session = self.sessions.get(device)
         if session is not None and throttled:
             self._drop(session)
@@ -135,12 +138,12 @@ class Joining:
         self._names.forget(device)
 
     def look(self, now: float) -> None:
-        """Note names that only one device uses any more."""
+        """Record names that only one device still uses."""
         for device in self._names.look(now):
             self._note_shared(device)
 
     def _note_shared(self, device: str) -> None:
-        """Log and store a change: several devices use one name, or only one still does."""
+        """Log and store that several devices use one name, or that only one device still uses it."""
         line = (
             f"two devices use the id {device}: the first one keeps it, the other is asked to wait; start one"
             " of them with another --device"
@@ -149,7 +152,7 @@ class Joining:
         if shared == (device in self._shared):
             return
         (self._shared.add if shared else self._shared.discard)(device)
-        log.warning("%s", line if shared else f"only one device uses the id {device} now")
+        log.warning("%s", line if shared else f"only one device still uses the id {device}")
         note_trouble(self.run.store, f"id {device}", line if shared else None)
 
     def _drop(self, session: DeviceSession) -> None:
@@ -158,7 +161,7 @@ class Joining:
         self.exchange.report(DeviceGone(session.device))
 
     def _enrol(self, session: DeviceSession) -> None:
-        """Send the run to a device, unless its agent lacks a feature that the run needs."""
+        """Send the run's enrolment to a device, or refuse the device if its agent lacks a needed feature."""
         refusal = refusal_of(session, self._needed, ["choose other encodings in the run's [encoding]"])
         if refusal is not None:
             self._refuse(session, refusal)
@@ -169,7 +172,9 @@ class Joining:
         self.exchange.advance(session, items)
 
     def _refuse(self, session: DeviceSession, refusal: str) -> None:
-        """Tell a device why it is not admitted. Only members, whose number is limited, are stored."""
+        """Send a device the reason why it is refused. The reason is stored only for members, whose number is
+        limited.
+        """
         if session.enrolled:  # its agent was replaced by another one
             self._drop(session)
         self.exchange.transfers.publish_on(
@@ -182,9 +187,10 @@ class Joining:
             self.exchange.report(Declined(session.device, *NEVER, refusal))
 
     def _limit_requests(self, session: DeviceSession) -> None:
-        """Leave a device out of the round that reports ready again and again although it has its task.
+        """Drop a device from the round if it reports ready too often although it already has its task.
 
-        A device may report ready before its reply, with new values or because it cannot read the task.
+        A device may report ready a few times before its reply: with new values, or because it cannot read the
+        task.
         """
         attempt = self.run.controller.awaited_attempt(session.device)
         if attempt is None or attempt != session.task_attempt or session.download_s is None:

@@ -1,4 +1,4 @@
-"""Checks of what devices report and offer, before the run controller hears of it."""
+"""Checks devices' reports and offers before the run controller receives them."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from fleetune.protocols.wire.messages import Ready, TransferKey
 
 
 def open_session(run: Run, device: str, sessions: DeviceSessions) -> DeviceSession:
-    """Add a session for a device that sent its first message."""
+    """Create the session of a device that sent its first message."""
     limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
     objects, lacks = (
         partial(offer_rejection, run, device),
@@ -25,38 +25,39 @@ def open_session(run: Run, device: str, sessions: DeviceSessions) -> DeviceSessi
 
 
 def check_ready(ready: Ready, session: DeviceSession, run: Run) -> None:
-    """Check a device's report.
+    """Check that a device's report is plausible and comes from an enrolled device.
 
-    Anybody can make up a name. So a report counts only if the device's presence is at the broker, and if the
-    device confirmed the enrolment that was sent to its own topic.
+    Any client can invent a device name. So a report counts only if the device is present at the broker and
+    has
+    confirmed the enrolment that was sent to its own topic.
 
     Raises:
         PacketForeign: the report names another device or model, or the device was not enrolled.
-        PacketError: an extension of the run does not admit the report (`coordinator.extensions`).
+        PacketError: an extension of the run rejects the report (`coordinator.extensions`).
     """
     report, model = ready.report, run.enrolment.spec.hash
     if report.device != session.device:
-        raise PacketForeign(f"ready in the name of {report.device!r}")
+        raise PacketForeign(f"the report names another device: {report.device!r}")
     if ready.model_hash != model:
-        raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
+        raise PacketForeign(f"the report is for model {ready.model_hash!r}, but the run's model is {model}")
     run.controller.admit(report)
     if not (session.online and session.enrolled):
-        raise PacketForeign("ready before it was enrolled")
+        raise PacketForeign("the device reports ready, but it was not enrolled")
 
 
 def check_decline(number: int, session: DeviceSession, run: Run) -> None:
-    """Check that a device which declines the whole run (round 0) was enrolled, because the answer is stored.
+    """Check that a device that declines the whole run (round 0) was enrolled, because the answer is stored.
 
     Raises:
         PacketForeign: the device was not enrolled.
     """
     known = session.device in run.controller.members
     if number == 0 and not known and not (session.online and session.enrolled):
-        raise PacketForeign("declines a run before it was enrolled")
+        raise PacketForeign("the device declines the run, but it was not enrolled")
 
 
 def offer_rejection(run: Run, device: str, key: TransferKey) -> str | None:
-    """The reason why an offer is rejected before any byte of it is sent; None if it is accepted."""
+    """Return why an offer is rejected before any byte of it is sent; None if it is accepted."""
     if key.kind != "update":
         return f"a coordinator takes no {key.kind}"
     if key.run != run.enrolment.run:

@@ -1,7 +1,7 @@
-"""Buffers for payloads that arrive: in memory for small ones, in a file for long ones.
+"""Buffers for incoming payloads: in memory for small payloads, in a file for long ones.
 
-Each complete reply is stored in the run's store before it is acknowledged. A file that is made, synced and
-removed for each small update would be wasted. After a crash the device sends its payload again.
+Each complete reply is stored in the run's store before it is acknowledged. So a file for each small update
+would be wasted work. After a crash the device sends its payload again.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ BUDGET_BYTES = 64 * 1024 * 1024
 
 
 class MemoryBudget:
-    """The memory that all small payloads of a fleet may use together."""
+    """The memory that all small incoming payloads of a fleet may use together."""
 
     def __init__(self, num_bytes: int = BUDGET_BYTES) -> None:
         self.left_bytes = num_bytes
 
 
 class PayloadBuffer:
-    """A `Part` that is in memory, and moves to `file` when the memory budget is used up."""
+    """A `Part` in memory that moves to `file` when the memory budget is used up."""
 
     def __init__(self, file: PartFile, room: MemoryBudget) -> None:
         self._file = file
@@ -67,8 +67,9 @@ class PayloadBuffer:
 
 
 def buffered_parts(files: Callable[[Offer], PartFile], room: MemoryBudget) -> Callable[[Offer], Part]:
-    """Make parts like `files` does, but in memory for small payloads.
+    """Wrap `files`, so that small payloads are buffered in memory instead of in files.
 
-    A long payload takes minutes over a slow uplink. It is in a file, so that a restart loses nothing of it.
+    A long payload takes minutes over a slow uplink. It stays in a file, so that a restart loses no part of
+    it.
     """
     return lambda offer: PayloadBuffer(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)

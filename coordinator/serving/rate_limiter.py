@@ -1,4 +1,4 @@
-"""Token buckets, which limit how much one device may ask of the coordinator."""
+"""Token buckets that limit how many messages or requests one device may send."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ class TokenBucket:
     """A bucket that holds at most `size` tokens and gains `rate` tokens a second. It starts full.
 
     Attributes:
-        size: the tokens that may be taken at once.
-        rate: tokens a second.
+        size: number of tokens that may be taken at once.
+        rate: number of tokens gained in a second.
         refused: the number of failed attempts since the last success.
     """
 
@@ -21,7 +21,7 @@ class TokenBucket:
     _seen_at: float = 0.0
 
     def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Take tokens. True if there were enough; `now` is in seconds of a monotonic clock."""
+        """Take tokens, and return True if there were enough; `now` is in seconds of a monotonic clock."""
         level = self.size if self._level is None else self._level + (now - self._seen_at) * self.rate
         self._level, self._seen_at = min(self.size, level), now
         if self._level < tokens:
@@ -38,7 +38,7 @@ class TokenBucket:
 
 
 class TokenBuckets:
-    """One bucket for each name. At most `most` are kept, those used last."""
+    """One bucket for each name; only the `most` recently used buckets are stored."""
 
     def __init__(self, size: float, rate: float, most: int = 10_000) -> None:
         self._size, self._rate, self._most = size, rate, most

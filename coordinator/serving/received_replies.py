@@ -24,13 +24,14 @@ def receive_reply(
     timer: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[str | None, list[Outcome]]:
-    """Hand a reply to the run controller. Returns the reason for a refusal (or None) and the outcomes.
+    """Pass a complete reply to the run controller; return the reason of a refusal (or None) and the outcomes.
 
-    A reply that does not count is acknowledged all the same, so that the device does not offer it again. Only
-    damaged or implausible replies are refused.
+    Only damaged or implausible replies are refused. A reply that does not count, e.g. a late one, is
+    acknowledged
+    like any other, so that the device does not offer it again.
 
     Args:
-        session: the session of the device that sent it.
+        session: the session of the device that sent the reply.
         arrived: the reply.
         controller: the run controller.
         rejected: logs a reply that is refused.

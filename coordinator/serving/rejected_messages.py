@@ -1,8 +1,8 @@
-"""Counts every message that is rejected, and logs a limited number of them.
+"""Counts every rejected message, and logs a limited number of them.
 
 A device may cause `LINES` log lines at once and one more every ten seconds; all devices together may cause
-ten times as many. A line says how many lines before it were left out. So a flood of junk shows its sender
-in the log without filling the disk.
+ten times as many. A line reports how many lines were left out before it. So the log names the sender of a
+flood of junk without filling the disk.
 """
 
 import logging
@@ -26,9 +26,9 @@ class RejectedMessages:
     """Counts and logs rejected messages.
 
     Attributes:
-        count: is called with the kind of each rejected message.
+        count: called with the kind of each rejected message.
         timer: a monotonic clock, in seconds.
-        identity: returns who a device is.
+        identity: function that returns a device's id and name.
     """
 
     count: Callable[[str], None]
@@ -38,13 +38,13 @@ class RejectedMessages:
     _all: TokenBucket = field(default_factory=lambda: TokenBucket(10 * LINES, 10 * LINES_A_SECOND))
 
     def note(self, problem: PacketError, device: str = "") -> None:
-        """Count and log a rejected message; `device` is "" if the sender is not known."""
+        """Count and log a rejected message; `device` is "" if the sender is unknown."""
         self.count(type(problem).__name__)
         sender = f"{self.identity(device)}: " if device else ""
         self.say(logging.WARNING, device, f"refused: {sender}{problem}")
 
     def blame(self, device: str, fault: Exception) -> str:
-        """Log an unexpected error that a message caused. Returns the reason to send to the device."""
+        """Log an unexpected error that a message caused, and return the reason to send to the device."""
         self.count(type(fault).__name__)
         self.say(
             logging.ERROR, device, f"{self.identity(device)}: {unexpected(fault)}; what it sent is refused"
@@ -53,7 +53,7 @@ class RejectedMessages:
         return f"unexpected {type(fault).__name__}; the coordinator's log has more"
 
     def say(self, level: int, device: str, line: str) -> None:
-        """Log a line about a device, unless the device or all together used up their lines."""
+        """Log a line about a device, unless the device, or all devices together, have used up their lines."""
         own, now = self._devices.of(device), self.timer()
         before = own.refused
         if not own.take(now) or not self._all.take(now):

@@ -1,4 +1,4 @@
-"""A limit for devices that ask for the same thing again and again."""
+"""Limits devices that repeat the same request endlessly."""
 
 import logging
 from collections.abc import Callable
@@ -11,10 +11,10 @@ MAX_REQUESTS = 5  # answers to one request until the device connects again
 
 
 class RepeatedRequests:
-    """Counts requests of devices, and stops answering those that do not end.
+    """Counts the requests of devices, and stops answering a request that is repeated too often.
 
     Args:
-        count: counts a rejected request of a device, by kind.
+        count: called to count a rejected request of a device, by kind.
         rejected: logs the first request that is not answered.
     """
 
@@ -23,9 +23,9 @@ class RepeatedRequests:
         self._rejected = rejected
 
     def is_too_many(self, session: DeviceSession, what: str, attempt: RoundAttempt = NEVER) -> bool:
-        """Count a request. True if the device asked for this more than `MAX_REQUESTS` times.
+        """Count a request; True if the device has now made it more than `MAX_REQUESTS` times.
 
-        The count starts again when the device connects again, and at another attempt at a round.
+        The count restarts when the device reconnects, and at each new attempt at a round.
         """
         times = session.count_request(what, attempt)
         if times <= MAX_REQUESTS:

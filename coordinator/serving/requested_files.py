@@ -1,4 +1,4 @@
-"""The bundle and the backbone of a run's model, for devices that ask for them."""
+"""Sends the bundle and the backbone of a run's model to devices that ask for them."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class RequestedFiles:
         sessions: the sessions of all devices.
         exchange: sends payloads, and reports the end of the run.
         bundles: makes the bundle.
-        requests: limits how often a device may ask for the same.
+        requests: limits how often a device may repeat a request.
     """
 
     run: Run
@@ -55,7 +55,7 @@ class RequestedFiles:
             self._send_backbone(session)
 
     def note_made(self, event: BundleMade) -> None:
-        """Keep the bundle, or the reason why there is none, and send it to the devices that wait."""
+        """Store the finished bundle, or the reason why it cannot be made, and answer the waiting devices."""
         waiting = self.bundles.made(event)
         note_trouble(self.run.store, "bundle", self.bundles.problem_line)
         for device in waiting & self.sessions.keys():
@@ -84,7 +84,7 @@ class RequestedFiles:
     def _send_backbone(self, session: DeviceSession) -> None:
         spec = self.run.enrolment.spec
         if spec.backbone is UNSET:
-            raise PacketForeign("asks for a backbone; nothing is frozen in the run's model")
+            raise PacketForeign("the device asks for a backbone, but the run's model has no frozen layers")
         payload = backbone_payload(self.run.folder, spec)
         key = TransferKey("backbone", self.run.enrolment.run)
         self.exchange.advance(session, session.link.post(key, payload, self.exchange.timer()))

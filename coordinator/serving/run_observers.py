@@ -1,4 +1,4 @@
-"""The observers of a run that is served: rounds.jsonl, the console and the log.
+"""The observers of a served run: rounds.jsonl, the console and the log.
 
 To add an observer (such as an exporter of metrics), write a `coordinator.run.observers.Observer` in a file
 and add a line here. Trackers of experiments are in `coordinator.trackers`.
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Logs details for developers. Problems are logged where they happen."""
+    """Logs details for developers. Problems are logged where they occur."""
 
     def observe(self, event: RunEvent) -> None:
         """Handle one event."""
         if isinstance(event, ReplyDropped):
-            log.info("%s: reply does not count: %s", event.device, event.rejection)
+            log.info("%s: its reply does not count: %s", event.device, event.rejection)
 
 
 def journal_of(run: Run) -> RoundJournal:
-    """The observer that writes rounds.jsonl of a run."""
+    """Return the observer that writes rounds.jsonl of a run."""
     return RoundJournal(run.folder, run.controller.records, MOST_WHOLE if run.settings.run.is_open else None)
 
 
@@ -41,5 +41,5 @@ OBSERVERS: tuple[Callable[[Run, Console], Observer], ...] = (
 
 
 def observers_of(run: Run, console: Console, *more: Observer) -> Observers:
-    """All observers of a run, with those in `more`; people see the output on `console`."""
+    """Return all observers of a run, with those in `more`; output for people goes to `console`."""
     return Observers([*(make(run, console) for make in OBSERVERS), *more])

@@ -1,8 +1,10 @@
-"""The coordinator's loop: it takes events from one queue and handles them in transactions.
+"""The coordinator's event loop: takes events from one queue and handles them in transactions.
 
-One thread does all of it. A payload is on disk before it is acknowledged, and a step of the run before any
-device or observer hears of it. Events that wait together are one transaction. The cost of an event does not
-grow with the fleet.
+One thread does everything. A payload is written to disk before it is acknowledged. A step of the run is
+stored
+before any device or observer learns of it. Events that wait together form one transaction. The cost of an
+event
+does not grow with the fleet.
 """
 
 import time
@@ -40,11 +42,12 @@ class Server:
     Attributes:
         run: the run.
         fleet: name of the fleet.
-        make_transport: returns a transport, not connected yet, that puts its events into the given queue.
-        observers: are told what happens, once it is durable.
-        clock: the run's clock (see `RunClock`), in seconds. It includes the time when no coordinator runs.
+        make_transport: function that returns an unconnected transport, which puts its events into the given
+            queue.
+        observers: receive the events of the run, once these are durable.
+        clock: the run's clock (see `RunClock`), in seconds; it also advances while no coordinator runs.
         timer: a monotonic clock for transfers, in seconds.
-        ahead_s: returns by how much the time of day is ahead of the run's clock, see `RunClock`.
+        ahead_s: function that returns how many seconds the time of day is ahead of the run's clock.
         events: the queue of events, with a limit in bytes.
         known_by: how the coordinator knows the devices of this broker.
         parts: the parts that exchange messages with devices.
@@ -77,11 +80,11 @@ class Server:
 
     @property
     def finished(self) -> str | None:
-        """The reason why the run is over; None while it goes on."""
+        """Why the run is over; None while it goes on."""
         return self.parts.exchange.finished
 
     def serve(self) -> str | None:
-        """Serve the run. Returns the reason why it is over, or None if it was stopped before.
+        """Serve the run; return why it is over, or None if it was stopped before its end.
 
         Raises:
             StoreError: the state of the run cannot be written. The next start continues from the last state
@@ -95,13 +98,13 @@ class Server:
             self.observers.tell(RunLeft())
 
     def resume(self) -> None:
-        """Continue the run where an earlier process stopped, and forget the troubles that it noted."""
+        """Continue the run where an earlier process stopped, and clear the problems that it recorded."""
         write_outage(self.run.store, None)
         forget_troubles(self.run.store)
         self.parts.exchange.resume()
 
     def moment(self) -> Moment:
-        """The present state for live views: time, outage of the broker, and what devices do."""
+        """Return the present state for live views: time, outage of the broker, and activities of devices."""
         outage = self.parts.messages.outage
         problem = None if outage is None else outage.words(time.time())
         return Moment(self.clock(), problem, self.parts.sessions.activities)
@@ -141,7 +144,7 @@ class Server:
 
     @property
     def _wait_s(self) -> float:
-        """Seconds until the engine or a live view has something to do."""
+        """Return the seconds until the engine or a live view is due."""
         wake_at = self.run.controller.wake_at
         return LOOK_EVERY_S if wake_at is None else min(LOOK_EVERY_S, wake_at - self.clock())
 

@@ -1,4 +1,4 @@
-"""The parts of a coordinator that exchange messages with devices, put together."""
+"""Builds the parts of a coordinator that exchange messages with devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ from fleetune.protocols.wire.transport import Transport
 
 @dataclass(frozen=True)
 class ServingParts:
-    """Each part uses only those above it.
+    """The parts of a coordinator that exchange messages with devices. Each part uses only those above it.
 
     Attributes:
-        batch: makes one transaction of several events.
+        batch: joins several events into one transaction.
         sessions: the sessions of all devices.
-        rejected: counts and logs what is rejected.
+        rejected: counts and logs rejected messages.
         exchange: sends tasks, and reports replies and other events to the run controller.
         joining: enrols devices.
         files: sends bundle and backbone.
         admission: decides which messages are read.
-        messages: reads messages, and hands each to one of the parts above.
+        messages: reads messages, and passes each to one of the parts above.
     """
 
     batch: EventBatch
@@ -60,17 +60,17 @@ class ServingParts:
         timers: Timers,
         known_by: KnownBy = "claim",
     ) -> Self:
-        """The parts that serve one run.
+        """Return the parts that serve one run.
 
         Args:
             run: the run.
             fleet: name of the fleet.
             transport: the connection to the broker.
-            put: takes events from other threads into the server's queue.
-            observers: are told what happens, once it is durable.
+            put: puts events from other threads into the server's queue.
+            observers: receive the events of the run, once these are durable.
             clock: the run's clock, in seconds.
             timer: a monotonic clock for transfers, in seconds.
-            timers: the time at which each session wants to be woken.
+            timers: the time of each session's next timer.
             known_by: how the coordinator knows the devices of this broker.
         """
         controller = run.controller
@@ -89,6 +89,6 @@ class ServingParts:
         return cls(batch, sessions, rejected, exchange, joining, files, admission, messages)
 
     def look(self, now: float) -> None:
-        """Note what changes with time alone; `now` is on the timer."""
+        """Handle changes that depend on time alone, such as the end of throttling; `now` is on the timer."""
         self.files.end_if_untrainable(now)
         self.joining.look(now)

@@ -1,4 +1,4 @@
-"""Tasks to devices and replies from them: the bridge between device sessions and the run controller."""
+"""Exchanges tasks and replies with devices: the bridge between device sessions and the run controller."""
 
 import logging
 import mmap
@@ -36,18 +36,18 @@ _HARMLESS = {"late", "stale", "duplicate"}  # rejections of offers that a correc
 
 @dataclass
 class TaskExchange:
-    """Reports to the run controller what devices send, and carries out what it decides.
+    """Passes devices' messages to the run controller, and carries out the controller's decisions.
 
     Attributes:
         run: the run.
         sessions: the sessions of all devices.
         transfers: publishes packets.
-        rejected: counts and logs what is rejected.
-        observers: are told what happened, once it is durable.
-        batch: delays what observers are told until the commit.
+        rejected: counts and logs rejected messages.
+        observers: receive the events of the run, once these are durable.
+        batch: delays messages and observers' events until the commit.
         clock: the run's clock, in seconds.
         timer: a monotonic clock for transfers, in seconds.
-        finished: the reason why the run is over; None while it goes on.
+        finished: why the run is over; None while it goes on.
     """
 
     run: Run
@@ -70,11 +70,11 @@ class TaskExchange:
         self.finished = controller.finished
 
     def report(self, event: Any) -> None:
-        """Report an event to the run controller, and carry out what it decides."""
+        """Pass an event to the run controller, and carry out its decisions."""
         self.carry_out(self.run.controller.handle(event, self.clock()))
 
     def carry_out(self, outcomes: Iterable[Outcome]) -> None:
-        """Send the tasks among the outcomes, and tell observers of the rest."""
+        """Send the tasks among the outcomes, and pass the other outcomes to the observers."""
         unsent = []
         for outcome in outcomes:
             match outcome:
@@ -90,7 +90,7 @@ class TaskExchange:
             self.report(declined)
 
     def advance(self, session: DeviceSession, items: Iterable[Item]) -> None:
-        """Publish the packets of a link, and handle the transfers that arrived, ended or were answered."""
+        """Publish the packets of a link, and handle transfers that arrived, ended or were answered."""
         for event in self.transfers.carry(session, items):
             match event:
                 case Arrived():
@@ -101,12 +101,12 @@ class TaskExchange:
                     self._note_answered(session, event)
 
     def wake(self, devices: Iterable[str]) -> None:
-        """Repeat what these devices have not answered in time."""
+        """Send again what these devices have not answered in time."""
         for session in map(self.sessions.__getitem__, devices):
             self.advance(session, session.link.tick(self.timer()))
 
     def note_work(self, session: DeviceSession, message: wire.Working | wire.Measured) -> None:
-        """Note a device's progress, or the cost that it measured."""
+        """Record a device's progress, or the cost that it measured."""
         if isinstance(message, wire.Working):
             session.stage, session.progress = message.stage, min(max(message.progress, 0.0), 1.0)
             self.transfers.refresh(session)
@@ -120,7 +120,7 @@ class TaskExchange:
     def note_declined(
         self, session: DeviceSession, attempt: RoundAttempt, reason: str, *, diverged: bool = False
     ) -> None:
-        """Log and report that a device declines a round, or the run (round 0)."""
+        """Log and record that a device declines a round, or the run (round 0)."""
         reason, what = wire.readable(reason), f"round {attempt.number}" if attempt.number else "the run"
         self.rejected.say(logging.WARNING, session.device, f"{session.identity} declines {what}: {reason}")
         self.report(Declined(session.device, *attempt, reason, diverged))
@@ -158,7 +158,7 @@ class TaskExchange:
         self.advance(session, items)
 
     def _receive(self, session: DeviceSession, arrived: Arrived) -> None:
-        """Store a reply and report it, then acknowledge or refuse it."""
+        """Store a reply and pass it to the run controller, then acknowledge or refuse it."""
         refusal, outcomes = receive_reply(
             session, arrived, self.run.controller, self.rejected, timer=self.timer, clock=self.clock
         )
@@ -171,7 +171,7 @@ class TaskExchange:
     def _note_sent(self, session: DeviceSession, sent: Sent) -> None:
         key = sent.transfer_key
         if sent.refused is not None:
-            log.warning("%s does not take its %s", session.identity, key.kind)
+            log.warning("%s rejects the %s that the coordinator sent", session.identity, key.kind)
             self.note_declined(session, RoundAttempt.of(key), sent.refused)
             return
         session.enrolled = session.enrolled or key.kind == "enrolment"
@@ -197,12 +197,12 @@ class TaskExchange:
 
 
 def memory_mapped(payload: bytes, folder: Path) -> bytes | mmap.mmap:
-    """The same bytes as pages of an unnamed file, to save memory while many models wait to be sent.
+    """Return the same bytes as pages of an unnamed file, to save memory while many models wait to be sent.
 
-    The kernel may drop the pages of a payload that waits in a send queue, and read them again from disk.
+    The kernel may drop such pages while the payload waits in a send queue, and read them from disk later.
 
     Args:
-        payload: returned unchanged if it is shorter than `SMALL_BYTES`.
+        payload: the bytes; returned unchanged if shorter than `SMALL_BYTES`.
         folder: a folder on a disk with enough space.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packets for devices, and what their transfers lead to."""
+"""Publishes packets for devices, and returns the events of their transfers."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,15 +18,15 @@ TransferEvent = Arrived | Sent | Answered
 
 
 class Transfers:
-    """Publishes the packets of all device sessions, and keeps their timers.
+    """Publishes the packets of all device sessions, and sets their timers.
 
     Args:
         transport: the connection to the broker.
         fleet: name of the fleet, which is part of every topic.
         batch: delays each packet until the steps that caused it are committed.
-        timers: the time at which each session wants to be woken.
+        timers: the time of each session's next timer.
         sessions: the sessions of all devices.
-        messages: the message budget of each device; a chunk that we send adds one message to it.
+        messages: the message budget of each device; each chunk sent to the device adds one message to it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Transfers:
     def carry(self, session: DeviceSession, items: Iterable[Item]) -> Iterator[TransferEvent]:
         """Publish the packets among a link's items, and yield the events between them.
 
-        It is a generator so that an event is handled before the packets that follow it are published.
+        This is a generator, so that an event is handled before the packets that follow it are published.
         """
         for item in items:
             if isinstance(item, Packet):
@@ -72,11 +72,11 @@ class Transfers:
             self._batch.after_commit(partial(self._transport.publish, topic, encode(message)))
 
     def clear_retained(self, device: str) -> None:
-        """Remove the message that the broker keeps for a device (see `FinishAnnouncement`)."""
+        """Delete the message that the broker retains for a device (see `FinishAnnouncement`)."""
         self._transport.publish(topics.topic(self._fleet, device, "down"), b"", retain=True)
 
     def refresh(self, session: DeviceSession) -> None:
-        """Set the session's timer, and note if a transfer or work of its device is open."""
+        """Set the session's timer, and record whether the device is busy."""
         self._timers.set(session.device, session.link.wake_at)
         self._sessions.refresh(session)
 

@@ -51,7 +51,7 @@ def test_the_embedded_broker_is_killed_and_its_port_taken_for_a_while(tmp_path, 
             fleet.start_agent(device)
         fleet.agents["device-0"].wait_for("round 2: training")
         with kill_and_take_the_port(fleet):
-            fleet.coordinator.wait_for("no broker can listen on .*; trying again")
+            fleet.coordinator.wait_for("no broker can listen on .*; retrying")
             wait_until(is_down(fleet), "status says so")
             assert re.search(r"broker down since \d\d:\d\d:\d\d", status(fleet))
             assert figures(fleet)["running"]

@@ -1,1 +1,1 @@
-"""Each torch operation as standard ONNX operators, one file a kind."""
+"""Rules that write each torch operation in standard ONNX operators; one file for each kind of operation."""

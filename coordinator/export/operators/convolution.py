@@ -1,8 +1,8 @@
-"""Convolutions and their gradients, each in the form that ONNX Runtime computes fastest.
+"""Rules for convolutions and their gradients, each in the form that ONNX Runtime computes fastest.
 
-Its own operators work image by image, which is fast for large images with few channels. With many channels,
-the patches of all images become rows of one matrix, and the forward pass and the weight gradient are
-products with that matrix. The rule depends on shapes only, so that a model always has the same graph.
+ONNX Runtime's Conv works image by image, which is fast for large images with few channels. With many
+channels, the patches of all images become rows of one matrix. The forward pass and the weight gradient are
+then products with that matrix. The choice depends on shapes only, so that a model always has the same graph.
 """
 
 import itertools
@@ -28,8 +28,9 @@ _MOST_GATHERED = 44  # pixels of an image whose gradient is gathered from its pa
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of a convolution from images `x` to images `y` (for a transposed one, seen from its
-    result).
+    """The sizes of a convolution from images `x` to images `y`.
+
+    For a transposed convolution, `y` is its input and `x` its result.
 
     Attributes:
         samples: the number of images.
@@ -51,7 +52,7 @@ class Geometry:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes of ONNX's Conv and ConvTranspose."""
+        """Return the attributes of ONNX's Conv and ConvTranspose operators."""
         return {
             "kernel_shape": self.kernel,
             "strides": self.stride,
@@ -62,7 +63,7 @@ class Geometry:
 
     @property
     def spare(self) -> tuple[int, ...]:
-        """The number of last pixels of x along each axis, padding included, that no patch reaches."""
+        """Number of last pixels of x along each axis, padding included, that no patch reaches."""
         return tuple(
             size + 2 * padding - (number - 1) * stride - (taps - 1) * dilation - 1
             for size, number, taps, stride, padding, dilation in zip(
@@ -72,12 +73,14 @@ class Geometry:
 
     @property
     def in_matrix(self) -> bool:
-        """True if patches in a matrix are faster."""
+        """True if a matrix of patches is faster than ONNX Runtime's Conv."""
         return self.groups == 1 and self.channels[0] >= _MIN_CHANNELS
 
     @property
     def in_runs(self) -> bool:
-        """True if the inputs of one kernel position, over all patches, are contiguous in each channel."""
+        """True if each kernel position reads contiguous inputs in each channel: one axis, stride 1, one
+        group.
+        """
         return self.groups == 1 and self.stride == (1,)
 
     @property
@@ -86,7 +89,9 @@ class Geometry:
 
     @cached_property
     def pixels(self) -> NDArray[np.int64]:
-        """The place in the padded x of each kernel position of each patch, shape (pixels of y * taps,)."""
+        """Index in the padded image x that each kernel position of each patch reads, shape (pixels of y *
+        taps,).
+        """
         axes = [
             np.arange(number)[:, None] * stride + np.arange(taps) * dilation
             for number, taps, stride, dilation in zip(
@@ -105,7 +110,8 @@ class Geometry:
 
     @cached_property
     def choice(self) -> NDArray[np.float32]:
-        """A matrix whose row p is 1 where a kernel position of a patch reads pixel p of x.
+        """Matrix of 0 and 1 that copies pixels of x into patches; its row p has 1 where a patch reads pixel
+        p.
 
         Its shape is (pixels of x, pixels of y * taps).
         """
@@ -207,12 +213,12 @@ def _geometry(
 def _fixed(shape: Shape) -> list[int]:
     sizes = [size for size in shape if not isinstance(size, Open)]
     if len(sizes) < len(shape):
-        raise NoForm("its samples are not on the first axis")
+        raise NoForm("the batch axis of its input is not the first axis")
     return sizes
 
 
 def _patches(build: Builder, geometry: Geometry, x: Value) -> Value:
-    """A row for each pixel of each y with the patch that it reads, channels innermost."""
+    """Return one row for each output pixel with the input patch that it reads, channels innermost."""
     samples, channels = geometry.samples, geometry.channels[0]
     count = math.prod(geometry.y) * geometry.taps
     if math.prod(geometry.x) <= _MAX_PIXELS:
@@ -228,13 +234,13 @@ def _patches(build: Builder, geometry: Geometry, x: Value) -> Value:
 
 
 def _channels_last(build: Builder, x: Value) -> Value:
-    """The images in shape (samples, pixels, channels)."""
+    """Return images as an array of shape (samples, pixels, channels)."""
     flat = build.reshape(x, (*x.shape[:2], product(x.shape[2:])))
     return build.transpose(flat, (0, 2, 1))
 
 
 def _rows(build: Builder, y: Value) -> Value:
-    """The images with one row for each pixel."""
+    """Return images as a matrix of shape (samples * pixels, channels)."""
     pixels = _channels_last(build, y)
     return build.reshape(pixels, (product(pixels.shape[:2]), y.shape[1]))
 
@@ -245,7 +251,7 @@ def _from_rows(build: Builder, rows: Value, shape: Shape) -> Value:
 
 
 def _filters(build: Builder, weight: Value) -> Value:
-    """The filters with one row each, in the order of a patch."""
+    """Return the filters as a matrix with one filter a row, entries in the order of a patch."""
     outputs, channels, *kernel = weight.shape
     flat = build.reshape(weight, (outputs, channels, product(kernel)))
     return build.reshape(build.transpose(flat, (0, 2, 1)), (outputs, product((channels, *kernel))))
@@ -278,8 +284,9 @@ def _weight_gradient(build: Builder, geometry: Geometry, x: Value, y: Value, sha
 
 
 def _product_of_runs(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
-    """The weight gradient of a convolution along one axis: a row for each channel of y and for each tap of
-    each channel of x, with what all samples have there.
+    """Return the weight gradient of a convolution along one axis, computed as one matrix product.
+
+    The product is (channels of y) x (taps * channels of x); the inner axis runs over samples and positions.
     """
     samples, (channels, outputs), taps = geometry.samples, geometry.channels, geometry.taps
     (length,), (padding,), (dilation,) = geometry.y, geometry.padding, geometry.dilation
@@ -299,8 +306,9 @@ def _product_of_runs(build: Builder, geometry: Geometry, x: Value, y: Value, sha
 
 
 def _correlated(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
-    """The weight gradient as a convolution of x with y as its kernel, where channels and samples change
-    roles.
+    """Return the weight gradient, computed as a convolution of x with the gradient y as its kernel.
+
+    Channels and samples change roles: the result sums over samples as a convolution sums over channels.
     """
     samples, groups = geometry.samples, geometry.groups
     outputs, fan_in, rank = geometry.channels[1], geometry.channels[0] // groups, len(geometry.x)

@@ -1,4 +1,4 @@
-"""Operators that move entries: reshape, slice, concatenate and pad."""
+"""Rules for operators that move entries: reshape, slice, concatenate and pad."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,19 +15,19 @@ _END = 2**63 - 1
 
 
 def cut(build: Builder, x: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
-    """The positions start..stop of one axis, in steps."""
+    """Return the entries start, start + step, ... below `stop` along one axis."""
     size = x.shape[axis]
     if isinstance(start, Open) or (isinstance(stop, Open) and stop != size):
-        raise NoForm("it cuts at a place that depends on the batch size")
+        raise NoForm("it slices at a position that depends on the batch size")
     whole = isinstance(stop, Open) or stop == size
     if start == 0 and whole and step == 1:
         return x
     if isinstance(size, Open) and (start < 0 or not whole):
-        raise NoForm("it cuts along the samples")
+        raise NoForm("it slices the batch axis")
     length: Size
     if isinstance(size, Open):
         if step != 1:
-            raise NoForm("it cuts along the samples")
+            raise NoForm("it slices the batch axis")
         length = Open(size.times, size.plus - start)
     else:
         assert isinstance(stop, int)
@@ -45,12 +45,12 @@ def cut(build: Builder, x: Value, axis: int, start: Size, stop: Size, step: int 
 
 
 def pad(build: Builder, x: Value, before: Sequence[int], after: Sequence[int], number: float = 0) -> Value:
-    """The array with `number` around it; negative counts cut entries off."""
+    """Return the array with `number` added around it; negative counts cut entries off."""
     for axis, (left, right) in enumerate(zip(before, after, strict=True)):
         size = x.shape[axis]
         if left < 0 or right < 0:
             if isinstance(size, Open):
-                raise NoForm("it cuts along the samples")
+                raise NoForm("it slices the batch axis")
             x = cut(build, x, axis, max(0, -left), size - max(0, -right))
     before, after = ([max(0, count) for count in counts] for counts in (before, after))
     if not any(before) and not any(after):
@@ -68,7 +68,7 @@ def pad(build: Builder, x: Value, before: Sequence[int], after: Sequence[int], n
 
 
 def concat(build: Builder, parts: Sequence[Value], axis: int, shape: Shape) -> Value:
-    """The parts, concatenated along an axis."""
+    """Return the parts concatenated along an axis."""
     parts = [build.whole(part) for part in parts if 0 not in part.shape]
     if len(parts) == 1:
         return parts[0]
@@ -125,14 +125,14 @@ def _slice(
 
 
 def _bounds(size: Size, start: Size | None, end: Size | None) -> tuple[Size, Size]:
-    """Bounds of a slice with torch's rules for negative and missing values."""
+    """Return a slice's start and end after torch's rules for negative and missing values."""
     start = 0 if start is None else start
     if isinstance(size, Open):
         if isinstance(start, int) and start >= 0 and end in (None, size, _END):
             return start, size
-        raise NoForm("it cuts along the samples")
+        raise NoForm("it slices the batch axis")
     if isinstance(start, Open) or isinstance(end, Open):
-        raise NoForm("it cuts at a place that depends on the batch size")
+        raise NoForm("it slices at a position that depends on the batch size")
     low, high, _ = slice(start, end).indices(size)
     return low, max(low, high)
 
@@ -141,7 +141,7 @@ def _select(build: Builder, out: Operation, x: Value, dim: int, index: int) -> V
     axis = dim % len(x.shape)
     size = x.shape[axis]
     if isinstance(size, Open) or isinstance(index, Open):
-        raise NoForm("it picks one of the samples")
+        raise NoForm("it picks a single sample of the batch")
     row = cut(build, x, axis, index % size, index % size + 1)
     return _squeeze(build, out, row, axis)
 
@@ -152,7 +152,7 @@ def _split(build: Builder, out: Operation, x: Value, sizes: Any, dim: int = 0) -
     for shape in out.shapes:
         length = shape[axis]
         if isinstance(length, Open) or isinstance(sizes, Open):
-            raise NoForm("it splits the samples")
+            raise NoForm("it splits the batch axis")
         found.append(cut(build, x, axis, start, start + length))
         start += length
     return tuple(found)
@@ -198,7 +198,7 @@ def _slice_backward(
     if isinstance(low, Open) or isinstance(high, Open):
         if low == 0 and step == 1:
             return gradient
-        raise NoForm("it cuts along the samples")
+        raise NoForm("it slices the batch axis")
     size = out.shape[axis]
     assert isinstance(size, int)
     if step != 1:
@@ -210,7 +210,7 @@ def _slice_backward(
 
 
 def _spread(build: Builder, x: Value, axis: int, step: int) -> Value:
-    """The array with step - 1 zeros after every position of an axis."""
+    """Return the array with step - 1 zeros inserted after every position of an axis."""
     size = x.shape[axis]
     assert isinstance(size, int)
     split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
@@ -226,7 +226,7 @@ def _select_backward(
     axis = dim % len(out.shape)
     size = out.shape[axis]
     if isinstance(size, Open):
-        raise NoForm("it picks one of the samples")
+        raise NoForm("it picks a single sample of the batch")
     one = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
     row = _unsqueeze(build, replace(out, shapes=(one,)), gradient, axis)
     before, after = [0] * len(out.shape), [0] * len(out.shape)
@@ -238,24 +238,24 @@ def _flip(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Valu
     for dim in dims:
         size = x.shape[dim]
         if isinstance(size, Open):
-            raise NoForm("it turns the order of the samples around")
+            raise NoForm("it reverses the batch axis")
         x = take(build, x, dim % len(x.shape), np.arange(size)[::-1])
     return x
 
 
 def _roll(build: Builder, out: Operation, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        raise NoForm("it rolls over all axes")
+        raise NoForm("it rolls the flattened array, not given axes")
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[dim]
         if isinstance(size, Open):
-            raise NoForm("it rolls the samples")
+            raise NoForm("it rolls the batch axis")
         x = take(build, x, dim % len(out.shape), np.roll(np.arange(size), shift))
     return x
 
 
 def take(build: Builder, x: Value, axis: int, positions: Any) -> Value:
-    """The entries at these positions of one axis."""
+    """Return the entries at these positions of one axis."""
     shape = (*x.shape[:axis], len(positions), *x.shape[axis + 1 :])
     indices = build.constant(np.array(positions, dtype=np.int64))
     return build.emit("Gather", (build.whole(x), indices), shape, type_=x.type, axis=axis)
@@ -272,14 +272,14 @@ def _repeat(build: Builder, out: Operation, x: Value, repeats: Sequence[Size]) -
 def _arange(build: Builder, out: Operation, *bounds: Any, **_: object) -> Value:
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if isinstance(end, Open):
-        raise NoForm("it counts the samples")
+        raise NoForm("the end of its range is the batch size")
     return build.cast(build.constant(np.arange(start, end, step)), build_type(out))
 
 
 def _triangle(build: Builder, out: Operation, x: Value, diagonal: int = 0, *, upper: bool) -> Value:
     rows, columns = out.shape[-2:]
     if isinstance(rows, Open) or isinstance(columns, Open):
-        raise NoForm("it cuts a triangle along the samples")
+        raise NoForm("it keeps a triangle of the batch axis")
     full = np.ones((rows, columns), np.bool_)
     triangle = build.constant(np.triu(full, diagonal) if upper else np.tril(full, diagonal))
     if x.type == "?":

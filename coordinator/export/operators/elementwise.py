@@ -1,4 +1,4 @@
-"""Operators that work entry by entry."""
+"""Rules for operators that work entry by entry."""
 
 import operator
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Operand = Value | float | Open
 
 
 def value_of(build: Builder, operand: Operand, type_: Type) -> Value:
-    """An operand as an array of the given type."""
+    """Return an operand, a value or a number, as a value of the given type."""
     if isinstance(operand, Value):
         return build.cast(operand, type_)
     if isinstance(operand, Open):
@@ -25,13 +25,15 @@ def value_of(build: Builder, operand: Operand, type_: Type) -> Value:
 def apply(
     build: Builder, op: str, operands: list[Value], shape: Shape, type_: Type = "f4", **attributes: Attribute
 ) -> Value:
-    """Apply one ONNX operator entry by entry."""
+    """Add a node that applies one ONNX operator entry by entry, and return its result."""
     held = broadcast([operand.held for operand in operands])
     return build.emit(op, operands, shape, type_=type_, held=held, **attributes)
 
 
 def arithmetic(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Value:
-    """Add, Sub, Mul or Div, without operations that change nothing (such as adding 0)."""
+    """Return the result of Add, Sub, Mul or Div; operations that change nothing, such as adding 0, are
+    skipped.
+    """
     type_ = a.type
     if a.number is not None and b.number is not None and not (op == "Div" and b.number == 0):
         return build.number(_FOLD[op](a.number, b.number), type_, shape)
@@ -46,7 +48,7 @@ def arithmetic(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Val
 
 
 def _by_number(build: Builder, op: str, a: Value, b: Value, shape: Shape) -> Value | None:
-    """A cheaper operator for some numbers; None if there is none."""
+    """Return the result by a cheaper operator if one operand is a suitable number; None if there is none."""
     if op in ("Mul", "Div") and b.number == -1:
         return apply(build, "Neg", [a], shape, a.type)
     if op == "Mul" and a.number == -1:
@@ -72,12 +74,12 @@ def _reverse_subtract(build: Builder, out: Operation, a: Operand, b: Operand, al
 
 def _divide(build: Builder, out: Operation, a: Operand, b: Operand, *, rounding_mode: object = None) -> Value:
     if rounding_mode is not None:
-        raise NoForm("it rounds")
+        raise NoForm("it rounds its result")
     return _binary(build, out, a, b, op="Div")
 
 
 def build_type(out: Operation) -> Type:
-    """The type of an operation's first result."""
+    """Return the type of an operation's first result."""
     return type_of(out.dtypes[0])
 
 
@@ -99,7 +101,7 @@ def _compare(build: Builder, out: Operation, a: Operand, b: Operand, *, op: str)
 
 def _logical(build: Builder, out: Operation, *operands: Operand, op: str) -> Value:
     if build_type(out) != "?":
-        raise NoForm("it works on bits")
+        raise NoForm("it works on the bits of integers")
     return apply(build, op, [value_of(build, one, "?") for one in operands], out.shape, "?")
 
 
@@ -159,7 +161,7 @@ def _masked_fill(build: Builder, out: Operation, x: Value, mask: Value, value: O
 
 
 def _threshold_backward(build: Builder, out: Operation, gradient: Value, x: Value, threshold: float) -> Value:
-    """The gradient where x is above the threshold, else 0."""
+    """Return the gradient where x is above the threshold, and 0 elsewhere."""
     shape = out.shape
     above = apply(build, "Greater", [x, build.number(threshold, "f4")], shape, "?")
     return arithmetic(build, "Mul", gradient, build.cast(above, "f4"), shape)
@@ -192,7 +194,7 @@ def _same(build: Builder, out: Operation, x: Value, *_: object, **__: object) ->
 
 
 def _filled(build: Builder, out: Operation, *args: Any, number: float | None = None, **_: object) -> Value:
-    """An array with one number everywhere: `full`, `zeros_like` and the like."""
+    """Return an array filled with one number: `full`, `zeros_like` and similar operations."""
     given = number if number is not None else args[1]
     if isinstance(given, Open):
         scalar = build.cast(build.scalar(given), build_type(out))

@@ -1,7 +1,7 @@
-"""Average pooling, resizing and padding by neighbouring values.
+"""Rules for average pooling, resizing, and padding with neighbouring values.
 
-They are linear along the rows and along the columns of an image. So each is a product with two matrices,
-which torch's own one-dimensional operator gives. Gradients are products with the transposed matrices.
+These operations are linear along the rows and along the columns of an image. So each is a product with two
+matrices, which torch's own one-dimensional operator computes. Gradients use the transposed matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,15 @@ RowMap = Callable[[Tensor, int], Tensor]  # a row, shape (m, 1, size), of the ax
 
 
 def _apply_maps(build: Builder, x: Value, shape: Shape, row_map: RowMap, *, backward: bool) -> Value:
-    """Apply `row_map`, or its gradient, along each axis of the image."""
+    """Apply a linear map, or its gradient, along each axis of the images.
+
+    `row_map` applies the map to one row; its matrix comes from applying it to the unit vectors.
+    """
     large, found = (shape if backward else x.shape), build.whole(x)
     for axis in range(2, len(shape)):
         size = large[axis]
         if isinstance(size, Open):
-            raise NoForm("its samples are not on the first axis")
+            raise NoForm("the batch axis of its input is not the first axis")
         matrix = row_map(torch.eye(size)[:, None, :], axis - 2)[:, 0].numpy()
         matrix = matrix.T if backward else matrix
         if np.array_equal(matrix, np.eye(len(matrix), matrix.shape[1])) and len(matrix) == matrix.shape[1]:
@@ -61,7 +64,7 @@ def _average(
 
     if divisor is not None:
         if any(padding) or ceil_mode:
-            raise NoForm("it divides by a number of its own")
+            raise NoForm("it has a divisor_override together with padding or ceil_mode")
         factor = kernel[0] * kernel[-1] / divisor
         values = arithmetic(build, "Mul", values, build.number(factor, "f4"), values.shape)
     return _apply_maps(build, values, out.shape, row_map, backward=backward)
@@ -103,7 +106,7 @@ def _neighbour_pad(build: Builder, out: Operation, x: Value, *args: Any, mode: s
 
 
 def _both(name: str, rule: Callable[..., Any], **about: Any) -> dict[str, Callable[..., Any]]:
-    """The rules of an operator and of its gradient."""
+    """Return the rules of an operator and of its gradient, by operator name."""
     return {
         name: partial(rule, backward=False, **about),
         f"{name}_backward": partial(rule, backward=True, **about),

@@ -1,4 +1,4 @@
-"""Operators that read entries at given indices, or add to them."""
+"""Rules for operators that read entries at given indices, or add to them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def _embedding(
     sparse: bool = False,
 ) -> Value:
     if scale:
-        raise NoForm("it scales gradients by frequency")
+        raise NoForm("scale_grad_by_freq is not supported")
     return build.emit("Gather", (weight, build.whole(numbers)), out.shape, axis=0)
 
 
@@ -32,7 +32,7 @@ def _embedding_backward(
     scale: bool,
 ) -> Value:
     if scale:
-        raise NoForm("it scales gradients by frequency")
+        raise NoForm("scale_grad_by_freq is not supported")
     if padding_idx >= 0:
         real = apply(build, "Equal", [numbers, build.number(padding_idx, "i8")], numbers.shape, "?")
         not_padding = build.cast(apply(build, "Not", [real], numbers.shape, "?"), "f4")
@@ -42,7 +42,7 @@ def _embedding_backward(
 
 
 def add_rows(build: Builder, shape: Shape, numbers: Value, rows: Value) -> Value:
-    """Zeros, with each of the rows added at its index."""
+    """Return zeros of the given shape, with each row added at its index."""
     count = product(numbers.shape)
     zeros = build.emit("ConstantOfShape", (build.sizes(shape),), shape)
     places = build.reshape(numbers, (count, 1))
@@ -72,7 +72,7 @@ def _index_put(
 ) -> Value:
     axis, numbers = _only(indices)
     if x.number != 0 or not accumulate:
-        raise NoForm("it writes at places that it looks up")
+        raise NoForm("it overwrites entries at computed indices")
     if axis == 0:
         return add_rows(build, out.shape, numbers, values)
     order = [axis, *(one for one in range(len(out.shape)) if one != axis)]
@@ -87,7 +87,7 @@ def _index_put(
 
 
 def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
-    """The one axis that is indexed, and its indices."""
+    """Return the one indexed axis and its indices."""
     given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
     if len(given) != 1 or given[0][1].type != "i8":
         raise NoForm("it indexes several axes at once, or by a mask")
@@ -97,7 +97,7 @@ def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
 def _index_add(
     build: Builder, out: Operation, x: Value, dim: int, numbers: Value, values: Value, **_: object
 ) -> Value:
-    """The gradient of `index_select`."""
+    """Return x with rows added at given indices, the gradient of `index_select`."""
     axis = dim % len(out.shape)
     added = _index_put(build, out, build.number(0, "f4", out.shape), (*[None] * axis, numbers), values, True)
     return arithmetic(build, "Add", x, added, out.shape)

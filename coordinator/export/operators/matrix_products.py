@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Rules for matrix products."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from fleetune.coordinator.export.torch_trace import Operation, Shape
 
 
 def matrix_product(build: Builder, a: Value, b: Value, shape: Shape, bias: Value | None = None) -> Value:
-    """The product of two matrices, plus bias. Transposed operands are used without a copy."""
+    """Return the product of two matrices, plus bias; transposed operands are used without a copy."""
     flags: dict[str, Any] = {}
     operands = []
     for flag, operand in (("transA", a), ("transB", b)):

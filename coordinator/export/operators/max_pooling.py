@@ -1,8 +1,8 @@
-"""Maximum pooling and its gradient.
+"""Rules for maximum pooling and its gradient.
 
-If windows do not overlap, ONNX Runtime is several times faster when pixels are sorted by their place in the
-window and compared than with the indices of its MaxPool. Sorting by transposing axes, rows first and columns
-second, is faster than SpaceToDepth and DepthToSpace.
+If windows do not overlap, the pixels are first sorted by their position in the window and then compared. In
+ONNX Runtime this is several times faster than the indices of its MaxPool. Sorting by transposing axes, rows
+first and columns second, is faster than SpaceToDepth and DepthToSpace.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def _max_pool(
     dilation: Sizes = (1,),
     ceil_mode: bool = False,  # unused, because the shape of the result shows it
 ) -> tuple[Value, Value]:
-    """The maxima, and their indices in the flattened images."""
+    """Return the maxima of the windows, and their indices in the flattened images."""
     rank = len(out.shape) - 2
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     stride = _each(stride or kernel, rank)
@@ -49,14 +49,14 @@ def _max_pool(
 
 
 def _each(sizes: Sizes, rank: int) -> Sizes:
-    """One size for each axis of the image."""
+    """Return one size for each axis of the image."""
     return tuple(sizes) * rank if len(sizes) == 1 else tuple(sizes)
 
 
 def _pads(
     x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[int, ...]:
-    """Padding before and after each axis that gives exactly the result's size, however torch rounds it."""
+    """Return the padding before and after each axis that gives the result's size as torch rounds it."""
     ends = []
     for axis in range(len(kernel)):
         size, number = x[axis + 2], y[axis + 2]
@@ -79,7 +79,7 @@ def _max_pool_backward(
     ceil_mode: bool,
     places: Value,
 ) -> Value:
-    """Add each gradient at the place of its maximum."""
+    """Return zeros in the shape of x, with each gradient added at the place of its window's maximum."""
     rank = len(out.shape) - 2
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     if not build.plain and _apart(
@@ -90,14 +90,14 @@ def _max_pool_backward(
 
 
 def _apart(x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> bool:
-    """True if windows touch without overlapping."""
+    """True if the windows touch without overlapping and without gaps."""
     if tuple(kernel) != tuple(stride) or any(padding) or set(dilation) != {1} or len(kernel) != 2:
         return False
     return y[2:] == _whole_windows(x, kernel)  # otherwise the last windows would go beyond the edge
 
 
 def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
-    """The pixels of the images, sorted by place in their window, shape (n, places, windows)."""
+    """Return the pixels sorted by their position in their window, shape (n, positions, windows)."""
     samples, channels, *_ = x.shape
     tall, wide = _whole_windows(x.shape, kernel)
     rows, columns = kernel
@@ -110,7 +110,7 @@ def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
 
 
 def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
-    """The images from pixels sorted by `_split`, with 0 beyond the last window."""
+    """Undo `_split`: return images from sorted pixels, with 0 beyond the last whole window."""
     samples, channels, height, width = shape
     tall, wide = _whole_windows(shape, kernel)
     rows, columns = kernel
@@ -124,7 +124,7 @@ def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
 
 
 def _whole_windows(shape: Shape, kernel: Sizes) -> tuple[int, int]:
-    """The number of windows along both axes."""
+    """Return the number of whole windows along both axes."""
     height, width = shape[2:]
     if isinstance(height, Open) or isinstance(width, Open):
         raise NoForm("its samples are not on the first axis")
@@ -137,7 +137,7 @@ def _largest(build: Builder, split: Value) -> Value:
 
 
 def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value:
-    """Add each gradient at the first pixel of its window that equals the maximum."""
+    """Return the gradient of each window at its first pixel that equals the maximum, and 0 elsewhere."""
     split = _split(build, x, kernel)
     largest = _largest(build, split)
     one = largest.shape
@@ -168,7 +168,7 @@ def _adaptive_max_pool_backward(
 
 
 def _exact_windows(x: Shape, y: Shape) -> Sizes:
-    """The size of the windows, if all are equal."""
+    """Return the window size of adaptive pooling. Raises NoForm if the windows differ in size."""
     kernel = []
     for size, number in zip(x[2:], y[2:], strict=True):
         if isinstance(size, Open) or isinstance(number, Open) or size % number:
@@ -178,7 +178,7 @@ def _exact_windows(x: Shape, y: Shape) -> Sizes:
 
 
 def _scattered(build: Builder, gradient: Value, places: Value, shape: Shape) -> Value:
-    """Sums of gradients at their indices in the flattened result."""
+    """Return an array of the given shape with each gradient added at its index in the flattened result."""
     size, count = product(shape), product(gradient.shape)
     zeros = build.emit("ConstantOfShape", (build.sizes((size,)),), (size,))
     flat = build.reshape(places, (count,))

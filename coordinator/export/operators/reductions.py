@@ -1,4 +1,4 @@
-"""Operators that combine entries along axes: sums, maxima, softmax."""
+"""Rules for operators that combine entries along axes: sums, maxima, softmax."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
 
 def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bool = False) -> Value:
-    """Sum or mean over the axes."""
+    """Return the sum or mean over the axes."""
     axes = sorted({axis % len(x.shape) for axis in axes})
     with_axes = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
     shape = with_axes if keep else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
@@ -105,12 +105,12 @@ def _arg_extreme(build: Builder, x: Value, axis: int, keep: bool, op: str, shape
 
 def _argmax(build: Builder, out: Operation, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     if dim is None:
-        raise NoForm("it looks at all axes at once")
+        raise NoForm("it reduces all axes at once")
     return _arg_extreme(build, x, dim % len(x.shape), keepdim, "ReduceMax", out.shape)
 
 
 def _either_extreme(build: Builder, out: Operation, x: Value, *args: Any, op: str) -> Any:
-    """`max` and `min`: of one array over an axis, or of two."""
+    """Return `max` or `min` of one array along an axis, or of two arrays entry by entry."""
     if args and isinstance(args[0], Value):
         return apply(build, op.removeprefix("Reduce"), [x, args[0]], out.shape, x.type)
     return _extreme(build, out, x, *args, op=op)

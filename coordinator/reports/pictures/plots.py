@@ -1,4 +1,4 @@
-"""A run's plots: score and bytes by round, score by bytes, and the score of each device."""
+"""Draws a run's plots: score and bytes by round, score by bytes, and the score of each device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ Look = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Story:
-    """Data for the plots.
+    """The data that a run's plots show.
 
     Attributes:
         summary: summary of the run, with personal scores (`personal_scores.with_personal`).
@@ -50,27 +50,28 @@ class Story:
 
     @property
     def ends(self) -> dict[str, Summary]:
-        """Summaries of the rivals and the run by method, of those with a personal score."""
+        """Summaries of the rivals and the run that have a personal score, by method."""
         runs = {**self.rivals, self.summary.method: self.summary}
         return {name: one for name, one in runs.items() if one.judged.personal_mean is not None}
 
     @property
     def looks(self) -> dict[str, Look]:
-        """Looks of the run and its rivals, by method."""
+        """Colour and line style of the run and its rivals, by method."""
         return looks_of([self.summary.method, *self.rivals])
 
 
 def draw(story: Story) -> dict[str, Figure]:
-    """The plots that this run has data for, by file name without suffix."""
+    """Return the plots that this run has data for, by file name without suffix."""
     with rc_context(theme.SETTINGS):
         drawn = {name: plot(story) for name, plot in _PLOTS.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def looks_of(labels: Sequence[str]) -> dict[str, Look]:
-    """Colour and dashes of methods, as arguments of `Curve`: baselines grey and black, others in colours.
+    """Return colour and dashes for each method, as arguments of `Curve`: baselines grey and black, others
+    coloured.
 
-    The same label has the same look in all plots of a page. After the last colour, lines are dashed.
+    The same label has the same look in all plots of a page. Once all colours are used, lines are dashed.
     """
     looks: dict[str, Look] = {LOCAL: {"colour": theme.RIVAL}, FEDAVG: {"colour": theme.INK}}
     others = [label for label in dict.fromkeys(labels) if label not in looks]
@@ -84,13 +85,13 @@ def looks_of(labels: Sequence[str]) -> dict[str, Look]:
 
 
 def score_plot(score: Score, title: str, x_label: str, curves: Sequence[Curve]) -> Figure | None:
-    """A plot of a score; None without curves.
+    """Return a plot of a score; None without curves.
 
     Args:
         score: the score.
         title: the rest of the title, after the score's name.
         x_label: label of the horizontal axis.
-        curves: curves with values of the score; those of a share in percent.
+        curves: curves with values of the score; a score that is a share is in percent.
     """
     if not curves:
         return None
@@ -101,14 +102,14 @@ def score_plot(score: Score, title: str, x_label: str, curves: Sequence[Curve]) 
 
 
 def end_label(score: Score, value: float, name: str) -> str:
-    """The label of a curve: its last value on the axis, and its name."""
+    """Return the label at a curve's end: its last value as on the axis, and its name."""
     return f"{value:{'.1f' if score.share else '.3g'}}  {readable.clip(name)}"
 
 
 def devices_plot(
     score: Score, by_label: Mapping[str, Sequence[float]], looks: Mapping[str, Look]
 ) -> Figure | None:
-    """The personal scores of all devices, sorted, one curve for each label; None without scores.
+    """Return a plot of all devices' sorted personal scores, one curve for each label; None without scores.
 
     Args:
         score: the score.
@@ -126,7 +127,7 @@ def devices_plot(
 
 
 def _by_round(story: Story) -> Figure | None:
-    """Mean over each round's participants, before and after local training; rivals as levels."""
+    """Plot the mean score of each round's participants, before and after local training; rivals as levels."""
     curves, score = [], story.score
     for metric, colour, name in (BEFORE, theme.START, "before"), (AFTER, theme.OURS, "after"):
         rounds, values = _history(story, metric)
@@ -143,7 +144,9 @@ def _by_round(story: Story) -> Figure | None:
 
 
 def _by_uplink(story: Story) -> Figure | None:
-    """Mean score after local training against all bytes sent up so far; a dot where each run ended."""
+    """Plot the mean score after local training against all bytes sent up so far, with a dot at each run's
+    end.
+    """
     score, method = story.score, story.summary.method
     sent, total, before = [], 0.0, 0
     for record in story.training:
@@ -168,14 +171,14 @@ def _by_uplink(story: Story) -> Figure | None:
 
 
 def _by_device(story: Story) -> Figure | None:
-    """Personal score of each device, for the run and its rivals."""
+    """Plot the personal score of each device, for the run and its rivals."""
     runs = {**story.rivals, story.summary.method: story.summary}
     values = {name: list(personal(one).values()) for name, one in runs.items()}
     return devices_plot(story.score, values, story.looks)
 
 
 def _bytes_by_round(story: Story) -> Figure | None:
-    """Payload bytes of each round's replies and tasks, compared with whole models."""
+    """Plot the payload bytes of each round's replies and tasks, compared with whole models."""
     training, summary = story.training, story.summary
     if not training:
         return None
@@ -207,7 +210,7 @@ _PLOTS: dict[str, Callable[[Story], Figure | None]] = {
 
 
 def _history(story: Story, metric: Metric) -> tuple[list[float], list[float]]:
-    """Numbers of the training rounds with a value of this metric, and the values on their axis."""
+    """Return the numbers of the training rounds that have this metric, and its values as on the axis."""
     means = [(record.number, metric.of_round(record)) for record in story.training]
     known = [(number, value) for number, value in means if value is not None]
     times = unit_of(story.score).on_axis

@@ -1,4 +1,4 @@
-"""Look of the plots: colours that colour-blind readers can distinguish, curves, and labels at their ends."""
+"""The look of the plots: colours for colour-blind readers, curves, and labels at the curves' ends."""
 
 import io
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class Curve:
 
 
 def blank(title: str, x_label: str, y_label: str, *, height_in: float = 3.6) -> tuple[Figure, Axes]:
-    """An empty plot. Call this, and draw, inside `rc_context(SETTINGS)`."""
+    """Return an empty plot. Call this function, and draw, inside `rc_context(SETTINGS)`."""
     figure = Figure(figsize=(6.4, height_in), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(fill(title, _TITLE_LETTERS))
@@ -115,9 +115,9 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], *, percent: bool = False) -
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Write (y, text, colour) at the right of the plot, at the height of each line's end, without overlaps.
+    """Write (y, text, colour) right of the plot at the height of each line's end, without overlaps.
 
-    Call it after the limits of y are final.
+    Call this after the limits of the y axis are final.
     """
     low, high = axes.get_ylim()
     drawn_in = axes.get_figure(root=True).get_figheight() - _AROUND_IN  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+    """Return the figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     with rc_context(SETTINGS):
         figure.savefig(buffer, format="png", dpi=160)
@@ -145,8 +145,9 @@ def png(figure: Figure) -> bytes:
 
 
 def _apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The heights moved until each two are `gap` apart, all at most `high` and, if there is room, at
-    least `low`.
+    """Return the heights moved so that neighbours are at least `gap` apart.
+
+    All results are at most `high` and, if there is room, at least `low`.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index], reverse=True)
     moved = list(heights)

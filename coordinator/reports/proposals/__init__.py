@@ -1,3 +1,1 @@
-"""Explains the coordinator's proposals: cost and results of ratios and encodings, and the reasons for
-them.
-"""
+"""Explains the ratios and encodings that the coordinator proposed: cost, results, and reasons."""

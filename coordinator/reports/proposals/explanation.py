@@ -1,6 +1,4 @@
-"""`edge-coordinator explain`: ratios of a run's devices, the cost and results of each ratio, and the
-reasons.
-"""
+"""`edge-coordinator explain`: the ratios of a run's devices, with cost, results and reasons."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +33,7 @@ _ASSIGNED = "fleet.ratios assigns each device its ratio"
 
 
 def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
-    """Figures of every ratio that a reply used, ascending."""
+    """Return cost and results of every ratio that a reply used, ascending."""
     replies: dict[float, list[DeviceRound]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
@@ -44,7 +42,7 @@ def by_ratio(records: Sequence[RoundRecord]) -> list[RatioSummary]:
 
 
 def by_encoding(records: Sequence[RoundRecord]) -> list[EncodingSummary]:
-    """Figures of every encoding that was requested for an update, largest payload first."""
+    """Return replies and bytes of every encoding that was requested for an update, largest payload first."""
     sizes: dict[str, list[int]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
@@ -66,7 +64,7 @@ def _of_ratio(ratio: float, replies: Sequence[DeviceRound]) -> RatioSummary:
 
 
 def explanation(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Group:
-    """A table of all ratios and the reasons for them, for a terminal."""
+    """Return a table of all ratios and the reasons for them, for a terminal."""
     rows = by_ratio(records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
     for head in ("p", "replies", "local\ntraining", "a round\ntakes", "up", "energy"):
@@ -106,7 +104,7 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
 
 
 def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
-    """Encodings of past and next updates, and their compression errors."""
+    """Yield lines on the encodings of past and next updates, and their compression errors."""
     rows = by_encoding(records)
     if rows:
         used = ", ".join(f"{row.replies} by {row.encoding} ({readable.size(row.up)})" for row in rows)
@@ -122,7 +120,7 @@ def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[R
 
 
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
-    """The straggler that sets the target round duration, and what limits the other devices."""
+    """Yield lines on the straggler that sets the target round duration, and on what limits other devices."""
     objective, ready = settings.objective, [name for name, member in state.members.items() if member.ready]
     costs = tuple(chosen(one).cost for one in settings.uplinks)
     planner = Planner(objective, costs, utility_of(settings.method))

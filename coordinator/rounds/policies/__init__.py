@@ -1,1 +1,1 @@
-"""Decisions of the round engine, as functions of its state: selection, deadlines, stragglers, schedule."""
+"""Policies of the round engine, as functions of its state: selection, deadlines, stragglers, schedule."""

@@ -1,4 +1,4 @@
-"""How long a round may take: the deadline, a window, or the target duration of a run that minimises time."""
+"""Sets the time limit of a round: the deadline, a window, or the target round duration."""
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.policies.selection import target
@@ -9,17 +9,19 @@ SHORTEST_S = 1.0  # in seconds; below it network and coordinator set the duratio
 
 
 def keeps_pace(settings: RoundSection, objective: ObjectiveSection) -> bool:
-    """True if the deadline follows the target round duration."""
+    """True if deadlines follow the target round duration, because the run minimises time."""
     return settings.mode == "synchronous" and objective.minimise == "time"
 
 
 def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveSection) -> float:
-    """Seconds given to the attempt that opens: `deadline_s`, or `window_s` in `mode = "window"`.
+    """Return the time limit of the attempt that opens, in seconds: `deadline_s`, or `window_s` in `mode =
+    "window"`.
 
-    With `objective.minimise = "time"` it is the time by which enough participants predict to have replied,
-    times `deadline_slack`. A device that underestimates corrects itself after late rounds; a device that
-    reports false times is late. A second attempt gets the whole `deadline_s`, because the first one's
-    predictions were wrong. So does the final evaluation, which should hear from every device.
+    With `objective.minimise = "time"`, the limit is the time by which enough participants predict to have
+    replied,
+    times `deadline_slack`. A device that underestimates its time corrects the estimate after late rounds. A
+    second attempt gets the whole `deadline_s`, because the predictions for the first were wrong. So does the
+    final evaluation, because every device should reply to it.
     """
     if settings.window_s is not None and state.stage == "training":
         return settings.window_s
@@ -31,6 +33,6 @@ def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveS
 
 
 def _expected_s(member: Member, settings: RoundSection) -> float:
-    """Predicted seconds of one device; the whole deadline if the prediction is missing or impossible."""
+    """Return a device's predicted seconds; the whole deadline if the prediction is missing or impossible."""
     said_s = member.at_work.round_s if member.at_work else None
     return settings.deadline_s if said_s is None or not 0 < said_s <= settings.deadline_s else said_s

@@ -1,10 +1,10 @@
-"""When the next round may open: a pure function of [schedule], the stored `ScheduleState`, and the time.
+"""Decides when the next round may open: a pure function of [schedule], the `ScheduleState`, and the time.
 
-There are two clocks. The run's clock is steady; it counts `every`. The time of day decides `window`: it is
-the run's clock plus `EngineState.ahead_s`. The driver sends the engine a new `ahead_s` when a clock is set.
+There are two clocks. The run's clock is steady; it measures `every`. The time of day decides `window`: it is
+the run's clock plus `Timing.ahead_s`. The driver sends a new `ahead_s` when the machine's clock is set.
 
 With a window, `every` counts from the opening of the window in which the last round became due. So a round
-that opens late does not delay the next one, and a clock that is set back gives no second round in one night.
+that opens late does not delay the next one, and setting the clock back gives no second round in one night.
 """
 
 import math
@@ -26,7 +26,8 @@ class Look:
 
     Attributes:
         plan: the new state of the schedule.
-        again_at: when to check again if no round is due, on the run's clock; None: when a device reports.
+        again_at: time of the next check if no round is due, on the run's clock; None to wait for a device's
+            report.
     """
 
     plan: ScheduleState
@@ -46,7 +47,7 @@ class Schedule:
     zone: tzinfo | None = None
 
     def pays(self, report: DeviceReport) -> bool:
-        """True if the device reports that training would pay."""
+        """True if the device reports enough new data that training would pay."""
         wanted, new, drift = self.settings.new_samples, report.new_samples, report.drift
         enough = wanted is not None and isinstance(new, int) and new >= wanted
         return enough or (self.settings.drift and isinstance(drift, float) and drift >= DRIFT_THRESHOLD)
@@ -56,8 +57,8 @@ class Schedule:
 
         Args:
             plan: the state of the schedule so far.
-            now: on the run's clock, seconds.
-            ahead_s: seconds that the time of day is ahead of `now`, see `EngineState`.
+            now: time on the run's clock, in seconds.
+            ahead_s: seconds that the time of day is ahead of `now`, see `Timing`.
             telling: number of devices that report that training would pay.
             rounds_done: number of closed rounds.
         """
@@ -78,18 +79,19 @@ class Schedule:
         return Look(replace(plan, due=True, since=max(opening, next_at)) if wanted else plan)
 
     def local_time(self, at_s: float) -> datetime:
-        """Date and time of day in the schedule's time zone, at a time in seconds since 1970 (UTC)."""
+        """Return date and time of day in the schedule's time zone, for a time in seconds since 1970 (UTC)."""
         return datetime.fromtimestamp(_known(at_s), self.zone)
 
     def instant(self, day: date, of_day: time) -> float:
-        """A local date and time of day, in seconds since 1970 (UTC).
+        """Return a local date and time of day as seconds since 1970 (UTC).
 
-        A time that daylight saving skips is taken an hour later. Of a time that occurs twice it is the first.
+        A time of day that daylight saving skips becomes an hour later. For one that occurs twice, the first
+        counts.
         """
         return datetime.combine(day, of_day, self.zone).timestamp()
 
     def _opening(self, at_s: float, first: time, last: time) -> float:
-        """When the open window opened, or else the next one opens, in seconds since 1970 (UTC)."""
+        """Return when the open window opened, or when the next window opens, in seconds since 1970 (UTC)."""
         today, over = self.local_time(at_s).date(), timedelta(days=int(last <= first))
         for day in (today + timedelta(days=days) for days in (-1, 0)):
             start, end = self.instant(day, first), self.instant(day + over, last)
@@ -100,5 +102,5 @@ class Schedule:
 
 
 def _known(at_s: float) -> float:
-    """Seconds since 1970, limited to what a calendar can represent."""
+    """Return seconds since 1970, limited to the range that a calendar can represent."""
     return min(max(at_s, 0.0), _GREATEST_S) if math.isfinite(at_s) else 0.0

@@ -16,23 +16,26 @@ USUAL_START = 2  # a single device has no others to learn from
 
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices that could train now: connected, not left, not refusing; ascending."""
+    """Return the devices that could train now: connected, not left, not refusing; ascending."""
     return state.groups.eligible_ascending
 
 
 def final_evaluators(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices for the final evaluation: all that are connected, including those that left; ascending."""
+    """Return the devices for the final evaluation: all connected ones, also those that left; ascending."""
     members = state.members.items()
     return tuple(sorted(name for name, member in members if member.ready and member.refusal is None))
 
 
 def needed(state: EngineState, settings: RoundSection) -> int:
-    """Number of devices that must be connected for a round to start.
+    """Return the number of devices that must be connected for a round to start.
 
-    It is the quorum, and before the first round `start_with`. Devices that refused the run or left it count
-    towards `start_with`, because they have answered. Without `start_with` see `usual_start`. Devices that
-    left lower the quorum to those that remain, else the last few could never finish training. Devices that
-    refused may still join and do not lower it.
+    The number is the quorum; before the first round, it is `start_with` (or `usual_start`). Devices that
+    refused
+    the run or left it count towards `start_with`, because they have answered. The quorum is at most the
+    number of
+    devices that have not left; otherwise the last few could never finish training. Devices that refused may
+    still
+    join, so they do not lower the quorum.
     """
     if state.round_attempt != (1, 1):
         return _quorum(state, settings)
@@ -43,12 +46,12 @@ def needed(state: EngineState, settings: RoundSection) -> int:
 
 
 def usual_start(settings: RoundSection) -> int:
-    """Number of devices that open round 1 at once if `start_with` is not set."""
+    """Return the number of connected devices that opens round 1 at once if `start_with` is not set."""
     return max(settings.participants or USUAL_START, settings.quorum)
 
 
 def short_start(state: EngineState, settings: RoundSection) -> str | None:
-    """A line for the log if round 1 opened with fewer devices than `usual_start`; else None."""
+    """Return a log line if round 1 opened with fewer devices than `usual_start`; else None."""
     there, usual = len(state.participants), usual_start(settings)
     if state.round_attempt != (1, 1) or not state.start_is_overdue or there >= usual:
         return None
@@ -59,10 +62,11 @@ def short_start(state: EngineState, settings: RoundSection) -> str | None:
 
 
 def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
-    """Candidates for the coming attempt, ascending.
+    """Return the candidates for the next attempt, ascending.
 
-    Devices that declined this round are candidates only when too few others remain, and only after the pause.
-    So a fleet that always declines at once is asked once a deadline.
+    Devices that declined this round are candidates only if too few others remain, and only after a pause. So
+    a
+    fleet that always declines at once is asked once in each deadline.
     """
     candidates, declined = eligible(state), state.groups.declined
     others = tuple(d for d in candidates if d not in declined) if declined else candidates
@@ -72,10 +76,11 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
 
 
 def target(state: EngineState, settings: RoundSection) -> int:
-    """Number of updates that closes the open round at once: K, or the number of participants if smaller.
+    """Return the number of updates that closes the open round: K, or the number of participants if smaller.
 
-    In `mode = "buffer"` it is the buffer's size. In `mode = "window"` the round closes by time, or when all
-    have answered.
+    K is `round.participants`. In `mode = "buffer"` the result is the buffer's size. In `mode = "window"` the
+    round
+    closes by time, or when all participants have answered.
     """
     if settings.mode == "buffer" and state.stage == "training":
         return max(settings.buffer or 1, settings.quorum)
@@ -88,7 +93,8 @@ def target(state: EngineState, settings: RoundSection) -> int:
 def draw(
     candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, seed: int
 ) -> tuple[DeviceId, ...]:
-    """Participants of the coming attempt, ascending: ceil(K * over_selection) of `candidates`, at most all.
+    """Draw the participants of the next attempt, ascending: ceil(K * over_selection) of `candidates`, at most
+    all.
 
     The rule `settings.prefer` selects them. The draw depends on the candidates, the attempt
     and the run's seed only, not on the order in which devices joined.
@@ -112,7 +118,7 @@ def choose(
     count: int,
     least: int,
 ) -> tuple[DeviceId, ...]:
-    """At most `count` of `candidates`, drawn with `key`, ascending.
+    """Draw at most `count` of `candidates` with `key`, and return them ascending.
 
     Unresponsive devices (see `rests`) are drawn only if fewer than `least` others exist. For
     `prefer = "oort"` see `utility_selection`, for `"tiers"` see `speed_tiers`.

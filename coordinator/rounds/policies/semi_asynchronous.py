@@ -1,21 +1,22 @@
-"""Semi-asynchronous rounds: an aggregation takes the updates that have arrived and waits for no straggler.
+"""Semi-asynchronous rounds: an aggregation uses the updates that have arrived and waits for no straggler.
 
-`round.participants` devices work at a time (None: all that are connected). A **window** is open until it is
-aggregated, which counts as one round:
+At any time, `round.participants` devices work (None: all connected ones). A **window** is open until its
+updates are aggregated, which counts as one round:
 
-- `mode = "window"`: every `window_s`, and at once when no device is left to wait for. A window with fewer
-  than `quorum` updates continues for another `window_s`.
-- `mode = "buffer"`: as soon as `buffer` updates have arrived (never fewer than `quorum`). With `quorum`
-  updates also after `deadline_s`, or when no device is left to wait for.
+- `mode = "window"`: the window closes every `window_s`, and at once when no device is left to wait for. A
+  window with fewer than `quorum` updates continues for another `window_s`.
+- `mode = "buffer"`: the window closes once `buffer` updates have arrived (never fewer than `quorum`). With
+  `quorum` updates it also closes after `deadline_s`, or when no device is left to wait for.
 
 With fewer than `quorum` updates after `deadline_s` the window is abandoned and all devices start again, as
 in a synchronous round.
 
-A device whose update was accepted is done in this window. Its place goes at once to a device that has none.
-It starts again itself on the next model (SRP-pFed, section III-D: "once a client receives the global model").
-So an aggregation takes at most one update of a device. When a window closes, the other devices continue.
-Their updates count in later windows, up to `max_staleness` aggregations later; devices that take longer start
-again. Devices that disconnect keep their task but not their place.
+A device whose update was accepted is done in this window. Its place goes at once to an idle device. The
+device
+itself starts again from the next model (SRP-pFed, section III-D: "once a client receives the global model").
+So an aggregation uses at most one update of each device. When a window closes, the other devices continue.
+Their updates count in later windows, up to `max_staleness` aggregations later; slower devices start again. A
+device that disconnects keeps its task but not its place.
 
 Two differences for the driver of the engine: `StartRound` is repeated, marked `resumed`, when devices join an
 open window, perhaps after an `Admit`. A `SendTask` may name an earlier round; it then means the task that was
@@ -56,7 +57,7 @@ def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> N
 
 
 def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[DeviceId, ...]:
-    """Idle devices for the free places, ascending. The draw depends on the state and the seed only."""
+    """Draw idle devices for the free places, ascending. The draw depends on the state and the seed only."""
     candidates, groups = tuple(sorted(state.groups.idle)), state.groups
     if not candidates:
         return ()
@@ -71,7 +72,7 @@ def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[De
 
 
 def quorum(state: EngineState, settings: RoundSection) -> int:
-    """Number of updates that a window needs. Devices that left lower it to what can still arrive."""
+    """Return the number of updates that a window needs, at most the number that can still arrive."""
     groups = state.groups
     if not groups.left:
         return settings.quorum
@@ -80,7 +81,7 @@ def quorum(state: EngineState, settings: RoundSection) -> int:
 
 
 def decide_window(state: EngineState, settings: RoundSection, seed: int, now: float) -> Decision | None:
-    """Decide what happens to the open window at `now`. None: it stays open.
+    """Decide what happens to the open window at `now`; None if the window stays open.
 
     A window that is over with too few updates is extended by its length, up to `deadline_s` in all.
     """
@@ -99,7 +100,7 @@ def decide_window(state: EngineState, settings: RoundSection, seed: int, now: fl
 
 
 def expire(state: EngineState, device: DeviceId, settings: RoundSection) -> bool:
-    """Give up a device's task if its update would be too stale in the coming window. True if it was."""
+    """Withdraw a device's task if its update would be too stale in the next window; True if withdrawn."""
     staleness = state.round_attempt.number - state.members[device].asked.number
     if staleness <= settings.max_staleness:
         return False

@@ -38,7 +38,7 @@ _LEAST_NEAR = 1e-3  # lower bound of the weight, so that every device can be dra
 def draw_by_speed_tier(
     candidates: Sequence[DeviceId], state: EngineState, count: int, key: Key
 ) -> tuple[DeviceId, ...]:
-    """At most `count` of `candidates` (at least one) that take about the same time."""
+    """Draw at most `count` of `candidates` (at least one) that take about the same time."""
     number = state.round_attempt.number
     members = {device: state.members[device] for device in candidates}
     seconds, lessons = _seconds(members), learning_utilities(members, number)
@@ -55,7 +55,7 @@ def draw_by_speed_tier(
     )
 
     def roll(device: DeviceId) -> float:
-        """Sort key: the smallest are drawn, each device with a probability proportional to its weight."""
+        """Return a random sort key: the devices with the smallest keys are drawn, by their weights."""
         near = _near(seconds[device], seconds[first])
         return rolls[device] / (lessons[device] * (1 + waited[device]) * near)
 
@@ -65,7 +65,7 @@ def draw_by_speed_tier(
 
 
 def _seconds(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
-    """Round duration of each device: observed, or else as predicted, but at least the median."""
+    """Return each device's round duration: observed, else as predicted but at least the median."""
     durations_s = seconds_of(members)
     usual_s = median(durations_s.values())
     return {

@@ -1,11 +1,10 @@
-"""Stragglers: when a round closes without the devices that have not replied.
+"""Decides when a round closes without its stragglers: the devices that have not replied.
 
 A round waits for `round.participants` updates. Three rules let it close without its stragglers:
 
 - **over-selection** (`round.over_selection`, see `policies.selection`): more devices are selected than are
   needed, and the round closes with the first updates;
-- **the deadline** (`round.deadline_s`, see `policies.deadline`): when it is over, `round.quorum` updates
-  suffice;
+- **the deadline** (`round.deadline_s`, see `policies.deadline`): after it, `round.quorum` updates suffice;
 - **no device left to wait for**: every participant has replied, declined or left.
 
 A straggler's reply to a closed round is dropped (`rounds.rejections`: "late"). A device that misses several

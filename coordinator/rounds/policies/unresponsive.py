@@ -1,8 +1,9 @@
-"""Unresponsive devices: they take tasks and never answer. They are drawn last, with exponential back-off.
+"""Handles unresponsive devices, which take tasks and never answer: exponential back-off, drawn last.
 
 A device that misses `MISSES` whole deadlines in a row rests for 2 rounds, then for 4, up to `LONGEST_REST`,
-until it answers once. An honest device that was cut off comes back this way. A device that only pretends to
-be connected costs a round its deadline ever more rarely.
+until it answers once. So an honest device that was cut off returns to training. A device that only pretends
+to
+be connected makes rounds wait for their deadline more and more rarely.
 """
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
@@ -15,10 +16,12 @@ _MOST = MISSES + LONGEST_REST.bit_length() - 2  # highest number of misses that 
 
 
 def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = False) -> None:
-    """End the open attempt: every device that is still awaited missed the deadline, if it had all of it.
+    """End the open attempt: count a missed deadline for every awaited device that had the whole deadline.
 
-    A shorter, predicted deadline does not prove that a device is unresponsive. Where rounds follow the target
-    duration (`paced`), a device that misses it is still selected less often, but at least every eighth round,
+    A shorter, predicted deadline does not prove that a device is unresponsive. In rounds that follow the
+    target
+    duration (`paced`), a device that misses the deadline is selected less often, but at least every eighth
+    round,
     until it answers, however late.
     """
     overdue = state.timing.until is not None and state.timing.seen_at >= state.timing.until
@@ -40,7 +43,7 @@ def note_answer(state: EngineState, device: DeviceId) -> None:
 
 
 def rests(member: Member, number: int) -> bool:
-    """True if the device is selected in round `number` only if others are too few."""
+    """True if the device rests in round `number`: it is selected only if others are too few."""
     return member.observed.missed >= MISSES and number - member.asked.number < 2 ** (
         member.observed.missed - MISSES + 1
     )

@@ -1,1 +1,1 @@
-"""Task budgets in runs with an objective: what each participant could do, and how much of that pays."""
+"""Chooses task budgets in runs with an objective: each device's options, and which of them pays most."""

@@ -1,4 +1,4 @@
-"""Candidate plans: the options that a device has for a round, with predicted cost and utility."""
+"""Lists the options (candidate plans) of a device for a round, with predicted cost and utility."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Utility = Callable[[Budget], float]
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """One option of a device for a round. Costs are None where the device does not report them.
+    """One option of a device for a round. A cost that the device does not report is None.
 
     Attributes:
         budget: ratio, share of local training and encoding.
@@ -36,11 +36,11 @@ class CandidatePlan:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds; 0 if unknown, so that it limits nothing."""
+        """Predicted seconds; 0 if unknown, so that an unknown duration excludes nothing."""
         return 0.0 if self.round_s is None else self.round_s
 
     def cost(self, objective: ObjectiveSection) -> float | None:
-        """Bytes or joules, whichever the objective minimises; None if not known."""
+        """Return bytes or joules, whichever the objective minimises; None if unknown."""
         return self.bytes_up if objective.minimise == "bytes" else self.joules
 
 
@@ -51,7 +51,7 @@ Plans = Sequence[CandidatePlan]
 def candidate_plans(
     member: Member, objective: ObjectiveSection, factors: Sequence[float], utility: Utility
 ) -> Plans:
-    """The options of a device within the run's limits; () if it does not report any.
+    """Return the options of a device within the run's limits; () if it reports none.
 
     Args:
         member: the device's state, with a report.
@@ -81,7 +81,7 @@ def candidate_plans(
 
 
 def _local_works(candidate: RatioCandidate, objective: ObjectiveSection) -> list[float]:
-    """Shares of the local training to choose from; only the largest if their costs are not known."""
+    """Return the shares of local training to choose from; only the largest share if its cost is unknown."""
     most = min(candidate.local_work, objective.most_work)
     if candidate.local_s is None:
         return [most]

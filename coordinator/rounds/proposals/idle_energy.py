@@ -1,10 +1,11 @@
-"""Energy that boards draw during a round, working or idle. Used to minimise `energy`.
+"""Chooses the round duration that costs a fleet the least energy for its utility, idle boards included.
 
-In a round of a given duration a board draws the joules of its work, and idle power for the rest of the time.
+In a round of a given duration, a board draws the joules of its work, and idle power for the rest of the time.
 So waiting for a device that works more efficiently can cost the other boards more than it saves. For each
 possible duration, every device takes its option with the highest utility per cost, idle time included. The
-cheapest duration has the highest utility of the fleet (the geometric mean, as in `target_duration`) for the
-cost of all boards of the fleet, including those outside the round.
+cheapest duration has the highest ratio of utility to cost. The utility is the geometric mean over the fleet,
+as
+in `target_duration`. The cost is that of all boards of the fleet, including those outside the round.
 
 A board's reported idle power counts up to its reported power at work, and up to `MOST_TIMES_USUAL` times the
 fleet's median. So a false report shortens rounds no more than as many honest devices would.
@@ -29,10 +30,10 @@ MOST_DURATIONS = 64  # number of durations that are tried: neighbours differ by 
 
 @dataclass(frozen=True)
 class IdleCost:
-    """Joules of a second of idling, that is the power of idle boards in watts.
+    """Power of idle boards in watts, that is joules for each second of idling.
 
     Attributes:
-        of: by device of the round, for those that report idle power and the costs of their options.
+        of: idle power by device, for devices of the round that report it and the costs of their options.
         others: sum over all other boards of the fleet.
     """
 
@@ -43,7 +44,9 @@ class IdleCost:
 def idle_cost(
     state: EngineState, plans: Mapping[DeviceId, Plans], objective: ObjectiveSection
 ) -> IdleCost | None:
-    """The idle cost in a round with these options; None if idling is free or no device reports its power."""
+    """Return the idle cost in a round with these options; None if idling is free or no device reports its
+    power.
+    """
     if objective.minimise != "energy":
         return None
     reports = {name: state.members[name].report for name in state.groups.eligible_ascending}
@@ -67,7 +70,7 @@ def idle_cost(
 def within_cheapest_duration(
     plans: Mapping[DeviceId, Plans], objective: ObjectiveSection, idle: IdleCost, fixed_s: float = 0.0
 ) -> dict[DeviceId, Plans]:
-    """Each device's options within the cheapest duration that cost no more than its best one there.
+    """Return each device's options within the cheapest duration that cost no more than its best one there.
 
     A device that does not report its costs keeps all options within the duration. `fixed_s`: lower bound of
     the round's duration.
@@ -86,10 +89,10 @@ def within_cheapest_duration(
 
 @dataclass(frozen=True)
 class _Table:
-    """Options as arrays of shape (devices, options). Short rows are padded with options that never fit.
+    """Options of all devices as arrays of shape (devices, options); padding never fits a duration.
 
     Attributes:
-        seconds, utility, extra: of each option; `extra` is its cost beyond idling for the same time.
+        seconds, utility, extra: values of each option; `extra` is its cost beyond idling for the same time.
         idle: cost of a second of idling, shape (devices, 1).
     """
 
@@ -100,7 +103,7 @@ class _Table:
 
     @classmethod
     def of(cls, plans: Mapping[DeviceId, Plans], objective: ObjectiveSection, idle: IdleCost) -> "_Table":
-        """The table of these devices' options."""
+        """Return the table of these devices' options."""
         shape = len(plans), max((len(some) for some in plans.values()), default=0)
         seconds, utility, extra = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
         for row, (name, some) in enumerate(plans.items()):
@@ -110,13 +113,15 @@ class _Table:
         return cls(seconds, utility, extra, np.array([[idle.of[name]] for name in plans]).reshape(-1, 1))
 
     def cheapest(self, durations_s: NDArray[np.float64], others: float) -> tuple[float, NDArray[np.float64]]:
-        """The cheapest duration (the shortest of equals), and `extra` of each device's best option there."""
+        """Return the cheapest duration (the shortest of equals), and `extra` of each device's best option in
+        it.
+        """
         found = [self._at(float(duration_s), others) for duration_s in durations_s]
         best = int(np.argmax([efficiency for efficiency, _ in found]))
         return float(durations_s[best]), found[best][1]
 
     def _at(self, duration_s: float, others: float) -> tuple[float, NDArray[np.float64]]:
-        """Log of utility over cost in a round of this duration, and `extra` of each device's option."""
+        """Return log(utility / cost) of a round of this duration, and `extra` of each best option."""
         cost = self.extra + self.idle * duration_s
         efficiency = np.divide(self.utility, cost, out=np.zeros_like(self.utility), where=cost > 0)
         chosen = np.argmax(np.where(self.seconds <= duration_s, efficiency, -1.0), axis=1, keepdims=True)
@@ -128,7 +133,7 @@ class _Table:
 
 
 def _durations(plans: Mapping[DeviceId, Plans], least_s: float) -> NDArray[np.float64]:
-    """Durations to try, ascending; each leaves every device at least one option."""
+    """Return the durations to try, ascending; each leaves every device at least one option."""
     all_s: NDArray[np.float64] = np.unique(
         np.array([max(least_s, one.seconds) for some in plans.values() for one in some], np.float64)
     )
@@ -140,11 +145,11 @@ def _durations(plans: Mapping[DeviceId, Plans], least_s: float) -> NDArray[np.fl
 
 
 def _extra(one: CandidatePlan, objective: ObjectiveSection, idle: float) -> float:
-    """The cost of an option beyond idling for the same time."""
+    """Return the cost of an option beyond idling for the same time."""
     return max(0.0, (one.cost(objective) or 0.0) - idle * one.seconds)
 
 
 def _least_working_w(plans: Plans) -> float:
-    """The least power that a device reports at work."""
+    """Return the least power that a device reports at work, in watts."""
     drawn = [one.joules / one.seconds for one in plans if one.joules is not None and one.seconds > 0]
     return min(drawn, default=0.0)

@@ -1,13 +1,13 @@
-"""Plans how much each participant of a round does, in runs with an objective (`[objective] minimise`).
+"""Chooses the budget of each participant's task, in runs with an objective (`[objective] minimise`).
 
 A device reports its candidates: the ratios that fit its limits and its owner's policy, and the cost of a
-round at each of them (`DeviceReport.affords`). For each task the coordinator chooses a ratio, a share (or a
+round at each ratio (`DeviceReport.affords`). For each task the coordinator chooses a ratio, a share (or a
 multiple) of the local training and an encoding of the update. It first narrows the options:
 
     time           options within the target round duration (`target_duration`)
     bytes          options that send no more than the one with the highest utility per byte. If most
-                   devices run on batteries, only those within the target duration of these options, because
-                   waiting drains batteries
+                   devices run on batteries, only options within the target duration, because waiting
+                   drains batteries
     energy         likewise per joule. If boards report their idle power, only options within the duration
                    that costs the whole fleet least for its utility (`idle_energy`)
 
@@ -37,11 +37,11 @@ from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans rounds for the objective of one run.
+    """Chooses task budgets for the objective of one run.
 
     Attributes:
         objective: the run's section [objective].
-        uplinks: cost of each encoding of updates (`Enrolment.uplinks`); (): the run has only one.
+        uplinks: cost of each encoding of updates (`Enrolment.uplinks`); () if the run has only one.
         utility: utility of a device's round, see `Method.utility`.
     """
 
@@ -50,7 +50,7 @@ class Planner:
     utility: Utility = default_utility
 
     def assign(self, state: EngineState, participants: Sequence[DeviceId]) -> None:
-        """Record in `state` the budget of each participant's task, where the objective proposes one."""
+        """Record in `state` the budget of each participant's task, where the objective proposes a budget."""
         if not self.objective.proposes:
             return
         plans = self.candidates(state, participants)
@@ -62,7 +62,7 @@ class Planner:
             state.put(device, assigned=budget, admitted=member.admitted and same)
 
     def learn(self, state: EngineState) -> None:
-        """Add the compression errors that a closing round's replies report to `state`."""
+        """Add to `state` the compression errors that a closing round's replies report."""
         reported: dict[int, list[float]] = {}
         for device in state.replied:
             member = state.members[device]
@@ -72,7 +72,7 @@ class Planner:
             state.change(compression_errors=state.compression_errors.after(reported, self.uplinks))
 
     def candidates(self, state: EngineState, devices: Collection[DeviceId]) -> dict[DeviceId, Plans]:
-        """The options of each device; () for a device that reports none."""
+        """Return the options of each device; () for a device that reports none."""
         factors = state.compression_errors.utility_factors(self.uplinks)
         return {
             device: candidate_plans(state.members[device], self.objective, factors, self.utility)
@@ -82,7 +82,7 @@ class Planner:
     def worthwhile(
         self, state: EngineState, plans: Mapping[DeviceId, Plans], fixed_s: float = 0.0
     ) -> dict[DeviceId, Plans]:
-        """The options of each device whose utility is worth their cost; at least one each.
+        """Return the options of each device whose utility is worth their cost; at least one for each device.
 
         `fixed_s`: lower bound of the round's duration.
         """
@@ -96,20 +96,19 @@ class Planner:
 
 
 def reporting(plans: Mapping[DeviceId, Plans]) -> dict[DeviceId, Plans]:
-    """The devices that report options."""
+    """Return the devices that report options, with these options."""
     return {device: some for device, some in plans.items() if some}
 
 
 def most_useful(plans: Plans) -> CandidatePlan:
-    """The option with the highest utility; of equals the one with the largest ratio, then the fewest
-    bytes.
-    """
+    """Return the option with the highest utility; of equals, the largest ratio, then the fewest bytes."""
     return max(reversed(plans), key=lambda one: (one.utility, one.budget.ratio, -(one.bytes_up or 0)))
 
 
 def cost_efficient(plans: Plans, objective: ObjectiveSection) -> Plans:
-    """The options that cost no more than the one with the highest utility per cost; all, if a cost is not
-    known.
+    """Return the options that cost no more than the one with the highest utility per cost.
+
+    If a cost is unknown, all options are returned.
     """
     costs = [cost for one in plans if (cost := one.cost(objective)) is not None]
     if len(costs) < len(plans):

@@ -1,4 +1,4 @@
-"""The target round duration: no device should exceed it, and every device can keep it.
+"""Computes the target round duration, within which every device must have an option.
 
 A round lasts as long as its slowest participant. The target is the duration with the highest utility per
 second. A fleet's utility is the geometric mean over its devices (proportional fairness; Kelly 1997): doubling
@@ -15,7 +15,7 @@ from fleetune.protocols.method.method import DeviceId
 
 
 def within_target_duration(plans: Mapping[DeviceId, Plans], fixed_s: float = 0.0) -> dict[DeviceId, Plans]:
-    """Each device's options within the target duration, at least one of each device.
+    """Return each device's options within the target duration; at least one for each device.
 
     `fixed_s`: lower bound of the duration, set by devices that choose their budget themselves.
     """
@@ -24,7 +24,7 @@ def within_target_duration(plans: Mapping[DeviceId, Plans], fixed_s: float = 0.0
 
 
 def _target_s(plans: list[Plans], fixed_s: float) -> float:
-    """The target duration in seconds; the shortest of equals."""
+    """Return the target duration in seconds; the shortest of equals."""
     if not plans:
         return 0.0
     least_s = max(fixed_s, *(min(one.seconds for one in some) for some in plans))
@@ -40,7 +40,7 @@ def _target_s(plans: list[Plans], fixed_s: float) -> float:
 
 
 def _utility_steps(plans: Plans) -> list[tuple[float, float]]:
-    """Pairs (seconds, gain): from this duration on, the device's log utility is larger by the gain."""
+    """Return pairs (seconds, gain): from this duration on, the device's log utility is larger by the gain."""
     steps: list[tuple[float, float]] = []
     most = 1.0
     for one in sorted(plans, key=lambda one: (one.seconds, -one.utility)):

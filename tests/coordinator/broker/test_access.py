@@ -273,7 +273,7 @@ def test_an_invitation_to_an_open_broker_and_to_one_of_the_owner(tmp_path):
         assert invited(tmp_path / "own").startswith("FLEETUNE_BROKER=mqtts://USER:PASSWORD@edge:99 ")
     result = CliRunner().invoke(app, ["invite", str(tmp_path / "none")])
     assert result.exit_code == 2
-    assert "no coordinator has opened a broker" in result.output
+    assert "edge-coordinator serve" in result.output
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")

@@ -34,7 +34,7 @@ def test_an_option_of_the_embedded_broker_beside_another_is_refused(option, brok
 
 @pytest.mark.parametrize("option", ["ca", "cert", "key"])
 def test_files_for_tls_without_a_broker_of_ones_own_are_refused(option):
-    with pytest.raises(SettingError, match=f"--{option} needs a broker of your own"):
+    with pytest.raises(SettingError, match=f"--{option} is for a broker of your own"):
         origin_of(sources(**{option: "COMMANDLINE"}))
 
 

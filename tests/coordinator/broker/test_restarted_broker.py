@@ -59,7 +59,7 @@ def test_a_port_that_was_taken_meanwhile_costs_one_line_and_it_goes_on_trying(st
         wait_until(replaced(kept, first), "it is restarted")
     assert pauses == [0, 1, 2, 3, 4]
     assert caplog.text.count("no broker can listen on") == 1
-    assert "trying again" in caplog.text
+    assert "retrying" in caplog.text
 
 
 def test_pauses_double_up_to_a_limit():

@@ -442,10 +442,10 @@ def within(function):
         (lambda x: x + torch.rand_like(x), r"block2\.inner uses aten\.rand_like"),
         (lambda x: functional.alpha_dropout(x, training=True), r"block2\.inner uses aten\.bernoulli_"),
         (lambda x: functional.rrelu(x, training=True), r"block2\.inner uses aten\.rrelu_with_noise"),
-        (lambda x: x - x.flip(0), r"block2\.inner uses aten\.flip.*order of the samples"),
+        (lambda x: x - x.flip(0), r"block2\.inner uses aten\.flip.*batch axis"),
         (lambda x: x * (x[: len(x) // 2].sum() > 0), r"block2\.inner uses aten\.slice.*depends on the batch"),
         (lambda x: x if x.sum() > 0 else -x, r"cannot be exported: .*agents with torch can train it"),
-        (lambda x: functional.dropout(x.T, 0.5).T, r"first axis is not the batch"),
+        (lambda x: functional.dropout(x.T, 0.5).T, r"first axis of a dropout"),
         (lambda x: x.double().float(), r"block2\.inner uses aten\._to_copy.*float64"),
     ],
 )
@@ -469,9 +469,7 @@ def test_a_graph_that_differs_from_torch_is_refused():
         replace(node, op="Abs") if node.op == "Relu" and index > 5 else node
         for index, node in enumerate(graph.nodes)
     )
-    with pytest.raises(
-        ModelError, match=r"gradient:\S+ of graph train differs from torch's by \S+ of its size"
-    ):
+    with pytest.raises(ModelError, match=r"gradient:\S+ of graph train differs from torch's by .*\d samples"):
         check(model, module, {TRAIN: replace(graph, nodes=wrong)}, weights_of(spec, module))
 
 
@@ -488,7 +486,7 @@ def test_writing_into_a_part_is_found_by_the_comparison():
 def test_a_tensor_with_the_name_of_an_input_is_refused():
     module = within(torch.relu)
     module.register_parameter("x", nn.Parameter(torch.ones(4)))
-    with pytest.raises(ModelError, match="rename its tensor 'x'"):
+    with pytest.raises(ModelError, match=r"tensor 'x'.*rename"):
         exported_module(module, (6,))
 
 

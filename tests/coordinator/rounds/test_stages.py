@@ -23,7 +23,7 @@ def test_a_transition_that_the_table_does_not_have_is_refused(stage, transition)
         assert after(stage, transition) == TRANSITIONS[stage][transition]
         return
     state = EngineState(stage=stage)
-    with pytest.raises(ValueError, match="is no transition"):
+    with pytest.raises(ValueError, match="has no transition"):
         state.move(transition)
     assert state.stage == stage
 

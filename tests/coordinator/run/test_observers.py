@@ -167,7 +167,7 @@ def test_a_served_run_is_watched_by_its_journal_and_by_people(talk):
 def test_the_log_of_an_engineer_names_what_was_dropped(talk, caplog):
     caplog.set_level(logging.INFO)
     observers_of(talk.run, Console(file=io.StringIO())).tell(ReplyDropped("a", 1, 1, "late"))
-    assert "a: reply does not count: late" in caplog.text
+    assert "a: its reply does not count: late" in caplog.text
 
 
 def test_a_terminal_has_the_live_view_until_the_run_is_left(talk):

@@ -300,7 +300,7 @@ def test_who_is_where_is_kept_and_named(world):
     with held(world.folder):
         service = Service(world.folder, world.supervisor)
         service._note()
-        with pytest.raises(SettingError, match="another service is at work"), held(world.folder):
+        with pytest.raises(SettingError, match="another service"), held(world.folder):
             pass
     assert [(one.name, one.state, one.pid) for one in read_statuses(world.folder)] == [
         ("one", "running", 4711),
