@@ -1,7 +1,8 @@
 """Tests which topics a device may write and read at its broker, by messages that the coordinator answers.
 
-MQTT 3.1.1 reports success even if access rules forbid a publication or subscription. So the rights are
-derived from the answers. The device sends a `Ping` on each channel that it writes, and on its own `probe`:
+MQTT 3.1.1 reports success even if access rules forbid a publication, and some brokers accept every
+subscription. So the rights are derived from the answers. The device sends a `Ping` on each channel that it
+writes, and on its own `probe`:
 
     its ping on `probe` comes back      it may write and read there
     a `Pong` comes, by any channel      the coordinator runs, and the ping's channel is writable
@@ -9,7 +10,7 @@ derived from the answers. The device sends a `Ping` on each channel that it writ
     no `Pong` by one channel            that channel is not readable (if others bring some)
 
 MQTT 5 answers a forbidden publication with an error. With such a broker, writable channels are known without
-a coordinator.
+a coordinator. A channel whose subscription the broker refuses is not readable, with a coordinator or without.
 """
 
 import queue
@@ -49,6 +50,7 @@ class ChannelRights:
         echo: True if the ping on `probe` came back.
         acknowledged: by channel, True if the broker accepted the ping. None: unknown with MQTT 3.1.1.
         answered: by a ping's channel, the channels that brought its answer.
+        refused: channels whose subscription the broker refused.
     """
 
     fleet: str
@@ -57,6 +59,7 @@ class ChannelRights:
     echo: bool
     acknowledged: Mapping[Channel, bool | None]
     answered: Mapping[Channel, frozenset[str]]
+    refused: frozenset[Channel] = frozenset()
 
     @property
     def has_coordinator(self) -> bool:
@@ -74,13 +77,14 @@ class ChannelRights:
     @property
     def unreadable(self) -> list[str]:
         """Topics that the user may not read."""
-        came = frozenset().union(*self.answered.values())
-        found = [channel for channel in TO_DEVICE if self.has_coordinator and channel not in came]
-        if not self.echo and self.acknowledged[PROBE] is True:
+        came, found = frozenset().union(*self.answered.values()), set(self.refused)
+        if self.has_coordinator:
+            found.update(channel for channel in TO_DEVICE if channel not in came)
+        if not self.echo and self.acknowledged[PROBE] is True and PROBE not in self.refused:
             # Nothing arrived on channels that the rules make readable. Without a coordinator that is normal
             # for all.
-            found = [*found, PROBE] if self.has_coordinator else [*TO_DEVICE, PROBE]
-        return [self._topic(channel) for channel in found]
+            found.update((PROBE,) if self.has_coordinator else (*TO_DEVICE, PROBE))
+        return [self._topic(channel) for channel in (*TO_DEVICE, PROBE) if channel in found]
 
     @property
     def problem(self) -> str | None:
@@ -119,6 +123,12 @@ class _Acknowledged:
     refused: bool
 
 
+@dataclass(frozen=True)
+class _Subscribed:
+    message: int
+    refused: bool
+
+
 class _Tester(ProbeConnection):
     """A connection that sends pings."""
 
@@ -129,14 +139,16 @@ class _Tester(ProbeConnection):
         self._client.on_publish = lambda _client, _data, message, reason, _properties: self.events.put(
             _Acknowledged(message, reason.is_failure)  # type: ignore[arg-type]
         )
+        self._client.on_subscribe = lambda _client, _data, message, reasons, _properties: self.events.put(
+            _Subscribed(message, any(reason.is_failure for reason in reasons))  # type: ignore[arg-type]
+        )
         self._nonce = uuid.uuid4().hex[:12]
-        self._echo = False
+        self._echo, self._refused = False, set[int]()
         self._answered: dict[Channel, set[str]] = {channel: set() for channel in _PINGED}
 
     def test(self) -> ChannelRights:
         """Ping on each channel and return the answers."""
-        for channel in (*TO_DEVICE, PROBE):
-            self._client.subscribe(topics.topic(self._fleet, self._name, channel))
+        asked = {channel: self._subscribe(channel) for channel in (*TO_DEVICE, PROBE)}
         acknowledged = {channel: self._ping(channel) for channel in _PINGED}
         give_up_at = time.monotonic() + ANSWER_S
         while not self._has_all and self._next(give_up_at) is not None:
@@ -149,7 +161,12 @@ class _Tester(ProbeConnection):
             self._echo,
             {one: taken if speaks_5 or not taken else None for one, taken in acknowledged.items()},
             {one: frozenset(came) for one, came in self._answered.items() if one != PROBE},
+            frozenset(channel for channel, message in asked.items() if message in self._refused),
         )
+
+    def _subscribe(self, channel: Channel) -> int | None:
+        """Id of the message; None if the connection has ended."""
+        return self._client.subscribe(topics.topic(self._fleet, self._name, channel))[1]
 
     def _ping(self, channel: Channel) -> bool:
         """True if the broker accepts the ping. Some brokers close the connection of a forbidden one."""
@@ -176,6 +193,8 @@ class _Tester(ProbeConnection):
             return None
         if isinstance(event, Received):
             self._note(event)
+        if isinstance(event, _Subscribed) and event.refused:
+            self._refused.add(event.message)
         return event
 
     def _note(self, event: Received) -> None:

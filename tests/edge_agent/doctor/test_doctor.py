@@ -344,6 +344,30 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     assert "fleetune/v1/f/a/probe" in found["round trip"].found
 
 
+@contextmanager
+def amqtt_where_all_may_read(folder, *filters):
+    """A broker without mosquitto's rules, which answers other subscriptions with a refusal; its port."""
+    port = free_port()
+    plugins = {
+        "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
+        "amqtt.plugins.topic_checking.TopicAccessControlListPlugin": {"acl": {"anonymous": filters}},
+    }
+    settings = {"listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}}, "plugins": plugins}
+    (folder / "amqtt.yaml").write_text(json.dumps(settings))
+    command = [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", folder / "amqtt.yaml"]
+    with serving(command, folder / "log", port):
+        yield port
+
+
+def test_a_subscription_that_the_broker_refuses_needs_no_coordinator_to_be_found(tmp_path):
+    below = "fleetune/v1/f/a"
+    with amqtt_where_all_may_read(tmp_path, f"{below}/probe", f"{below}/task") as port:
+        found = visit(port=port)
+    assert found["access rights"].verdict == "fail"
+    assert found["access rights"].found == f"a client without user name may not read {below}/down"
+    assert "broker-config" in found["access rights"].remedy
+
+
 def test_it_does_not_throw_out_an_agent_that_runs(tmp_path):
     with EmbeddedBroker.start(tmp_path) as broker:
         events = queue.SimpleQueue()
