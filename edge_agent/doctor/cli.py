@@ -25,8 +25,8 @@ def doctor(
     from fleetune.edge_agent.budget.owner_policy import Policy
     from fleetune.edge_agent.doctor.diagnosis import AgentUnderDiagnosis, examine
     from fleetune.edge_agent.doctor.show import show
-    from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.defaults import HOST
+    from fleetune.edge_agent.state.state_folder import device_folder
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     broker, problem = None, None
@@ -38,7 +38,7 @@ def doctor(
     device, state_problem = options["device"] or HOST, None
     try:
         if (fleet := options["fleet"]) is not None:
-            device = AgentStore.of(options["state"], fleet, options["device"], options["name"]).device
+            device = device_folder(options["state"], fleet, options["device"], options["name"]).name
     except FleetuneError as found:
         device, state_problem = None, found
     agent = AgentUnderDiagnosis(

@@ -13,6 +13,7 @@ from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.state_folder import check_format
 from fleetune.edge_agent.stream.sample_stream import is_stream
 from fleetune.edge_agent.training.trainers import AUTO
 from fleetune.firmware_profiles import UNKNOWN, Board, load
@@ -99,6 +100,7 @@ def _state(agent: AgentUnderDiagnosis) -> Iterator[CheckResult]:
     if store is None:
         yield CheckResult("skip", "state", "--fleet is not given")
         return
+    check_format(store.folder)
     yield from run_check("state folder", partial(agent_state.folder, store))
     yield from run_check("other agent", partial(agent_state.in_use, store))
     yield from run_check("runs", partial(agent_state.runs, store, store.device))

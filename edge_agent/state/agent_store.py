@@ -118,8 +118,14 @@ class AgentStore:
 
     @classmethod
     def of(cls, state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Self:
-        """The state of a device; see `state_folder.device_folder`, also for what it raises."""
-        return cls(state_folder.device_folder(state, fleet, device, name))
+        """The state of a device. For the arguments, see `state_folder.device_folder`.
+
+        Raises:
+            SettingError, StoreError: as `state_folder.device_folder` and `state_folder.check_format`.
+        """
+        folder = state_folder.device_folder(state, fleet, device, name)
+        state_folder.check_format(folder)
+        return cls(folder)
 
     @property
     def device(self) -> str:

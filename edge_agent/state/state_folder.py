@@ -30,9 +30,10 @@ MARKER, LOCK = "fleetune-agent", "lock"
 VERSION = FIRST
 _DEPTH = 2  # folder levels below --state: the fleet's folder, the device's folder
 
+# `served` is the `deployed` of formats before 3, which a wipe removes too
 _RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
-    rf"({MARKER}|{LOCK}|deployed|pin|decisions|publish|versions/[0-9]{{1,9}}|samples\.sqlite(?:-wal|-shm)?"
+    rf"({MARKER}|{LOCK}|deployed|served|pin|decisions|publish|versions/[0-9]{{1,9}}|samples\.sqlite(?:-wal|-shm)?"
     rf"|(?:bundles|backbones)/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
     r"(\.new)?"
 )
@@ -154,7 +155,7 @@ def mark(folder: Path) -> None:
         StoreVersion: the folder has an unsupported format.
         StoreError: the folder cannot be made, or its marker is damaged.
     """
-    _check_format(folder)
+    check_format(folder)
     make_folder(folder)
     keep_private(folder)
     if _marked_version(folder) is None:
@@ -192,8 +193,13 @@ def _locked(folder: Path) -> IO[bytes]:
     return held
 
 
-def _check_format(folder: Path) -> None:
-    """Raise StoreVersion if the folder has another format, and StoreError if its marker is damaged."""
+def check_format(folder: Path) -> None:
+    """Check that the folder has this program's format, or does not exist yet.
+
+    Raises:
+        StoreVersion: it has another format.
+        StoreError: its marker cannot be read, or is damaged.
+    """
     version = _marked_version(folder)
     if version is None and any(_has_no_head(path) for path in folder.glob("runs/*/enrolment")):
         version = 0  # early agents wrote neither markers nor versions

@@ -12,7 +12,7 @@ from typing import IO
 
 from fleetune.protocols.errors import StoreVersion
 
-FIRST = 2
+FIRST = 3
 REMEDY = "install the version of fleetune that wrote it, or remove the agent's folder with edge-agent wipe"
 _MAGIC = b"FLTS"
 _HEAD = struct.Struct("<4sH2x")

@@ -150,6 +150,17 @@ def test_a_device_that_the_state_does_not_tell_is_a_failed_check(tmp_path, devic
     assert (found["login"].verdict, "see state" in found["login"].found) == ("skip", True)
 
 
+def test_a_state_of_another_format_is_a_failed_check(tmp_path):
+    state_folder.mark(tmp_path / "f" / "pi")
+    (tmp_path / "f" / "pi" / state_folder.MARKER).write_text('{"version": 2}')
+    agent = AgentUnderDiagnosis(device="pi", fleet="f", state=tmp_path, root=boards.pi_zero().build(tmp_path))
+    found = verdicts(examine(agent))
+    assert found["state"].verdict == "fail"
+    assert "format 2" in found["state"].found
+    assert f"format {state_folder.VERSION}" in found["state"].remedy
+    assert "edge-agent wipe" in found["state"].remedy
+
+
 def test_what_was_not_asked_for_is_shown_as_skipped(tmp_path):
     found = verdicts(examine(AgentUnderDiagnosis(device="pi", root=boards.pi_zero().build(tmp_path))))
     assert {name for name, one in found.items() if one.verdict == "skip"} == {"state", "data", "broker"}

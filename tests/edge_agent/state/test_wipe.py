@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.edge_agent.state.state_folder import MARKER, VERSION, agent_files, wipe
+from fleetune.edge_agent.state.state_versions import Layout
 from fleetune.edge_agent.stream.sample import make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import StoreError, StoreVersion
@@ -129,6 +130,32 @@ def test_state_of_another_format_is_refused_left_unchanged_and_can_be_wiped(tmp_
     assert done.exit_code == 0
     assert "of_that_format" in done.output.splitlines()[-1]
     assert everything(tmp_path) == ["f", "f/pi", "f/pi/of_that_format"]
+
+
+READING = {
+    "explain": (),
+    "export": ("--out", "x.onnx"),
+    "predict": ("--data", "digits"),
+    "models": (),
+    "rollback": (),
+    "samples": (),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_no_command_reads_a_part_of_the_state_of_format_2(tmp_path, command):
+    """Format 2 had the deployed model in `served`, so a device seemed to have none."""
+    store = a_device(tmp_path / "f" / "pi", runs=())
+    FileMemory(store.folder / "served", Layout(first=2)).write(b"model")
+    (store.folder / MARKER).write_text('{"version": 2}')
+    words = [command, "--fleet", "f", "--state", str(tmp_path), *READING[command]]
+    done = CliRunner().invoke(app, words)
+    line = f"pi has format 2; this program reads format {VERSION}: install"
+    assert (done.exit_code, line in done.output) == (2, True), done.output
+    assert len(done.output.splitlines()) == 1
+    assert "edge-agent wipe" in done.output
+    assert invoke("--state", tmp_path, "--yes").exit_code == 0
+    assert everything(tmp_path) == []
 
 
 def test_state_without_any_version_is_refused_and_left_unchanged(tmp_path):
