@@ -2,6 +2,7 @@
 
 Each helper holds a shared lock on the network's file ALIVE for as long as it runs, and ends when that file is
 removed. So `end_helpers` needs no process ids. It removes the file, and waits until no helper holds the lock.
+A helper whose death must be noticed holds a lock on a file of its own too (`hold`, `is_held`).
 
 This module imports only the standard library, because each link's relay is such a helper.
 """
@@ -26,8 +27,7 @@ def detach(alive: Path) -> int:
     Raises:
         OSError: `alive` is gone, because the network was removed meanwhile.
     """
-    network = os.open(alive, os.O_RDONLY)
-    fcntl.flock(network, fcntl.LOCK_SH)
+    network = hold(alive)
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -36,6 +36,29 @@ def detach(alive: Path) -> int:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
     return network
+
+
+def hold(file: Path) -> int:
+    """Hold a shared lock on a file until this process and the children that it forks end.
+
+    Returns:
+        The descriptor of the open file.
+
+    Raises:
+        OSError: the file is missing.
+    """
+    held = os.open(file, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return held
+
+
+def is_held(file: Path) -> bool:
+    """True if a process holds the lock on a file. Raises OSError: the file is missing."""
+    opened = os.open(file, os.O_RDONLY)
+    try:
+        return not _is_free(opened)
+    finally:
+        os.close(opened)
 
 
 def is_wanted(network: int) -> bool:
@@ -56,7 +79,7 @@ def end_helpers(alive: Path) -> None:
     try:
         alive.unlink()
         give_up_at = time.monotonic() + STOP_S
-        while not _all_ended(network):
+        while not _is_free(network):
             if time.monotonic() > give_up_at:
                 raise TimeoutError(f"a helper process of {alive.parent} did not end within {STOP_S:.0f} s")
             time.sleep(0.02)
@@ -64,9 +87,10 @@ def end_helpers(alive: Path) -> None:
         os.close(network)
 
 
-def _all_ended(network: int) -> bool:
+def _is_free(opened: int) -> bool:
+    """True if no other process holds the lock on an open file. This process holds it then."""
     try:
-        fcntl.flock(network, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

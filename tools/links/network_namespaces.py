@@ -39,6 +39,7 @@ MAX_AGENTS = 1000
 CONGESTION_CONTROL = "cubic", "reno"
 DEVICE = "uplink"  # device name of an agent's end of its link
 PLAN = "plan.json"
+REPLAY = "replay"  # exists once the traces are replayed; the process that replays them holds its lock
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -161,6 +162,7 @@ class Network:
 
     def _replay(self) -> None:
         if any(isinstance(link, Trace) for link in self.links):
+            (self.folder / REPLAY).touch()
             shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.trace_replay", self.name)
 
     def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:
@@ -200,7 +202,8 @@ def down(name: str) -> dict[str, list[int]]:
     try:
         helper_process.end_helpers(folder / helper_process.ALIVE)
     except TimeoutError as problem:
-        raise SettingError(f"{problem}; end it, then run `edge-sim link down` again") from None
+        remedy = "find it with `pgrep -f fleetune.tools.links`, end it, and run `edge-sim link down` again"
+        raise SettingError(f"{problem}; {remedy}") from None
     left = {}
     for namespace in namespaces(name):
         if pids := [int(pid) for pid in _try("ip", "netns", "pids", namespace).split()]:

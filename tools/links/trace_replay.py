@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Trace
-from fleetune.tools.links.network_namespaces import Plan, folder_of, plan_of, set_rates
+from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, plan_of, set_rates
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
@@ -29,10 +29,12 @@ def replay(name: str, plan: Plan, network: int) -> None:
     """Follow all traces of a network until it is taken down; `network`: see `helper_process`."""
     traces = ((index, link) for index, link in enumerate(plan.links) if isinstance(link, Trace))
     for at_s, index, rates_bps in heapq.merge(*(changes(trace, index) for index, trace in traces)):
-        while (wait_s := plan.started_s + at_s - time.monotonic()) > 0:
+        while (is_wanted := helper_process.is_wanted(network)) and (
+            wait_s := plan.started_s + at_s - time.monotonic()
+        ) > 0:
             time.sleep(min(wait_s, helper_process.WATCH_S))
-            if not helper_process.is_wanted(network):
-                return
+        if not is_wanted:
+            return
         set_rates(name, index, plan.links[index], plan.kinds[index], rates_bps)
 
 
@@ -40,6 +42,7 @@ def main() -> None:
     name = sys.argv[1]
     try:
         plan = plan_of(name)
+        helper_process.hold(folder_of(name) / REPLAY)  # so that `verify` notices when this process has died
         network = helper_process.detach(folder_of(name) / helper_process.ALIVE)
         replay(name, plan, network)
     except (SettingError, OSError) as problem:

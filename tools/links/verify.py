@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fleetune.tools.links import helper_process
 from fleetune.tools.links.link import Constant, Direction, Link, Trace
 from fleetune.tools.links.measure_link import Flow, Measured
-from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network, Plan, plan_of
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
 
 RATE_ERROR = 0.05
 LOSSY_SHARE = 0.3  # minimum share of the expected rate: the rate of one connection with loss varies widely
@@ -52,11 +53,12 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
         port = server.stdout.readline().strip()
         try:
             for index in range(len(plan.links)):
+                dead = _dead(network, index)
                 verdict = judge(plan, index, _measure(network, index, port, seconds))
                 # the machine may have been busy: measure again
-                if verdict.measured and verdict.problems:
+                if verdict.measured and verdict.problems and not dead:
                     verdict = judge(plan, index, _measure(network, index, port, SECOND_LOOK * seconds))
-                yield verdict
+                yield replace(verdict, problems=(*dead, *verdict.problems))
         finally:
             server.stdin.close()
 
@@ -82,6 +84,14 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
         return None
     found = json.loads(done.stdout)
     return Measured(**found | {direction: Flow(**found[direction]) for direction in ("up", "down")})
+
+
+def _dead(network: Network, index: int) -> tuple[str, ...]:
+    """A line if the link has a trace that was replayed, and the process that replayed it has died."""
+    file = network.folder / REPLAY
+    if not isinstance(network.links[index], Trace) or not file.exists() or helper_process.is_held(file):
+        return ()
+    return ("the process that replays its trace is gone",)
 
 
 def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:

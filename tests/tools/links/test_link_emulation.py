@@ -192,12 +192,19 @@ def test_the_commands_from_up_to_down(name, tmp_path):
     assert f"ip netns exec {name}-hub" in made.stdout
     assert f"ip netns exec {name}-1" in made.stdout
     assert "already" in edge_sim("up", "--up", "1", "--down", "1", code=2).stderr
-    helpers = [int(process.name) for process in helpers_of(name)]
+    helpers = {
+        int(process.name): (process / "cmdline").read_text().split("\0") for process in helpers_of(name)
+    }
     assert len(helpers) == (1 if shaping.kernel_has_netem() else 3), "two relays, and one for all traces"
-    for helper in helpers:
-        os.kill(helper, signal.SIGKILL)
+    (replay,) = (pid for pid, words in helpers.items() if "fleetune.tools.links.trace_replay" in words)
+    os.kill(replay, signal.SIGKILL)
+    gone = "link 1: the process that replays its trace is gone"
+    assert gone in edge_sim("status", "--seconds", "0.5", code=1).stdout, "relays may hold the network's lock"
+    for relay in helpers.keys() - {replay}:
+        os.kill(relay, signal.SIGKILL)
     if not shaping.kernel_has_netem():
-        assert "link 1: the hub is not reached" in edge_sim("status", "--seconds", "0.5", code=1).stdout
+        said = edge_sim("status", "--seconds", "0.5", code=1).stdout
+        assert f"{gone}, the hub is not reached" in said
     assert "removed" in edge_sim("down").stdout
     assert "nothing is up" in edge_sim("down").stdout
     assert "no network" in edge_sim("status", code=2).stderr

@@ -472,6 +472,33 @@ def test_a_helper_that_does_not_end_is_one_line(alive, monkeypatch):
         helper_process.end_helpers(alive)
 
 
+def test_what_still_runs_can_be_found(tmp_path, monkeypatch):
+    def never_ends(alive):
+        raise TimeoutError(f"a helper process of {alive.parent} did not end")
+
+    monkeypatch.setattr(network_namespaces, "RUN", tmp_path)
+    monkeypatch.setattr(helper_process, "end_helpers", never_ends)
+    network_namespaces.folder_of("net").mkdir()
+    with raises(SettingError, "fleetune-link.net", remedy=("pgrep -f fleetune.tools.links", "link down")):
+        network_namespaces.down("net")
+
+
+def test_a_replay_that_is_late_ends_with_its_network(alive, monkeypatch):
+    """It is late by a year, so it never waits."""
+    plan = network_namespaces.Plan((STAIRS,), ("plain",), time.monotonic() - 365 * DAY_S)
+    calls = []
+
+    def set_rates(*call):
+        calls.append(call)
+        if len(calls) == 3:
+            alive.unlink()
+        assert len(calls) <= 3, "the network is gone"
+
+    monkeypatch.setattr(trace_replay, "set_rates", set_rates)
+    trace_replay.replay("net", plan, helper_process.hold(alive))
+    assert len(calls) == 3
+
+
 def edge_sim(*words):
     return CliRunner().invoke(app, ["link", *words])
 
