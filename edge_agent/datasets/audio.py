@@ -1,7 +1,7 @@
-"""Sound files, `audio:FOLDER?rate=16000`: each file is one sample of log-mel features (`datasets.log_mel`).
+"""WAV files, `audio:FOLDER?rate=16000`: each file is one sample of log-mel features (`datasets.log_mel`).
 
-Python's `wave` module reads WAV files of whole numbers. Of other files, the error
-names the command that converts them.
+Python's `wave` module reads WAV files of whole numbers. FLAC, OGG and MP3 files, and WAV files of floats, are
+refused with the command that converts them.
 """
 
 import os
@@ -19,6 +19,7 @@ from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_
 from fleetune.protocols.one_line import flat
 
 SOUND = ".wav"
+OTHER_SOUNDS = frozenset({".flac", ".ogg", ".mp3"})
 CLASSES = "classes.txt"
 MAX_SOUND_FILE_BYTES = 2**32  # size of a file; only the first seconds are read
 _BLOCK_BYTES = 2**20
@@ -26,7 +27,7 @@ _PARTS = ("label", "group")
 
 
 def load_audio(source: str, folder: Path, options: str) -> Dataset:
-    """Load every sound in a folder and its subfolders, in the order of their names.
+    """Load every WAV file in a folder and its subfolders, in the order of their names.
 
     A sound's label is the name of its folder right below `folder`. With `names=label,group,take` it is that
     part of the file's name, whose parts are separated by underscores. The recordings of FSDD are named so.
@@ -38,7 +39,7 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
         options: options of `LogMel`, and `names`.
 
     Raises:
-        DataError: an option, a file or its label is wrong.
+        DataError: an option, a file or its label is wrong, or a sound is no WAV file.
     """
     settings, rest = log_mel_options(source, options)
     names = [name.strip() for name in rest.pop("names", "").split(",") if name.strip()]
@@ -46,7 +47,14 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
         raise DataError(f"{source}: unknown option {min(rest)!r}; use names, or an option of docs/data.md")
     if names and "label" not in names:
         raise DataError(f"{source}: names has no part label; add it, as in names=label,group")
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() == SOUND and path.is_file()]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for path in files:
+        if path.suffix.lower() in OTHER_SOUNDS:
+            raise DataError(
+                f"{source}: {path} is no WAV file; convert it with {convert_command(settings.rate)},"
+                " and move the original out of the folder"
+            )
+    paths = [path for path in files if path.suffix.lower() == SOUND]
     if not paths:
         raise DataError(f"{source}: {folder} has no WAV file; put sounds into it whose names end in {SOUND}")
     parts = [_parts(source, folder, path, names) for path in paths]
@@ -57,6 +65,11 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
     y = [_number(source, path, part["label"], classes) for path, part in zip(paths, parts, strict=True)]
     group = [part["group"] for part in parts] if "group" in names else None
     return make_dataset(source, x, np.array(y, np.int64), group=group)
+
+
+def convert_command(rate: int) -> str:
+    """The command that converts a sound to a WAV file of this sampling rate in Hz."""
+    return f"ffmpeg -i FILE -ar {rate} -c:a pcm_s16le FILE.wav"
 
 
 def sound_features(path: Path, settings: LogMel) -> NDArray[np.float32]:
@@ -85,7 +98,7 @@ def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
             words = flat(problem)[:200] or type(problem).__name__
             raise DataError(
                 f"{path}: not a WAV file of whole numbers ({words}); copy it again, or convert it with"
-                f" ffmpeg -i FILE -ar {rate} -c:a pcm_s16le FILE.wav"
+                f" {convert_command(rate)}"
             ) from None
     if not sound.size:
         raise DataError(f"{path}: the file has no sound in it; remove it")

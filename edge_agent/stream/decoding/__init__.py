@@ -1,1 +1,1 @@
-"""Decoding of images, sounds, Parquet and .npz files in a child process, which hostile files may crash."""
+"""Decoding of images and .npz files in a child process, which hostile files may crash."""

@@ -1,9 +1,9 @@
-"""Intake of a watched folder, whose files become samples: images and sounds, tables, .npz files.
+"""Intake of a watched folder, whose files become samples: images, WAV files, tables, .npz files.
 
 `FOLDER/3/a.png` is a sample of class 3. `FOLDER/cat/a.png` has the class of the line `cat` in
 FOLDER/classes.txt, counted from 0. Files in FOLDER itself, or in FOLDER/unlabelled, have no label yet. A file
 that is moved into a class folder gets its label. A file is read once, when it has not changed for a while.
-CSV files may grow. Files stay in the folder.
+CSV files may grow. Files stay in the folder. FLAC, OGG and MP3 files are skipped with one warning.
 """
 
 import logging
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fleetune.edge_agent.datasets.audio import CLASSES, class_names
+from fleetune.edge_agent.datasets.audio import CLASSES, OTHER_SOUNDS, class_names, convert_command
 from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.decoding.decoder_process import IDLE_S, DecoderProcess
 from fleetune.edge_agent.stream.intakes.sample_files import (
@@ -74,6 +74,7 @@ class WatchedFolder:
         self._classes: tuple[object, list[str]] = (None, [])
         self._changing: dict[str, tuple[int, int, float]] = {}
         self._reported: set[str] = set()
+        self._warned = False
         self._new = 0
 
     def run(self, stopped: threading.Event) -> None:
@@ -133,8 +134,21 @@ class WatchedFolder:
             for name in sorted(files):
                 if not name.startswith(".") and not name.endswith(_UNFINISHED):
                     path = Path(where) / name
+                    if path.suffix.lower() in OTHER_SOUNDS:
+                        self._warn_of_sound(path)
                     if path.suffix.lower() in KNOWN:
                         yield path
+
+    def _warn_of_sound(self, path: Path) -> None:
+        """Log the first sound that is no WAV file."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "watch:%s: %s and other FLAC, OGG and MP3 files are skipped; convert each with %s",
+                self._folder,
+                path,
+                convert_command(self._reading.sounds.rate),
+            )
 
     def _class_names(self) -> list[str]:
         """Names of the classes, read again when the file changes. A problem with the file is counted once."""

@@ -55,6 +55,16 @@ def test_features_are_those_of_scipys_transform_under_triangles_by_hand():
     np.testing.assert_allclose(found[0], np.log(wanted + FLOOR), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["no/b.flac", "no/b.OGG", "no/b.mp3"])
+def test_a_sound_that_is_no_wav_file_is_refused_with_the_command_that_converts_it(tmp_path, name):
+    write(tmp_path / "1" / "a.wav", tone())
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(b"sound")
+    command = "ffmpeg -i FILE -ar 8000 -c:a pcm_s16le FILE.wav"
+    with raises(DataError, str(tmp_path / name), remedy=command):
+        load(f"audio:{tmp_path}?rate=8000")
+
+
 def test_one_frame_against_a_sum_by_hand():
     settings = LogMel(rate=100, seconds=0.08, mels=2, frame_ms=80, hop_ms=80)
     sound = tone(20, 8, 100)

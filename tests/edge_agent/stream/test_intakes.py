@@ -123,6 +123,19 @@ def test_sounds_of_class_folders_are_kept_as_features(store, folder):
     assert refused(store) == {"file": 1}  # of another rate
 
 
+def test_sounds_that_are_no_wav_files_are_one_warning_with_the_command_that_converts_them(
+    store, folder, caplog
+):
+    for name in ("a.flac", "b.OGG", "c.mp3", ".d.mp3"):
+        (folder / name).write_bytes(b"sound")
+    Looking(store, folder, sounds=LogMel(rate=8000)).scan(3)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(folder / "a.flac") in record.getMessage()
+    assert "ffmpeg -i FILE -ar 8000 -c:a pcm_s16le FILE.wav" in record.getMessage()
+    assert (kept(store), refused(store)) == ([], {})
+
+
 def test_a_file_that_grows_is_left_until_it_is_whole(store, folder):
     looking, path = Looking(store, folder), folder / "shard.npz"
     np.savez(folder / "whole.npz", x=np.eye(3, dtype=np.float32), y=[0, 1, 2], id=["a", "b", "c"])
