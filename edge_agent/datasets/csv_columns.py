@@ -189,7 +189,9 @@ class Numbers:
 class RoundedNumbers:
     """Finds two different whole numbers of a column that become one float32, such as ids or time stamps.
 
-    It compares each number with the last `_MAX_ROUNDED` ones from 2**24 on.
+    It compares each number from 2**24 on with earlier ones of its column. Once it has `_MAX_ROUNDED` numbers
+    of all columns, it forgets them all, so that memory does not grow with the number of columns. So it finds
+    numbers in rows close to each other, such as ids, and may miss others.
     """
 
     def __init__(self) -> None:
