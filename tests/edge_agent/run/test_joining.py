@@ -46,6 +46,8 @@ def user_code(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def two_layers(input_shape, num_classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+        "def normed(input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, num_classes))\n"
     )
     (tmp_path / "useraugment.py").write_text(
         "def half(x, y, draws):\n    return x / 2, y\ndef fails(x, y, draws):\n    raise KeyError('no')\n"
@@ -230,6 +232,21 @@ def test_code_is_imported_only_from_modules_the_owner_trusts(tmp_path, user_code
     assert "allow it with --trust usermodel" in refusal(enrolment(**model), tmp_path)
     assert "--trust usermodel" in refusal(enrolment(**model), tmp_path, trusted=("user", "usermodel.x"))
     assert joined(enrolment(**model), tmp_path, trusted=("usermodel",)).report.num_samples > 1000
+
+
+@pytest.mark.parametrize(("num_training", "num_lines"), [(1, 1), (2, 0)])
+def test_a_device_that_trains_on_a_single_sample_says_so(
+    tmp_path, user_code, caplog, num_training, num_lines
+):
+    rows = num_training + 2
+    test = np.arange(rows) >= num_training
+    np.savez(tmp_path / "few.npz", x=np.ones((rows, 1, 8, 8), np.float32), y=np.arange(rows), test=test)
+    enrolled = enrolment(model={"name": "usermodel:normed", "input_shape": [1, 8, 8], "num_classes": 10})
+    joined(enrolled, tmp_path, data=f"npz:{tmp_path}/few.npz", trusted=("usermodel",))
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    found = [one for one in warnings if one.startswith("d has 1 training sample:")]
+    assert len(found) == num_lines
+    assert all("running statistics" in one for one in found)
 
 
 def test_a_method_of_the_coordinators_own_is_not_imported_either(tmp_path):

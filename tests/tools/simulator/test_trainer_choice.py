@@ -127,5 +127,5 @@ def test_bfloat16_is_torchs(tmp_path):
 
 
 def test_in_bfloat16_a_diverging_run_ends_with_one_line(tmp_path):
-    with raises(FleetuneError):
+    with raises(FleetuneError, "training diverged", "training.learning_rate"):
         play(tmp_path / "a", in_bfloat16(training=BASE["training"] | {"learning_rate": 1e9}))
