@@ -52,7 +52,7 @@ def diagnostics_of(folder):
 def check_compact(ear, found):
     """Whether small messages were, from `Ready` on, and as many bytes of updates went up as were counted."""
     said = [data for channel, data in ear.raw if channel == "up"]
-    shortest = {"Measured": 110, "Offer": 95, "Ready": 200, "Ack": 30, "Resume": 30}
+    shortest = {"Measured": 110, "Offer": 100, "Ready": 200, "Ack": 30, "Resume": 30}
     for kind, most in shortest.items():
         sizes = [len(data) for data in said if is_compact(data) and ear.kind(data) == kind]
         assert sizes
@@ -97,7 +97,7 @@ def play(fleet, tmp_path):
 def test_fedspu_stops_a_device_early(fleet, play):
     text = toml("fedspu", "early_stopping = true", rounds=5, learning_rate=0.3)
     ear = Ear(fleet.broker.port, fleet.name)
-    found, _, _ = play(text + '\n[encoding]\nup = "sketch"\ndown = "lowrank"\nbrief = true\n')
+    found, _, _ = play(text + '\n[encoding]\nup = "sketch"\ndown = "lowrank"\ncompact = true\n')
     ear.close()
     check_compact(ear, found)
     taking_part = [participants for *_, participants, _ in found.rounds[:-1]]

@@ -7,10 +7,10 @@ The environment variable FORGED names the kinds, for round 3 and the following r
 import os
 from dataclasses import replace
 
-from msgspec import UNSET
 from tests.helpers.hostile_fleet import LOST, forged
 
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.extensions.session_state import HELD_MODEL
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.task_preview import read_task_header
 
@@ -27,7 +27,8 @@ def reply(self, data, *arguments, **named):
     kind = KINDS[place] if turn.attempt == 1 and 0 <= place < len(KINDS) else None
     if kind == LOST and turn.round not in _lost:
         _lost.add(turn.round)
-        self._kept = replace(self._kept, held=UNSET)
+        slots = {name: one for name, one in self._state.slots.items() if name != HELD_MODEL}
+        self._state = replace(self._state, slots=slots)
     made = _reply(self, data, *arguments, **named)
     return made if kind in (None, LOST) else forged(made, kind, self._method, self.spec)
 
