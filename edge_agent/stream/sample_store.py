@@ -276,12 +276,6 @@ class SampleStore:
         with self._read_errors():
             return store_values.get_number(self._connection, "change")
 
-    @property
-    def trained_until(self) -> int:
-        """Number of the change up to which samples were trained on. Raises StoreError."""
-        with self._read_errors():
-            return store_values.get_number(self._connection, "trained")
-
     def file_progress(self, path: str) -> FileProgress | None:
         """How far a file has been read; None: it was never read. Raises StoreError."""
         with self._read_errors():

@@ -51,16 +51,6 @@ class _Form:
     shape: tuple[int, ...]
 
 
-def count(store: SampleStore, requirements: SampleRequirements, change: int | None = None) -> SnapshotCounts:
-    """Count the samples after a change; None: after the last one.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
-    with store.reading() as connection:
-        return _counted(connection, requirements, store.change if change is None else change, [])
-
-
 def read(
     store: SampleStore,
     requirements: SampleRequirements,

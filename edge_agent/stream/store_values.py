@@ -112,10 +112,6 @@ def put(connection: sqlite3.Connection, value: Struct) -> None:
     put_bytes(connection, NAMES[type(value)], msgspec.json.encode(value))
 
 
-def drop(connection: sqlite3.Connection, kind: type) -> None:
-    connection.execute("DELETE FROM value WHERE name = ?", (NAMES[kind],))
-
-
 def get_bytes(connection: sqlite3.Connection, name: str) -> bytes | None:
     row = connection.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
     return None if row is None else bytes(row[0])

@@ -48,12 +48,6 @@ class ValueEncodings(Settings, frozen=True):
                 raise ValueError(f"{direction}: {problem}") from None
 
     @property
-    def by_direction(self) -> dict[str, Choice]:
-        """The choice of each direction ("up", "down") that differs from the default."""
-        choices = {"up": self.up, "down": self.down}
-        return {direction: choice for direction, choice in choices.items() if choice != LOSSLESS}
-
-    @property
     def uplink(self) -> Encoding:
         """The encoding of updates."""
         return encodings.chosen(self.up)

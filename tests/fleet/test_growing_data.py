@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 
+from fleetune.edge_agent.stream import store_values
 from fleetune.edge_agent.stream.sample_store import SampleStore
 
 pytestmark = [pytest.mark.fleet, pytest.mark.nightly]
@@ -73,5 +74,5 @@ def test_later_rounds_train_on_samples_that_came_and_a_kill_loses_none(tmp_path)
         assert "over-claim" not in fleet.coordinator.text()
         assert not fleet.coordinator.lines("samples, but the device reported|Traceback")
     store = SampleStore.open(tmp_path / "state" / "fleet" / "device-0" / "samples.sqlite")
-    assert store.trained_until > 0
+    assert store_values.get_number(store._connection, "trained") > 0
     store.close()

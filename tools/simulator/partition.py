@@ -22,14 +22,6 @@ _MIN_SAMPLES = 2
 _DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
 
 
-def partition(
-    y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
-) -> list[Split]:
-    """Each device's training and test rows for data without marks, see `assign_rows` and `split_rows`."""
-    assigned = assign_rows(y, group, settings, num_devices, key)
-    return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(assigned)]
-
-
 def assign_rows(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Rows]:

@@ -46,11 +46,6 @@ class RangeEncoder:
         while self._width <= _LOW_WORD:
             self._shift()
 
-    def write_bits(self, value: int, num_bits: int) -> None:
-        """Write a number below 2^num_bits, all equally likely; num_bits < 32."""
-        if num_bits:
-            self.write(value, 1, 1 << num_bits)
-
     def write_number(self, number: int, num_lengths: int) -> None:
         """Write a whole number: first its bit length, below `num_lengths` <= 32, then its bits after the
         first.

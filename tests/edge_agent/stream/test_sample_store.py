@@ -56,6 +56,10 @@ def read(store, wanted=REQUIREMENTS, change=None):
             for part, arrays in parts.items()}  # fmt: skip
 
 
+def counts(store, wanted=REQUIREMENTS, change=None):
+    return snapshot.read(store, wanted, store.change if change is None else change)[1]
+
+
 def test_what_is_added_is_read_back_after_a_restart_in_its_order(path):
     store = SampleStore.open(path)
     given_x = inputs(50)
@@ -126,7 +130,7 @@ def refused(store):
 
 def test_labels_may_come_later_and_change(store):
     store.add([make_sample(x, None, f"s{index}") for index, x in enumerate(inputs(20))])
-    assert snapshot.count(store, REQUIREMENTS).unlabelled == 20
+    assert counts(store, REQUIREMENTS).unlabelled == 20
     assert sum(len(found) for _, found in read_all(store)) == 20
     sides = {x: part for part, found in read_all(store) for x in found}
     assert store.label([(f"s{index}", make_label(1)) for index in range(20)]) == ["labelled"] * 20
@@ -137,7 +141,7 @@ def test_labels_may_come_later_and_change(store):
     ]
     assert refused(store) == {"unknown": 1}
     assert {x: part for part, found in read_all(store) for x in found} == sides
-    counted = snapshot.count(store, REQUIREMENTS)
+    counted = counts(store, REQUIREMENTS)
     assert (sum(counted.parts.values()), counted.unlabelled) == (20, 0)
 
 
@@ -149,8 +153,8 @@ def test_numbers_as_labels_and_shapes_that_do_not_fit(store):
     assert sum(len(y) for _, y in parts.values()) == 10
     assert all(y.shape[1:] == (2,) and y.dtype == np.float32 for _, y in parts.values())
     assert counted.unfit == 4
-    assert snapshot.count(store, REQUIREMENTS).unfit == 14
-    assert sum(snapshot.count(store, replace(wanted, accepts=lambda _: True)).parts.values()) == 10
+    assert counts(store, REQUIREMENTS).unfit == 14
+    assert sum(counts(store, replace(wanted, accepts=lambda _: True)).parts.values()) == 10
 
 
 def test_bytes_stay_bytes_and_are_scaled_beside_floats(store):
@@ -257,13 +261,13 @@ def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
     assert store.pin(turn).change == change
     assert store.pin(turn).complete
     assert read(store, change=change) == before
-    assert snapshot.count(store, REQUIREMENTS, change).new == len(before["train"])
+    assert counts(store, REQUIREMENTS, change).new == len(before["train"])
     store.mark_trained(turn)
     following = store.pin(TrainingRound("r", 2, 1))
     assert following.change > change
-    assert snapshot.count(store, REQUIREMENTS).new > 0
+    assert counts(store, REQUIREMENTS).new > 0
     store.mark_trained(TrainingRound("r", 2, 1))
-    assert snapshot.count(store, REQUIREMENTS).new == 0
+    assert counts(store, REQUIREMENTS).new == 0
     assert store._connection.execute("SELECT count(*) FROM sample WHERE dropped IS NOT NULL").fetchone() == (
         0,
     )
@@ -309,14 +313,14 @@ def test_old_samples_go_and_a_clock_that_jumps_takes_none(path, caplog):
     store.add(samples(5))
     wall.now += 1e9  # a board that found the time
     store.add(samples(5, seed=1))
-    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 10
+    assert sum(counts(store, REQUIREMENTS).parts.values()) == 10
     wall.now -= 2e9
     store.save_counts()
-    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 10
+    assert sum(counts(store, REQUIREMENTS).parts.values()) == 10
     for _ in range(4):
         wall.now += 0.7 * 86_400
         store.save_counts()
-    assert sum(snapshot.count(store, REQUIREMENTS).parts.values()) == 5
+    assert sum(counts(store, REQUIREMENTS).parts.values()) == 5
     store.save_counts()
     (count,) = store._connection.execute("SELECT count FROM refusal WHERE kind = 'clock'").fetchone()
     assert count == 2
@@ -373,7 +377,7 @@ def test_a_file_that_is_damaged_while_the_agent_runs_is_one_line_at_every_look(p
         file.write(b"x" * path.stat().st_size)
     store = SampleStore(sqlite3.connect(path, isolation_level=None), path)
     looks = [lambda: store.change, lambda: store.drift, lambda: store.reference_losses, store.save_counts]
-    looks += [lambda: store.pin(TrainingRound("r", 1, 1)), lambda: snapshot.count(store, REQUIREMENTS, 1)]
+    looks += [lambda: store.pin(TrainingRound("r", 1, 1)), lambda: counts(store, REQUIREMENTS, 1)]
     for look in [*looks, lambda: store.file_progress("a"), lambda: store.add(samples(1))]:
         with pytest.raises(StoreError, match="file is damaged"):
             look()

@@ -39,7 +39,7 @@ def test_symbols_take_what_their_probabilities_allow_and_come_back():
     out = RangeEncoder()
     for symbol in symbols.tolist():
         out.write(int(starts[symbol]), int(counts[symbol]), total)
-        out.write_bits(symbol, 3)
+        out.write(symbol, 1, 8)
     data = out.finish()
     ideal = -np.log2(counts[symbols] / total).sum() + 3 * symbols.size
     assert len(data) <= ideal / 8 + 2

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from tests.conftest import tiny_spec
 from tests.helpers.nightly import sooner
+from tests.tools.simulator.test_partition import partition
 from typer.testing import CliRunner
 
 import fleetune.tools.compare.engine
@@ -29,7 +30,6 @@ from fleetune.tools.compare.runs import execute_all
 from fleetune.tools.papers.cells import CELLS, cell_names, read_cell
 from fleetune.tools.papers.measures import MEASURES, CellResult, label_of, measures_with, number
 from fleetune.tools.papers.paper import run_cell, table_of
-from fleetune.tools.simulator.partition import partition
 
 FILES = ["dc-pfl-fmnist", "fedpurin-fmnist", "fedspu-cifar10", "kapc-mnist", "srp-pfed-cifar10"]
 ROWS = ["fedpurin-fmnist-short", "fedspu-cifar10-early-stopping", "kapc-bls-mnist", "kapc-mnist-fedavg"]

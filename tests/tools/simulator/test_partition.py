@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition
-from fleetune.tools.simulator.partition import partition
+from fleetune.tools.simulator.partition import assign_rows, split_rows
 
 KEY = Key.of("test", "partition")
 DISJOINT = ("iid", "dirichlet", "alpha-rho", "group")
 KINDS = (*DISJOINT, "mix", "primary")
+
+
+def partition(y, group, settings, num_devices, key):
+    """Each device's training and test rows."""
+    assigned = assign_rows(y, group, settings, num_devices, key)
+    return [split_rows(rows, y, settings, device, key) for device, rows in enumerate(assigned)]
 
 
 def labels(per_class=200, classes=10):
