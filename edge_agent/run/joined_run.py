@@ -15,7 +15,7 @@ from fleetune.edge_agent.run.round_planner import RoundPlanner, RoundWork
 from fleetune.edge_agent.run.round_sessions import SessionOfRound
 from fleetune.edge_agent.run.samples import Samples
 from fleetune.edge_agent.run.session import Session, WorkDone
-from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
+from fleetune.edge_agent.run.task_reader import TaskPreview, preview_task
 from fleetune.edge_agent.state.agent_store import Memory
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.method.choice import DeviceReport

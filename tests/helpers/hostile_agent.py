@@ -12,7 +12,7 @@ from tests.helpers.hostile_fleet import LOST, forged
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.extensions.session_state import HELD_MODEL
 from fleetune.edge_agent.run.session import Session
-from fleetune.edge_agent.run.task_preview import read_task_header
+from fleetune.edge_agent.run.task_reader import read_task_header
 
 KINDS = os.environ["FORGED"].split(",")
 FIRST_ROUND = 3

@@ -8,7 +8,7 @@ from tests.conftest import tiny_spec
 from tests.helpers.nightly import sooner
 from tests.helpers.played_run import DEVICES, PlayedRun
 
-from fleetune.edge_agent.run.task_preview import TaskPreview, preview_task
+from fleetune.edge_agent.run.task_reader import TaskPreview, preview_task
 from fleetune.protocols.method.choice import RATIOS, DeviceReport
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import parse_run

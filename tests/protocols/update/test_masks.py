@@ -15,7 +15,7 @@ from tests.helpers.errors import raises
 from tests.protocols.update.test_codec import forged
 from tests.wire.mask_vectors import model, small_ones
 
-from fleetune.edge_agent.run.task_preview import preview_task
+from fleetune.edge_agent.run.task_reader import preview_task
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
 from fleetune.protocols.method.choice import Budget
 from fleetune.protocols.model.spec import FlatArray, MaskArray
