@@ -1,5 +1,7 @@
 """The coordinator of a simulated run: its decisions are carried out on the virtual clock."""
 
+from dataclasses import dataclass, field
+
 from fleetune.coordinator.rounds.events import Event, Paused, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_execution import Outcome
@@ -14,10 +16,11 @@ from fleetune.tools.simulator.progress_guard import ProgressGuard
 from fleetune.tools.simulator.transfers import Transfers
 
 
+@dataclass
 class CoordinatorSide:
     """Drives a `RunController`: sends its tasks, wakes it, and collects its events.
 
-    Args:
+    Attributes:
         controller: controller of the run.
         transfers: sends tasks.
         queue: event queue of the simulation.
@@ -25,35 +28,23 @@ class CoordinatorSide:
         availability: reset by every closed round.
         streams: streams of samples; None if the devices' data do not grow.
         overlapping: True if rounds overlap, so that no round is delayed.
-
-    Attributes:
         events: events of the run since the latest checkpoint.
         closed: True if a round has closed since the latest checkpoint.
         finished: True if the run is over.
         next_wake: time of the engine's next call; None if it requested none.
     """
 
-    def __init__(
-        self,
-        controller: RunController,
-        transfers: Transfers,
-        queue: EventQueue,
-        guard: ProgressGuard,
-        availability: Availability,
-        streams: FleetStreams | None,
-        *,
-        overlapping: bool,
-    ) -> None:
-        self.controller = controller
-        self._transfers = transfers
-        self._queue = queue
-        self._guard = guard
-        self._availability = availability
-        self._streams = streams
-        self._overlapping = overlapping
-        self.events: list[Happening] = []
-        self.closed = self.finished = False
-        self.next_wake: float | None = None
+    controller: RunController
+    transfers: Transfers
+    queue: EventQueue
+    guard: ProgressGuard
+    availability: Availability
+    streams: FleetStreams | None
+    overlapping: bool
+    events: list[Happening] = field(default_factory=list)
+    closed: bool = False
+    finished: bool = False
+    next_wake: float | None = None
 
     @property
     def can_be_stored(self) -> bool:
@@ -63,12 +54,12 @@ class CoordinatorSide:
         stored.
         """
         state = self.controller.engine_state
-        return self.closed and not (self._overlapping and state.stage == "evaluating")
+        return self.closed and not (self.overlapping and state.stage == "evaluating")
 
     def handle(self, event: Event) -> None:
         """Pass an event to the engine; ignore it if the run is over."""
         if not self.finished:  # samples still arrive at devices after the last round
-            self.carry_out(self.controller.handle(event, self._queue.now))
+            self.carry_out(self.controller.handle(event, self.queue.now))
 
     def carry_out(self, outcomes: list[Outcome]) -> None:
         """Send the tasks among `outcomes` and collect the rest."""
@@ -77,7 +68,7 @@ class CoordinatorSide:
             match outcome:
                 case OutgoingTask():
                     try:
-                        self._transfers.send_task(outcome)
+                        self.transfers.send_task(outcome)
                     except PacketNotFinite as problem:
                         unsent.append(outcome.declined(problem))
                 case _:
@@ -85,11 +76,11 @@ class CoordinatorSide:
         for declined in unsent:
             self.handle(declined)
         self._hold_next_round()
-        self._guard.check_attempts(self.controller.round_attempt)
+        self.guard.check_attempts(self.controller.round_attempt)
         wake_at = self.controller.wake_at
         if wake_at is not None and wake_at != self.next_wake:
             self.next_wake = wake_at
-            self._queue.add(max(wake_at, self._queue.now), EngineWakes(wake_at))
+            self.queue.add(max(wake_at, self.queue.now), EngineWakes(wake_at))
 
     def wake(self, due: float) -> None:
         """Call the engine, unless it has requested another time meanwhile."""
@@ -126,7 +117,7 @@ class CoordinatorSide:
 
         Another attempt at the open round may follow immediately.
         """
-        if self.finished or self._overlapping or self.closed:
+        if self.finished or self.overlapping or self.closed:
             return
         state = self.controller.engine_state
         if (trains := state.stage == "training") != state.paused:
@@ -134,7 +125,7 @@ class CoordinatorSide:
 
     def _note(self, event: Happening) -> None:
         self.events.append(event)
-        self._guard.note_outcome(event)
+        self.guard.note_outcome(event)
         if isinstance(event, RoundClosed):
             self._note_closed(event.record)
         elif isinstance(event, RunFinished):
@@ -142,7 +133,7 @@ class CoordinatorSide:
 
     def _note_closed(self, record: RoundRecord) -> None:
         self.closed = True
-        self._availability.note_closed_round()
-        self._transfers.forget_round()
-        if self._streams is not None:
-            self._streams.note_round(record)
+        self.availability.note_closed_round()
+        self.transfers.forget_round()
+        if self.streams is not None:
+            self.streams.note_round(record)

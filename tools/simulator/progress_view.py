@@ -21,9 +21,10 @@ from rich.text import Text
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.diagnostics import diagnostics_line
 from fleetune.coordinator.metrics.registry import AFTER
-from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.reports.live import plain_line
 from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
 from fleetune.protocols.method.diagnostics import Diagnostic
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 PLAIN_WIDTH = 100  # columns of a file or pipe
@@ -89,13 +90,11 @@ class RoundLines:
 
     Attributes:
         console: console to print on.
-        last_round: last round of the run; None if it has no end.
-        score: score of the run's task.
+        settings: settings of the run.
     """
 
     console: Console
-    last_round: int | None
-    score: Score
+    settings: RunSettings
     _began: float = field(default_factory=time.monotonic)
     _closed: int = 0
 
@@ -103,24 +102,17 @@ class RoundLines:
         """Take an event in."""
         if isinstance(event, RoundClosed):
             self._closed += 1
-            line = self._of_evaluation if event.record.final_evaluation else self._of_round
-            self.console.print(line(event.record), **PLAINLY)
+            left = "" if event.record.final_evaluation else self._time_left(event.record.number)
+            self.console.print(plain_line(event.record, self.settings) + left, **PLAINLY)
             self.console.file.flush()
 
-    def _of_round(self, record: RoundRecord) -> str:
-        after = AFTER.for_score(self.score)
-        score_text = f"{self.score.title} {after.unit.text(after.of_round(record))}"
-        up = readable.size(sum(device.bytes_up for device in record.devices.values()))
-        took = readable.duration(record.closed_s - record.opened_s)
-        number, left = f"round {record.number}", ""
-        if self.last_round is not None:
-            a_round = (time.monotonic() - self._began) / self._closed
-            left = f", {readable.duration(a_round * (self.last_round - record.number))} left here"
-            number += f" of {self.last_round}"
-        return f"{number}: {score_text} of {len(record.devices)} devices, {up} up in {took}{left}"
-
-    def _of_evaluation(self, record: RoundRecord) -> str:
-        return f"final evaluation: {len(record.devices)} devices"
+    def _time_left(self, number: int) -> str:
+        """The predicted time of the rounds after this one on this machine; empty if the run has no end."""
+        last = self.settings.run.last_round
+        if last is None:
+            return ""
+        a_round = (time.monotonic() - self._began) / self._closed
+        return f"  {readable.duration(a_round * (last - number))} left here"
 
 
 def progress_bar(console: Console, *, shown: bool = True) -> RoundsProgress:

@@ -75,7 +75,7 @@ def _simulate(
     bar = progress_bar(console, shown=not follow)
     task = bar.add_task(method, total=settings.run.last_round, score="")
     watching = RoundBar(bar, task, method, diagnostics, task_of(settings.task).score)
-    lines = [RoundLines(console, settings.run.last_round, watching.score)] if follow else []
+    lines = [RoundLines(console, settings)] if follow else []
     try:
         with bar:
             run, summary = simulate(

@@ -76,10 +76,11 @@ class SimulationState:
             self.streams.restore(snapshot.streams)
 
 
+@dataclass(frozen=True)
 class Simulation:
     """A fleet at work on a virtual clock.
 
-    Args:
+    Attributes:
         state: state of the simulated fleet.
         coordinator: coordinator of the run.
         devices: carries out the devices' events.
@@ -92,29 +93,15 @@ class Simulation:
         num_enrolment_bytes: bytes that each device downloads before its first round.
     """
 
-    def __init__(
-        self,
-        state: SimulationState,
-        coordinator: CoordinatorSide,
-        devices: DeviceSide,
-        checkpoints: Checkpoints,
-        guard: ProgressGuard,
-        *,
-        observers: Observers,
-        on_round: OnRound | None,
-        ends_s: float | None,
-        num_enrolment_bytes: int,
-    ) -> None:
-        self._state = state
-        self._queue = state.queue
-        self._coordinator = coordinator
-        self._devices = devices
-        self._checkpoints = checkpoints
-        self._guard = guard
-        self._observers = observers
-        self._on_round = on_round
-        self._ends_s = ends_s
-        self._num_enrolment_bytes = num_enrolment_bytes
+    state: SimulationState
+    coordinator: CoordinatorSide
+    devices: DeviceSide
+    checkpoints: Checkpoints
+    guard: ProgressGuard
+    observers: Observers
+    on_round: OnRound | None
+    ends_s: float | None
+    num_enrolment_bytes: int
 
     def run(self) -> None:
         """Run until the last round is closed.
@@ -127,68 +114,68 @@ class Simulation:
         if not self._resume():
             self._begin()
         while self._has_more:
-            with self._checkpoints.one_round():
+            with self.checkpoints.one_round():
                 self._run_round()
-            events = self._coordinator.take_events()
+            events = self.coordinator.take_events()
             for event in events:
-                self._observers.tell(event)
+                self.observers.tell(event)
             self._open_next_round(events)
-        self._checkpoints.settle()
-        if not self._coordinator.finished:
+        self.checkpoints.settle()
+        if not self.coordinator.finished:
             raise SettingError("too few devices take part to reach round.quorum; lower it, or add devices")
 
     @property
     def _has_more(self) -> bool:
-        streams = self._state.streams
-        is_over = self._coordinator.finished and not (streams and streams.deliveries_left)
-        return bool(self._queue) and not is_over
+        streams = self.state.streams
+        is_over = self.coordinator.finished and not (streams and streams.deliveries_left)
+        return bool(self.state.queue) and not is_over
 
     def _run_round(self) -> None:
         """Handle events until a checkpoint can be taken, and take it."""
-        while self._has_more and not self._coordinator.can_be_stored:
-            now, number, event = self._queue.pop()
-            self._guard.note_event(now, self._coordinator.controller.round_attempt, event)
+        while self._has_more and not self.coordinator.can_be_stored:
+            now, number, event = self.state.queue.pop()
+            self.guard.note_event(now, self.coordinator.controller.round_attempt, event)
             self._handle(event, number)
-        if self._coordinator.closed:
-            fleet = self._state.fleet
-            self._checkpoints.write(
-                lambda num_closed: self._state.snapshot(num_closed, self._coordinator), fleet
+        if self.coordinator.closed:
+            fleet = self.state.fleet
+            self.checkpoints.write(
+                lambda num_closed: self.state.snapshot(num_closed, self.coordinator), fleet
             )
 
     def _handle(self, event: SimulationEvent, number: int) -> None:
         match event:
             case AvailabilityDrawn(period):
-                self._devices.draw_availability(period)
+                self.devices.draw_availability(period)
             case SamplesArrive(delivery):
-                self._devices.samples_arrive(delivery)
+                self.devices.samples_arrive(delivery)
             case DaysEnd():
-                self._coordinator.handle(RoundsEnded("the simulated days are over"))
+                self.coordinator.handle(RoundsEnded("the simulated days are over"))
             case EngineWakes(due):
-                self._coordinator.wake(due)
+                self.coordinator.wake(due)
             case _:
-                self._devices.handle(event, number)
+                self.devices.handle(event, number)
 
     def _open_next_round(self, events: Iterable[Happening]) -> None:
         """Pass closed training rounds to the caller, then let the next round open."""
         closed = [event.record for event in events if isinstance(event, RoundClosed)]
         trained = [record for record in closed if not record.final_evaluation]
-        if self._on_round is not None and any(self._on_round(record) for record in trained):
-            self._coordinator.handle(RoundsEnded(STOPPED))
-        self._coordinator.release_next_round()
+        if self.on_round is not None and any(self.on_round(record) for record in trained):
+            self.coordinator.handle(RoundsEnded(STOPPED))
+        self.coordinator.release_next_round()
 
     def _resume(self) -> bool:
         """Continue from the latest checkpoint; False if there is none."""
-        snapshot = self._checkpoints.restore(self._state.fleet)
+        snapshot = self.checkpoints.restore(self.state.fleet)
         if snapshot is None:
             return False
-        self._state.restore(snapshot)
-        self._coordinator.restore(snapshot.next_wake, snapshot.tasks_made)
+        self.state.restore(snapshot)
+        self.coordinator.restore(snapshot.next_wake, snapshot.tasks_made)
         self._open_next_round([])
         return True
 
     def _begin(self) -> None:
-        self._devices.begin_streams()
-        self._coordinator.handle(ClockSet(self._queue.starts_s))
-        if self._ends_s is not None:
-            self._queue.add(self._ends_s, DaysEnd())
-        self._devices.enrol(self._num_enrolment_bytes)
+        self.devices.begin_streams()
+        self.coordinator.handle(ClockSet(self.state.queue.starts_s))
+        if self.ends_s is not None:
+            self.state.queue.add(self.ends_s, DaysEnd())
+        self.devices.enrol(self.num_enrolment_bytes)
