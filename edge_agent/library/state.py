@@ -120,7 +120,7 @@ class AgentState:
         lines = [f"{self.fleet}/{self.device}: {self.connection}; {run}{', training' * self.training}"]
         if self.resting is not None:
             lines.append(f"rests: {self.resting}")
-        lines += [f"samples: {self.samples}", f"serves: {self.deployed or 'no model yet'}"]
+        lines += [f"samples: {self.samples}", f"deploys: {self.deployed or 'no model yet'}"]
         if self.last_error is not None and self.last_error_at is not None:
             lines.append(f"last error, {self.last_error_at:%d %b %H:%M:%S}: {self.last_error}")
         return "\n".join(lines)

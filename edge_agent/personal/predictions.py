@@ -177,7 +177,7 @@ def _numbers(values: NDArray[Any]) -> str:
 
 def _threshold_words(predictions: Predictions) -> str:
     if ANOMALY not in predictions.answers:
-        return "no threshold is known: it comes with the model that a device serves"
+        return "no threshold is known: it comes with the model that a device deploys"
     found = int(predictions.answers[ANOMALY].sum())
     words = (
         f"anomalies: {found} of {predictions.num_samples}, errors above {predictions.predictor.threshold:.4g}"

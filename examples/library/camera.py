@@ -28,12 +28,12 @@ parser.add_argument("--images", type=int, default=400)
 given = parser.parse_args()
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
-assigned_ratio = data()
-mine = np.flatnonzero(np.isin(assigned_ratio["y"], [int(one) for one in given.sees.split(",")]))
+samples = data()
+mine = np.flatnonzero(np.isin(samples["y"], [int(one) for one in given.sees.split(",")]))
 right = deque[bool](maxlen=50)
 with Agent(given.broker, fleet="cameras", device=given.device) as agent:
     for number, row in enumerate(mine[: given.images], start=1):
-        image, label = assigned_ratio["x"][row], int(assigned_ratio["y"][row])
+        image, label = samples["x"][row], int(samples["y"][row])
         prediction = agent.predict(image)
         agent.add(image, label, id=int(row))
         if prediction is not None:

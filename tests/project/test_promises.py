@@ -32,11 +32,11 @@ def settings_of(**sections):
 @pytest.mark.parametrize("devices", [1, 3, 10, 11, 101])
 def test_a_simulated_device_is_dealt_the_ratio_of_its_name(devices):
     fleet = settings_of(fleet={"devices": devices, "ratios": [0.2, 0.6, 1.0]})
-    assigned_ratio = [device.ratio for device in device_specs(fleet.fleet, fleet.run.seed)]
-    assert assigned_ratio == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
+    ratios = [device.ratio for device in device_specs(fleet.fleet, fleet.run.seed)]
+    assert ratios == [(0.2, 0.6, 1.0)[turn % 3] for turn in range(devices)]
     assert [
         fleet.fleet.assigned_ratio(device.name) for device in device_specs(fleet.fleet, fleet.run.seed)
-    ] == assigned_ratio
+    ] == ratios
 
 
 def test_any_name_is_dealt_the_same_ratio_at_every_start():
@@ -59,13 +59,13 @@ def test_the_smaller_of_the_owners_ratio_and_the_dealt_one_holds(own, assigned_r
 
 
 def test_a_dealt_ratio_travels_with_every_offer_and_changes_no_byte_of_the_payload():
-    plain, assigned_ratio = Outbox("d"), Outbox("d")
+    plain, with_ratio = Outbox("d"), Outbox("d")
     (without,) = plain.post(TransferKey("enrolment", "r"), b"weights", 0)
-    (offer,) = assigned_ratio.post(TransferKey("enrolment", "r"), b"weights", 0, ratio=0.4)
+    (offer,) = with_ratio.post(TransferKey("enrolment", "r"), b"weights", 0, ratio=0.4)
     assert (offer.ratio, offer.transfer, offer.digest) == (0.4, without.transfer, without.digest)
     assert wire.read_to_device(wire.encode(offer)) == offer
     assert b"ratio" not in wire.encode(without)  # an agent of before reads it
-    assert [again.ratio for again in assigned_ratio.reconnected(1)] == [0.4]
+    assert [again.ratio for again in with_ratio.reconnected(1)] == [0.4]
     for wrong in (b"0", b"-1", b"1.5", b"1e999", b'"x"'):
         with pytest.raises(PacketCorrupt):
             wire.read_to_device(wire.encode(offer).replace(b"0.4", wrong))

@@ -126,8 +126,8 @@ def shares_of(data, devices, kind="dirichlet", validation_fraction=0.0, pool=1.0
 
 
 def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
-    assigned_ratio = shares_of(data, devices, kind, validation_fraction)
-    return [assigned_ratio.device_data(index, SPEC) for index in range(devices)]
+    partitioned = shares_of(data, devices, kind, validation_fraction)
+    return [partitioned.device_data(index, SPEC) for index in range(devices)]
 
 
 def marked(n=400, every=5, **rest):
@@ -152,9 +152,9 @@ def test_what_users_mark_as_test_is_never_trained_on(kind, devices):
 def test_the_sizes_of_shares_are_told_without_them(kind, validation_fraction, marks, benchmark):
     at = {"test": np.arange(400) % 5 == 0, "validation": np.arange(400) % 5 == 1}
     data = dataset(400, benchmark=benchmark, **{name: at[name] for name in marks})
-    assigned_ratio = shares_of(data, 20, kind, validation_fraction)
-    assert assigned_ratio.counts(SPEC) == [
-        SampleCounts.of(assigned_ratio.device_data(index, SPEC)) for index in range(20)
+    partitioned = shares_of(data, 20, kind, validation_fraction)
+    assert partitioned.counts(SPEC) == [
+        SampleCounts.of(partitioned.device_data(index, SPEC)) for index in range(20)
     ]
 
 
@@ -164,18 +164,18 @@ def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_ha
         data.x[row] = np.nan
         return shares_of(data, 6, pool=0.5)
 
-    assigned_ratio = shares_of(dataset(400), 6, pool=0.5)
-    owned = np.concatenate([assigned_ratio.rows(index) for index in range(6)])
+    partitioned = shares_of(dataset(400), 6, pool=0.5)
+    owned = np.concatenate([partitioned.rows(index) for index in range(6)])
     with raises(DataError, "NaN"):
         with_nan_in(owned[-1]).counts(SPEC)
     nobodys = np.setdiff1d(np.arange(400), owned)[0]
-    assert with_nan_in(nobodys).counts(SPEC) == assigned_ratio.counts(SPEC)
+    assert with_nan_in(nobodys).counts(SPEC) == partitioned.counts(SPEC)
 
 
 def test_a_marked_set_is_dealt_whole_and_once():
-    assigned_ratio = shares(marked(), 20)
+    partitioned = shares(marked(), 20)
     count = Counter(
-        row for one in assigned_ratio for part in ("train", "test") for row in rows(one.part(part)[0])
+        row for one in partitioned for part in ("train", "test") for row in rows(one.part(part)[0])
     )
     assert count == Counter(range(400))
 

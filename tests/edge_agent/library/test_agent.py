@@ -333,7 +333,7 @@ def test_the_state_follows_the_process_and_its_log(agent, caplog):
     assert state.last_error.startswith("the agent's process ended")
     agent._process.hear(ActivityReport(Activity(CONNECTED, finished="r-9")))
     assert "connected; run r-9 is over" in str(agent.state)
-    assert "serves: no model yet" in str(agent.state)
+    assert "deploys: no model yet" in str(agent.state)
     assert [record.levelname for record in caplog.records if record.name == "fleetune.x"] == [
         "INFO",
         "WARNING",

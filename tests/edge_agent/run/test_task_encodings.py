@@ -41,21 +41,21 @@ def test_what_a_thin_update_leaves_out_goes_along_with_the_next_one(up):
     device = a_device(up)
     trained = told(a_device(up), 1)
     thin = told(device, 1, SPARSE)
-    compression_error = trained - thin
+    residual = trained - thin
     assert away(thin, trained) > 1e-3
-    assert np.array_equal(device.kept.slots["residual"][: compression_error.size], compression_error)
+    assert np.array_equal(device.kept.slots["residual"][: residual.size], residual)
     restarted, alone = a_device(up, device.memory), a_device(up)
     told(alone, 1)
-    assert away(told(restarted, 2), told(alone, 2) + compression_error) < 1e-6
+    assert away(told(restarted, 2), told(alone, 2) + residual) < 1e-6
     assert not np.any(restarted.kept.slots["residual"]), "nothing is left"
 
 
 def test_another_lossy_encoding_goes_on_with_it():
     device = a_device()
-    compression_error = told(a_device(), 1) - told(device, 1, SPARSE)
+    residual = told(a_device(), 1) - told(device, 1, SPARSE)
     alone = a_device()
     told(alone, 1)
-    wanted = told(alone, 2) + compression_error
+    wanted = told(alone, 2) + residual
     assert away(told(device, 2, INT4) + device.kept.slots["residual"][: wanted.size], wanted) < 1e-6
 
 

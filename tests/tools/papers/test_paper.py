@@ -345,13 +345,13 @@ def test_the_command_lists_cells_and_names_a_mistake():
 def test_a_pool_is_dealt_instead_of_everything():
     y = np.arange(1000) % 10
 
-    def assigned_ratio(seed, pool):
+    def pooled_rows(seed, pool):
         splits = partition(y, None, Partition(kind="dirichlet", pool=pool), 5, Key(seed))
         return np.sort(np.concatenate([rows for split in splits for rows in split]))
 
-    assert assigned_ratio(1, 0.1).size == 100 == np.unique(assigned_ratio(1, 0.1)).size
-    assert np.array_equal(assigned_ratio(1, 0.1), assigned_ratio(1, 0.1))
-    assert not np.array_equal(assigned_ratio(1, 0.1), assigned_ratio(2, 0.1))
-    assert np.array_equal(assigned_ratio(1, 1.0), np.arange(1000))
+    assert pooled_rows(1, 0.1).size == 100 == np.unique(pooled_rows(1, 0.1)).size
+    assert np.array_equal(pooled_rows(1, 0.1), pooled_rows(1, 0.1))
+    assert not np.array_equal(pooled_rows(1, 0.1), pooled_rows(2, 0.1))
+    assert np.array_equal(pooled_rows(1, 1.0), np.arange(1000))
     groups = partition(y, y, Partition(kind="group", pool=0.5), 10, Key(1))
     assert all(np.unique(y[np.concatenate(split)]).size == 1 for split in groups)

@@ -287,10 +287,8 @@ def test_the_rows_that_were_given_are_those_that_devices_have():
     settings, digits = parse_run(SECTIONS), fleetune.load_data("digits")
     brought = caller_samples(settings, digits, by_label)
     rows = PartitionedData.of_run(brought.named_in(settings), brought)._rows
-    assigned_ratio = by_label(
-        digits.y, 4, fleetune.Key.of("fleetune", 3).child("partition", "given").generator()
-    )
-    for (train, test), whole in zip(rows, assigned_ratio, strict=True):
+    assigned = by_label(digits.y, 4, fleetune.Key.of("fleetune", 3).child("partition", "given").generator())
+    for (train, test), whole in zip(rows, assigned, strict=True):
         assert np.array_equal(np.union1d(train, test), whole)
         assert not np.intersect1d(train, test).size
     other = parse_run({**SECTIONS, "run": {**SECTIONS["run"], "seed": 4}})
