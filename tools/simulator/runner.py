@@ -1,15 +1,18 @@
 """A whole simulated run, from run.toml to its folder."""
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.report import summary_of, write_figures, write_report
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
-from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
+from fleetune.coordinator.run.stored_run import BUNDLE, Run, mark_finished, save_shared_model
+from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.build_simulation import build_simulation
@@ -18,9 +21,47 @@ from fleetune.tools.simulator.checkpoint.existing_run import ExistingRun, find_e
 from fleetune.tools.simulator.device_specs import device_specs, with_group_devices
 from fleetune.tools.simulator.open_simulated_run import open_new, open_stopped
 from fleetune.tools.simulator.pending_work import PendingWork
-from fleetune.tools.simulator.run_workers import open_executor
 from fleetune.tools.simulator.simulation import OnRound
-from fleetune.tools.simulator.workers.worker_processes import warm_up
+from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
+
+
+class Inline(Executor):
+    """Executes each job immediately in this process, for runs that are too small for worker processes."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+@contextmanager
+def open_executor(
+    run: Run, workers: int, caller_samples: CallerSamples, cluster: str | None, tell: Callable[[str], None]
+) -> Iterator[Executor]:
+    """An executor for functions of `workers.worker`.
+
+    Args:
+        run: run whose devices train.
+        workers: number of processes; 0: this process trains.
+        caller_samples: samples that the caller passed.
+        cluster: address of a Ray cluster; None: this machine.
+        tell: called with a line about each worker that died on the cluster.
+    """
+    bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
+    arguments = run.settings, run.payload, run.folder / DEVICES, caller_samples, bundle
+    if cluster is not None:
+        from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
+        from fleetune.tools.simulator.ray_engine.run_package import pack_run
+
+        with RayWorkers(cluster, max(1, workers), pack_run(*arguments), arguments[2], tell) as nodes:
+            yield nodes
+    elif workers:
+        with WorkerProcesses(workers, worker.set_up, arguments) as pool:
+            yield pool
+    else:
+        worker.set_up(*arguments)
+        yield Inline()
 
 
 def simulate(

@@ -8,7 +8,7 @@ from tests.tools.simulator.test_checkpoint import wanted as asked
 
 from fleetune.protocols.update.reference_model import ReferenceModelCache
 from fleetune.protocols.update.shared_payload_cache import DecodeCache, EncodeCache
-from fleetune.tools.simulator import pending_work, run_workers
+from fleetune.tools.simulator import pending_work, runner
 from fleetune.tools.simulator.runner import simulate
 
 KEPT = ("lossy both ways", "semi-asynchronous, differences", "fedpurin")
@@ -71,7 +71,7 @@ def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch)
 
 
 def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypatch):
-    elsewhere, said, at_once = False, [], run_workers.Inline.submit
+    elsewhere, said, at_once = False, [], runner.Inline.submit
 
     def submit(executor, reply, job):
         handed = job.for_elsewhere if elsewhere else job
@@ -79,7 +79,7 @@ def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypat
         said.append((handed.content is not None, done.result().sent is not None))
         return done
 
-    monkeypatch.setattr(run_workers.Inline, "submit", submit)
+    monkeypatch.setattr(runner.Inline, "submit", submit)
     near = played({}, tmp_path / "a")
     assert (True, True) in said
     said.clear()
