@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
@@ -25,38 +26,27 @@ from fleetune.protocols.wire.transport import Connected, Disconnected, Received
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class DeviceMessages:
     """Handles events from the broker, and records when the broker cannot be reached.
 
-    Args:
+    Attributes:
         run: the run.
         admission: decides which messages are read.
         exchange: tasks and replies, with the sessions of all devices.
         joining: handles devices that connect and disconnect.
         files: sends bundle and backbone.
         rejected: counts and logs rejected messages.
-
-    Attributes:
         outage: the present outage of the broker; None while it can be reached.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        admission: Admission,
-        exchange: TaskExchange,
-        joining: Joining,
-        files: RequestedFiles,
-        rejected: RejectedMessages,
-    ) -> None:
-        self.outage: Outage | None = None
-        self._run = run
-        self._sessions = exchange.sessions
-        self._admission = admission
-        self._exchange = exchange
-        self._joining = joining
-        self._files = files
-        self._rejected = rejected
+    run: Run
+    admission: Admission
+    exchange: TaskExchange
+    joining: Joining
+    files: RequestedFiles
+    rejected: RejectedMessages
+    outage: Outage | None = None
 
     def handle(self, event: Any) -> None:
         """Handle an event of the transport, or a finished bundle. Raises StoreError."""
@@ -64,8 +54,8 @@ class DeviceMessages:
             match event:
                 case Connected():
                     self._note_outage(None)
-                    for session in self._sessions.values():
-                        self._exchange.advance(session, session.link.reconnected(self._exchange.timer()))
+                    for session in self.exchange.sessions.values():
+                        self.exchange.advance(session, session.link.reconnected(self.exchange.timer()))
                 case Disconnected(reason):
                     self._note_outage(reason)
                 case Received(topic, data) if (ping := wire.read_ping(data)) is not None:
@@ -73,17 +63,17 @@ class DeviceMessages:
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
                 case BundleMade():
-                    self._files.note_made(event)
+                    self.files.note_made(event)
         except PacketError as problem:
-            self._rejected.note(problem)
+            self.rejected.note(problem)
 
     def _answer_ping(self, address: topics.Address, data: bytes, ping: wire.Ping) -> None:
         """Answer a ping on each channel of the device, so that the agent can test its rights to read and
         write.
         """
-        if self._admission.admits(address, data):
+        if self.admission.admits(address, data):
             channels = (*topics.TO_DEVICE, topics.PROBE)
-            self._exchange.transfers.publish_on(address.device, channels, wire.Pong(ping.nonce))
+            self.exchange.transfers.publish_on(address.device, channels, wire.Pong(ping.nonce))
 
     def _note_outage(self, reason: str | None) -> None:
         """Record why the broker cannot be reached, or None when it can be reached again."""
@@ -93,25 +83,25 @@ class DeviceMessages:
             log.warning("no connection to the broker: %s; the coordinator keeps trying", reason)
         since = time.time() if self.outage is None else self.outage.since
         self.outage = None if reason is None else Outage(since, reason)
-        write_outage(self._run.store, self.outage)
+        write_outage(self.run.store, self.outage)
 
     def _receive(self, address: topics.Address, data: bytes) -> None:
         try:
-            if self._admission.admits(address, data):
+            if self.admission.admits(address, data):
                 self._read(address.device, address.channel, data)
         except PacketError as problem:
-            self._rejected.note(problem, address.device)
+            self.rejected.note(problem, address.device)
         except (StoreError, TransportError):
             raise
         except Exception as fault:  # noqa: BLE001 - one device must not stop the others, whatever it sends
-            self._rejected.blame(address.device, fault)
+            self.rejected.blame(address.device, fault)
 
     def _read(self, device: str, channel: str, data: bytes) -> None:
         if channel == "state" and not data:
             return  # a retained presence was cleared
-        session = self._sessions.get(device)
+        session = self.exchange.sessions.get(device)
         if channel != "state" and session is not None and session.is_duplicate:
-            self._run.controller.count_refused("second-device", device=device)
+            self.run.controller.count_refused("second-device", device=device)
             return
         if channel == "update":
             self._take_chunk(session, data)
@@ -119,7 +109,7 @@ class DeviceMessages:
         message = wire.read_from_device(data)
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
-        session = session or open_session(self._run, device, self._sessions)
+        session = session or open_session(self.run, device, self.exchange.sessions)
         # the answer has the form of the message, if the agent reads that form
         session.link.compact = is_compact(data) and "compact" in session.reads.features.messages
         self._dispatch(session, message)
@@ -127,25 +117,23 @@ class DeviceMessages:
     def _take_chunk(self, session: DeviceSession | None, data: bytes) -> None:
         if session is None:
             raise PacketForeign("a chunk of a transfer that the device has not offered")
-        self._exchange.advance(session, session.link.take_chunk(data, self._exchange.timer()))
+        self.exchange.advance(session, session.link.take_chunk(data, self.exchange.timer()))
 
     def _dispatch(self, session: DeviceSession, message: wire.FromDevice) -> None:
-        ours = self._run.enrolment.run
+        ours = self.run.enrolment.run
         match message:
             case wire.Presence():
-                self._joining.note_presence(session, message)
+                self.joining.note_presence(session, message)
             case Offer() | Resume() | Ack() | Refuse():
-                self._exchange.advance(session, session.link.handle(message, self._exchange.timer()))
+                self.exchange.advance(session, session.link.handle(message, self.exchange.timer()))
             case wire.Fetch(run, what) if run == ours:
-                self._files.send(session, what)
+                self.files.send(session, what)
             case wire.Ready():
-                self._joining.note_ready(session, message)
+                self.joining.note_ready(session, message)
             case wire.Left(run):
-                self._joining.note_left(session, run)
+                self.joining.note_left(session, run)
             case wire.Working() | wire.Measured() if message.run == ours:
-                self._exchange.note_work(session, message)
+                self.exchange.note_work(session, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == ours:
-                check_decline(number, session, self._run)
-                self._exchange.note_declined(
-                    session, RoundAttempt(number, attempt), reason, diverged=diverged
-                )
+                check_decline(number, session, self.run)
+                self.exchange.note_declined(session, RoundAttempt(number, attempt), reason, diverged=diverged)

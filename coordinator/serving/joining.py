@@ -14,8 +14,7 @@ from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSe
 from fleetune.coordinator.serving.duplicate_names import DuplicateNames
 from fleetune.coordinator.serving.message_checks import check_ready
 from fleetune.coordinator.serving.rejected_messages import RejectedMessages
-from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS, RepeatedRequests
-from fleetune.coordinator.serving.task_exchange import TaskExchange
+from fleetune.coordinator.serving.task_exchange import MAX_REQUESTS, TaskExchange
 from fleetune.coordinator.store.troubles import note_trouble
 from fleetune.protocols.wire.capabilities import ONLY_THE_MINIMUM
 from fleetune.protocols.wire.identity import Identity, KnownBy
@@ -34,7 +33,6 @@ class Joining:
         sessions: the sessions of all devices.
         exchange: reports events to the run controller and sends payloads.
         rejected: logs rejections, within limits.
-        requests: limits how often a device may repeat a request.
         known_by: how the coordinator knows the devices of this broker.
     """
 
@@ -42,7 +40,6 @@ class Joining:
     sessions: DeviceSessions
     exchange: TaskExchange
     rejected: RejectedMessages
-    requests: RepeatedRequests
     known_by: KnownBy = "claim"
     _names: DuplicateNames = field(default_factory=DuplicateNames)
     _shared: set[str] = field(default_factory=set)  # ids that several devices use
@@ -115,7 +112,7 @@ class Joining:
         for the device, so it is removed first.
         """
         self.exchange.transfers.clear_retained(session.device)
-        if run != self.run.enrolment.run or self.requests.is_too_many(
+        if run != self.run.enrolment.run or self.exchange.asks_too_often(
             session, "to be told that the run goes on"
         ):
             return
@@ -195,6 +192,6 @@ class Joining:
         attempt = self.run.controller.awaited_attempt(session.device)
         if attempt is None or attempt != session.task_attempt or session.download_s is None:
             return
-        if self.requests.is_too_many(session, "for its task", attempt):
+        if self.exchange.asks_too_often(session, "for its task", attempt):
             reason = f"it asked for its task {MAX_REQUESTS} times"
             self.exchange.report(Declined(session.device, *attempt, reason))

@@ -10,7 +10,6 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.bundle_server import BundleMade, BundleServer
 from fleetune.coordinator.serving.capability_check import refusal_of
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
-from fleetune.coordinator.serving.repeated_requests import RepeatedRequests
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.coordinator.store.troubles import note_trouble
@@ -29,14 +28,12 @@ class RequestedFiles:
         sessions: the sessions of all devices.
         exchange: sends payloads, and reports the end of the run.
         bundles: makes the bundle.
-        requests: limits how often a device may repeat a request.
     """
 
     run: Run
     sessions: DeviceSessions
     exchange: TaskExchange
     bundles: BundleServer
-    requests: RepeatedRequests
     _end_at: float | None = None  # the time at which a run that no device can train ends
 
     def send(self, session: DeviceSession, what: str) -> None:
@@ -45,7 +42,7 @@ class RequestedFiles:
         Raises:
             PacketForeign: the run's model has no backbone; StoreError: a file cannot be read.
         """
-        if self.requests.is_too_many(session, f"for the {what}"):
+        if self.exchange.asks_too_often(session, f"for the {what}"):
             return
         if what == "bundle":
             made = self.bundles.ask(session.device)

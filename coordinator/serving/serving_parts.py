@@ -15,7 +15,6 @@ from fleetune.coordinator.serving.event_batch import EventBatch
 from fleetune.coordinator.serving.event_queue import Timers
 from fleetune.coordinator.serving.joining import Joining
 from fleetune.coordinator.serving.rejected_messages import RejectedMessages
-from fleetune.coordinator.serving.repeated_requests import RepeatedRequests
 from fleetune.coordinator.serving.requested_files import RequestedFiles
 from fleetune.coordinator.serving.task_exchange import TaskExchange
 from fleetune.coordinator.serving.transfers import Transfers
@@ -78,12 +77,9 @@ class ServingParts:
         rejected = RejectedMessages(controller.count_refused, timer, sessions.identity)
         transfers = Transfers(transport, fleet, batch, timers, sessions, budget)
         exchange = TaskExchange(run, sessions, transfers, rejected, observers, batch, clock, timer)
-        requests = RepeatedRequests(
-            lambda kind, device: controller.count_refused(kind, device=device), rejected
-        )
-        joining = Joining(run, sessions, exchange, rejected, requests, known_by)
+        joining = Joining(run, sessions, exchange, rejected, known_by)
         bundles = BundleServer(run, put, lambda line: observers.tell(Notice(line)))
-        files = RequestedFiles(run, sessions, exchange, bundles, requests)
+        files = RequestedFiles(run, sessions, exchange, bundles)
         admission = Admission(controller, sessions, budget, timer, joining.note_throttled, joining.forget)
         messages = DeviceMessages(run, admission, exchange, joining, files, rejected)
         return cls(batch, sessions, rejected, exchange, joining, files, admission, messages)

@@ -10,27 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.rounds.engine_state import RoundAttempt
+from fleetune.coordinator.rounds.engine_state import NEVER, RoundAttempt
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
-from fleetune.coordinator.run.run_events import Happening, ReplyDropped, RoundClosed, RunFinished
+from fleetune.coordinator.run.run_events import (
+    Happening,
+    ReplyDropped,
+    ReplyRefused,
+    RoundClosed,
+    RunFinished,
+)
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
 from fleetune.coordinator.serving.event_batch import EventBatch
-from fleetune.coordinator.serving.received_replies import receive_reply
 from fleetune.coordinator.serving.rejected_messages import RejectedMessages
 from fleetune.coordinator.serving.transfers import Transfers
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketNotFinite, StoreError
 from fleetune.protocols.wire.inbox import Arrived
-from fleetune.protocols.wire.messages import Refuse, Resume, TransferKey
+from fleetune.protocols.wire.messages import Refuse, Resume, TransferKey, readable
 from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.peer_link import Answered, Item
 
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 65_536
+MAX_REQUESTS = 5  # answers to one request until the device connects again
 _HARMLESS = {"late", "stale", "duplicate"}  # rejections of offers that a correct agent may make
 
 
@@ -159,14 +165,58 @@ class TaskExchange:
 
     def _receive(self, session: DeviceSession, arrived: Arrived) -> None:
         """Store a reply and pass it to the run controller, then acknowledge or refuse it."""
-        refusal, outcomes = receive_reply(
-            session, arrived, self.run.controller, self.rejected, timer=self.timer, clock=self.clock
-        )
+        refusal, outcomes = self._hand_over(session, arrived)
         session.offered_at = None
         link = session.link
         answer = link.accept(arrived) if refusal is None else link.refuse(arrived, refusal)
         self.transfers.publish(session, answer)
         self.carry_out(outcomes)
+
+    def asks_too_often(self, session: DeviceSession, what: str, attempt: RoundAttempt = NEVER) -> bool:
+        """Count a request; True if the device has now made it more than `MAX_REQUESTS` times.
+
+        Such a request gets no answer. The count restarts when the device reconnects, and at each new attempt
+        at a round.
+        """
+        times = session.count_request(what, attempt)
+        if times <= MAX_REQUESTS:
+            return False
+        self.run.controller.count_refused("asked-too-often", device=session.device)
+        if times == MAX_REQUESTS + 1:
+            line = (
+                f"{session.identity} asked {MAX_REQUESTS} times {what}; it gets no answer until it connects"
+                " again"
+            )
+            self.rejected.say(logging.WARNING, session.device, line)
+        return True
+
+    def _hand_over(self, session: DeviceSession, arrived: Arrived) -> tuple[str | None, list[Outcome]]:
+        """Pass a reply to the run controller; return the reason of a refusal (or None) and the outcomes.
+
+        Only damaged or implausible replies are refused. A reply that does not count, e.g. a late one, is
+        acknowledged like any other, so that the device does not offer it again.
+
+        Raises:
+            StoreError: the reply cannot be stored.
+        """
+        controller, device = self.run.controller, session.device
+        actual, turn = session.actual(self.timer()), RoundAttempt.of(arrived.offer.transfer_key)
+        try:
+            outcomes = controller.receive(
+                device, turn, arrived.payload(), actual, self.clock(), predicted=session.predicted
+            )
+        except StoreError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
+            reason = self.rejected.blame(device, fault)  # the run controller stored nothing of it
+            return reason, controller.handle(Declined(device, *turn, reason, replied=True), self.clock())
+        for outcome in outcomes:
+            if isinstance(outcome, ReplyRefused):
+                problem = outcome.problem
+                line = f"refused: {session.identity}: reply to round {turn.number}: {problem}"
+                self.rejected.say(logging.WARNING, device, line)
+                return readable(f"{type(problem).__name__}: {problem}"), outcomes
+        return None, outcomes
 
     def _note_sent(self, session: DeviceSession, sent: Sent) -> None:
         key = sent.transfer_key

@@ -1,6 +1,7 @@
 """Publishes packets for devices, and returns the events of their transfers."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from fleetune.coordinator.serving.device_sessions import DeviceSession, DeviceSessions
@@ -17,10 +18,11 @@ from fleetune.protocols.wire.transport import Transport
 TransferEvent = Arrived | Sent | Answered
 
 
+@dataclass(frozen=True)
 class Transfers:
     """Publishes the packets of all device sessions, and sets their timers.
 
-    Args:
+    Attributes:
         transport: the connection to the broker.
         fleet: name of the fleet, which is part of every topic.
         batch: delays each packet until the steps that caused it are committed.
@@ -29,21 +31,12 @@ class Transfers:
         messages: the message budget of each device; each chunk sent to the device adds one message to it.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        fleet: str,
-        batch: EventBatch,
-        timers: Timers,
-        sessions: DeviceSessions,
-        messages: TokenBuckets,
-    ) -> None:
-        self._transport = transport
-        self._fleet = fleet
-        self._batch = batch
-        self._timers = timers
-        self._sessions = sessions
-        self._messages = messages
+    transport: Transport
+    fleet: str
+    batch: EventBatch
+    timers: Timers
+    sessions: DeviceSessions
+    messages: TokenBuckets
 
     def carry(self, session: DeviceSession, items: Iterable[Item]) -> Iterator[TransferEvent]:
         """Publish the packets among a link's items, and yield the events between them.
@@ -59,28 +52,28 @@ class Transfers:
 
     def publish(self, session: DeviceSession, packet: Packet) -> None:
         """Publish a packet once the steps of the open batch are committed."""
-        topic = topics.topic(self._fleet, session.device, packet.channel)
+        topic = topics.topic(self.fleet, session.device, packet.channel)
         if packet.is_chunk:
-            self._messages.of(session.device).give()  # the device acknowledges every chunk
+            self.messages.of(session.device).give()  # the device acknowledges every chunk
         # Chunks wait for the commit too, because some follow their offer. They are encoded only then.
-        self._batch.after_commit(lambda: self._transport.publish(topic, packet.data))
+        self.batch.after_commit(lambda: self.transport.publish(topic, packet.data))
 
     def publish_on(self, device: str, channels: Iterable[topics.Channel], message: Message) -> None:
         """Publish one message on several channels of a device, after the open batch is committed."""
         for channel in channels:
-            topic = topics.topic(self._fleet, device, channel)
-            self._batch.after_commit(partial(self._transport.publish, topic, encode(message)))
+            topic = topics.topic(self.fleet, device, channel)
+            self.batch.after_commit(partial(self.transport.publish, topic, encode(message)))
 
     def clear_retained(self, device: str) -> None:
         """Delete the message that the broker retains for a device (see `FinishAnnouncement`)."""
-        self._transport.publish(topics.topic(self._fleet, device, "down"), b"", retain=True)
+        self.transport.publish(topics.topic(self.fleet, device, "down"), b"", retain=True)
 
     def refresh(self, session: DeviceSession) -> None:
         """Set the session's timer, and record whether the device is busy."""
-        self._timers.set(session.device, session.link.wake_at)
-        self._sessions.refresh(session)
+        self.timers.set(session.device, session.link.wake_at)
+        self.sessions.refresh(session)
 
     def forget(self, device: str) -> None:
         """Remove a device's session and its timer."""
-        self._sessions.forget(device)
-        self._timers.set(device, None)
+        self.sessions.forget(device)
+        self.timers.set(device, None)

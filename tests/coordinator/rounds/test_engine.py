@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.helpers.engine_driver import answered, handled
 
-from fleetune.coordinator.queries.run_status import OpenRound, part_of
+from fleetune.coordinator.queries.run_status import StatusReader, part_of
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
     Admit,
@@ -21,11 +21,13 @@ from fleetune.coordinator.rounds.engine_state import EngineState, RoundAttempt
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
 from fleetune.coordinator.rounds.policies.selection import START_S
 from fleetune.coordinator.rounds.proposals.planner import Planner
+from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.run_toml import parse_run
 
 DEADLINE_S = 10.0
 
@@ -683,10 +685,13 @@ def test_the_view_tells_what_every_device_does():
     }  # fmt: skip
     assert [name for name, member in members.items() if not member.ready] == ["c"]
     assert members["b"].declined_reason == "18 s of 10 s"
-    view = OpenRound.of(script.state, script.round)
-    assert (view.stage, view.number, view.attempt) == ("training", 1, 1)
-    assert (view.asked, view.replied, view.declined, view.awaited, view.target) == (4, 1, 1, 2, 4)
-    assert view.until == DEADLINE_S
+    model = {"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 10}
+    settings = parse_run({"run": {"name": "r"}, "model": model, "method": {"name": "fedavg"}})
+    settings = msgspec.structs.replace(settings, round=script.round)
+    view = StatusReader(settings, 10).status(script.state, Ledger(), 0.0)
+    assert (view.stage, view.round, view.attempt) == ("training", 1, 1)
+    assert (view.asked, view.replied, view.target) == (4, 1, 4)
+    assert view.round_left_s == DEADLINE_S
 
 
 def test_a_device_that_refused_the_run_is_not_waited_for():

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.talk import Coordinating, answered, run_settings
 
 from fleetune.coordinator.serving.bundle_server import BundleMade
-from fleetune.coordinator.serving.repeated_requests import MAX_REQUESTS
+from fleetune.coordinator.serving.task_exchange import MAX_REQUESTS
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.settings.encoding import ValueEncodings
 from fleetune.protocols.update.reference_model import ReferenceModel
