@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Literal
@@ -24,7 +23,6 @@ from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.methods import diagnostics_of
-from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
@@ -78,7 +76,6 @@ class RunStatus(Struct, frozen=True, kw_only=True):
         problem: the problem that stops the run, in one line; "" if there is none.
         troubles: problems that do not stop the run, one line each.
         method: name of the run's method.
-        simulated: True if times are of a virtual clock.
         attempt: number of the present attempt at the round.
         asked, replied, target: numbers of devices in the open round that got a task, that replied, and whose
             replies are needed to close the round.
@@ -111,7 +108,6 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""
     troubles: tuple[str, ...] = ()
     method: str
-    simulated: bool = False
     attempt: int = 1
     asked: int = 0
     replied: int = 0
@@ -208,43 +204,6 @@ class DeviceStatus(Struct, frozen=True):
         return self.declined_reason if self.doing == "declined" else ""
 
 
-@dataclass(frozen=True)
-class OpenRound:
-    """The open round; while the run waits, the next round.
-
-    Attributes:
-        asked, replied, declined, awaited: numbers of devices; 0 while no round is open.
-        target: number of replies at which the round closes at once.
-        until: its deadline, or the time of the engine's next check; on the run's clock.
-    """
-
-    stage: Stage
-    number: int
-    attempt: int
-    asked: int
-    replied: int
-    declined: int
-    awaited: int
-    target: int
-    until: float | None
-
-    @classmethod
-    def of(cls, state: EngineState, settings: RoundSection) -> "OpenRound":
-        """Read the open or next round from the engine's state."""
-        parts = [part_of(state, device) for device in state.participants]
-        return cls(
-            stage=state.stage,
-            number=state.round_attempt.number,
-            attempt=state.attempt,
-            asked=len(parts),
-            replied=parts.count("replied"),
-            declined=parts.count("declined"),
-            awaited=parts.count("awaited"),
-            target=len(parts) if state.stage == "evaluating" else target(state, settings),
-            until=state.timing.until,
-        )
-
-
 def part_of(state: EngineState, device: str) -> Part:
     """Return the device's part in the open round."""
     member = state.members[device]
@@ -261,13 +220,11 @@ class StatusReader:
     Args:
         settings: settings of the run.
         num_parameters: number of parameters of the run's model.
-        simulated: True if times are of a virtual clock.
     """
 
-    def __init__(self, settings: RunSettings, num_parameters: int, *, simulated: bool = False) -> None:
+    def __init__(self, settings: RunSettings, num_parameters: int) -> None:
         self._settings = settings
         self._num_parameters = num_parameters
-        self._simulated = simulated
         self._schedule = schedule_of(settings.schedule)
         self._diagnostics = diagnostics_of(settings.method)
         self._scores: deque[RoundScore] = deque(maxlen=LATEST_ROUNDS)
@@ -310,18 +267,18 @@ class StatusReader:
             troubles: see `RunStatus`.
         """
         settings = self._settings
-        open_round = OpenRound.of(state, settings.round)
+        parts = [part_of(state, device) for device in state.participants]
         scheduled = schedule_reason(state, self._schedule, now)
         traffic = ledger.traffic.values()
         end = now if ledger.ended_at is None else ledger.ended_at
         elapsed_s = 0.0 if ledger.began_at is None else end - ledger.began_at
-        until = open_round.until if state.running else None
+        until = state.timing.until if state.running else None
         predicted_deadline = until is not None and keeps_pace(settings.round, settings.objective)
         return RunStatus(
             run=settings.run.name,
             running=running,
             stage=state.stage,
-            round=open_round.number,
+            round=state.round_attempt.number,
             rounds=settings.run.last_round,
             devices=len(state.members),
             devices_there=sum(member.ready for member in state.members.values()) if running else 0,
@@ -330,18 +287,17 @@ class StatusReader:
             problem=problem,
             troubles=troubles,
             method=settings.method["name"],
-            simulated=self._simulated,
-            attempt=open_round.attempt,
-            asked=open_round.asked,
-            replied=open_round.replied,
-            target=open_round.target,
+            attempt=state.attempt,
+            asked=len(parts),
+            replied=parts.count("replied"),
+            target=len(parts) if state.stage == "evaluating" else target(state, settings.round),
             needed=needed(state, settings.round),
             scheduled=scheduled,
             ended=(state.ending.reason or "") if state.stage == "finished" else "",
             round_left_s=None if until is None else until - now,
             round_span_s=state.timing.span_s if predicted_deadline else None,
             elapsed_s=elapsed_s,
-            remaining_s=self._remaining_s(open_round, elapsed_s),
+            remaining_s=self._remaining_s(state, elapsed_s),
             score=task_of(settings.task).score,
             scores=tuple(self._scores),
             diagnostics=self._latest_diagnostics,
@@ -401,17 +357,17 @@ class StatusReader:
             refused=ledger.refusals_by_device.get(device, {}),
         )
 
-    def _remaining_s(self, open_round: OpenRound, elapsed_s: float) -> float | None:
+    def _remaining_s(self, state: EngineState, elapsed_s: float) -> float | None:
         """Estimate the time until the run ends, in seconds; None if unknown.
 
         Each remaining round, and the final evaluation, is assumed to take as long as recent rounds.
         """
         closed, run = self._closed_s, self._settings.run
-        if len(closed) < 2 or open_round.stage == "finished" or run.last_round is None:
+        if len(closed) < 2 or state.stage == "finished" or run.last_round is None:
             return None
         usual_s = median(after - before for before, after in pairwise(closed))
-        to_close = run.last_round - open_round.number + 1 + int(run.final_evaluation)
-        if open_round.stage == "evaluating":
+        to_close = run.last_round - state.round_attempt.number + 1 + int(run.final_evaluation)
+        if state.stage == "evaluating":
             to_close = 1
         spent_s = min(usual_s, max(0.0, elapsed_s - closed[-1]))
         return to_close * usual_s - spent_s

@@ -134,9 +134,7 @@ def _plain(value: float | None) -> str:
 
 
 def _title(shot: RunStatus) -> Text:
-    return _line(
-        (shot.run, "bold"), (f" · {shot.method}" + (" · simulated" if shot.simulated else ""), "dim")
-    )
+    return _line((shot.run, "bold"), (f" · {shot.method}", "dim"))
 
 
 def _round(shot: RunStatus, devices: Sequence[DeviceStatus]) -> Text:
