@@ -2,8 +2,13 @@
 
 import importlib.util
 import logging
+import os
+import platform
+import subprocess
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -12,23 +17,27 @@ from msgspec import UNSET, structs
 from fleetune.coordinator.extensions.releases import rollout_in
 from fleetune.coordinator.metrics.personal_scores import with_personal
 from fleetune.coordinator.metrics.summarise import summarise
-from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
+from fleetune.coordinator.metrics.summary import SUMMARY, Host, Provenance, Summary, encoded
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
-from fleetune.coordinator.reports.provenance import provenance_of
 from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import RoundRecord, lines_of
+from fleetune.coordinator.run.processor_time import ProcessorTime
 from fleetune.coordinator.run.round_journal import ROUNDS
-from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.run.stored_run import Run, stored_sources
 from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.method.diagnostics import declared_diagnostics
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.version import VERSION
 
 log = logging.getLogger(__name__)
 
 NO_PICTURES = "No pictures, because matplotlib is not installed: pip install matplotlib adds them."
+_PACKAGES = {"torch": "torch", "numpy": "numpy", "onnxruntime": "onnxruntime"}
+_GIT_TIMEOUT_S = 5.0
+_SOURCE_TREE = Path(__file__).resolve().parents[2]  # root of the checkout, if Fleetune runs from one
 
 
 def summary_of(run: Run, *, simulated: bool) -> Summary:
@@ -149,3 +158,53 @@ def _run_file(folder: Path, settings: RunSettings) -> str:
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace")
     return msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
+
+
+def provenance_of(run: Run) -> Provenance:
+    """Return the provenance of a run that this process executes."""
+    commits = {"folder": _commit(Path.cwd())}
+    if (_SOURCE_TREE / "pyproject.toml").is_file():
+        commits["fleetune"] = _commit(_SOURCE_TREE)
+    return Provenance(
+        versions=_versions(),
+        commits={name: found for name, found in commits.items() if found},
+        host=_host(),
+        sources=dict(stored_sources(run.store)),
+        processor_s=ProcessorTime.stored_s(run.store) or None,
+    )
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"fleetune": VERSION, "python": platform.python_version()}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _commit(folder: Path) -> str:
+    """Return the git commit of a folder; "" if the folder is in no git tree, or git is missing."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@cache
+def _host() -> Host:
+    return Host(platform.system(), platform.machine(), _processor(), os.cpu_count())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
+    return next(filter(None, named), platform.processor())

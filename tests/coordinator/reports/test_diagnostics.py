@@ -33,8 +33,8 @@ from fleetune.coordinator.rounds.records import Ledger
 from fleetune.protocols.method.diagnostics import Diagnostic
 from fleetune.tools.compare.comparison import Comparison, Configuration
 from fleetune.tools.compare.finished_run import FinishedRun
-from fleetune.tools.compare.page import ComparisonPage
-from fleetune.tools.compare.page import write_page as write_comparison
+from fleetune.tools.compare.report import ComparisonPage
+from fleetune.tools.compare.report import write_page as write_comparison
 from fleetune.tools.compare.rows import csv_of
 
 TELLING = "tests.helpers.telling_methods:Telling"

@@ -12,14 +12,14 @@ from tests.conftest import tiny_spec
 
 from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.metrics.personal_scores import gains, personal, with_personal
-from fleetune.coordinator.metrics.predicted_cost import (
+from fleetune.coordinator.metrics.registry import DURATION, METRICS
+from fleetune.coordinator.metrics.summarise import (
     Pair,
     errors_of,
     pairs_of,
     predicted_vs_actual,
+    summarise,
 )
-from fleetune.coordinator.metrics.registry import DURATION, METRICS
-from fleetune.coordinator.metrics.summarise import summarise
 from fleetune.coordinator.metrics.summary import Errors, Summary
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.plots import Story, draw

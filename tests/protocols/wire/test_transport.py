@@ -23,7 +23,7 @@ from fleetune.protocols.wire.transfer import digest_of
 from fleetune.protocols.wire.transport import Connected, Disconnected, Received, Will
 from fleetune.protocols.wire.transport.memory import MemoryBroker
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_broker
-from fleetune.tools.bench.endpoint import Endpoint, subscriptions
+from fleetune.tools.bench.slow_link import Endpoint, subscriptions
 
 KINDS = [
     pytest.param(

@@ -29,8 +29,8 @@ from fleetune.tools.compare.columns import ROUNDS_TO_TARGET, row_of
 from fleetune.tools.compare.comparison import Comparison, Configuration, spread, target_of
 from fleetune.tools.compare.configurations import configurations_of, labels_of, planned_runs
 from fleetune.tools.compare.finished_run import FinishedRun
-from fleetune.tools.compare.page import ComparisonPage
-from fleetune.tools.compare.page import write_page as write_comparison
+from fleetune.tools.compare.report import ComparisonPage
+from fleetune.tools.compare.report import write_page as write_comparison
 from fleetune.tools.compare.runs import execute_all, forget, read_finished
 from fleetune.tools.compare.tables import NOT_REACHED, UNEQUAL, best, comparison_tables, differences
 from fleetune.tools.simulator.workers import worker
