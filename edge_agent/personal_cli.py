@@ -99,7 +99,7 @@ def predict(
 def _samples(source: str) -> tuple[Any, Any]:
     """Inputs, and labels if there are any."""
     from fleetune.edge_agent.datasets.npy_arrays import read_npy
-    from fleetune.edge_agent.training.device_data import load
+    from fleetune.edge_agent.datasets.sources import load
     from fleetune.protocols.errors import DataError
 
     if not source.endswith(".npy"):

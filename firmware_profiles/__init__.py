@@ -13,38 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from fleetune.firmware_profiles.recognition import Machine, Recognition, closest
-from fleetune.firmware_profiles.schema import (
-    ESTIMATE,
-    MEASURED,
-    Figure,
-    Figures,
-    Profile,
-    ProfileError,
-    decode,
-    decode_recognition,
-    encode,
-    stated,
-)
-
-__all__ = [
-    "ESTIMATE",
-    "MEASURED",
-    "UNKNOWN",
-    "Board",
-    "Figure",
-    "Figures",
-    "Machine",
-    "Profile",
-    "ProfileError",
-    "Recognition",
-    "load",
-    "load_file",
-    "names",
-    "recognised",
-    "recognitions",
-    "save",
-    "stated",
-]
+from fleetune.firmware_profiles.schema import Profile, ProfileError, decode, decode_recognition, encode
 
 UNKNOWN = "generic"  # the fallback profile, for which agents claim no capability
 _FILES = resources.files(__name__)

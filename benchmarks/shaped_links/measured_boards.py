@@ -18,7 +18,8 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.stored_run import method_of
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.firmware_profiles import MEASURED, UNKNOWN, Figure
+from fleetune.firmware_profiles import UNKNOWN
+from fleetune.firmware_profiles.schema import MEASURED, Figure
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.device_specs import device_specs

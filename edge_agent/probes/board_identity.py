@@ -7,6 +7,7 @@ from pathlib import Path
 from fleetune import firmware_profiles
 from fleetune.edge_agent.probes.files_and_commands import ROOT, Run, matches, read_text, run_command
 from fleetune.edge_agent.probes.memory import total_bytes
+from fleetune.firmware_profiles.recognition import Machine
 
 _ARM_PARTS = {
     "0xd03": "Cortex-A53",
@@ -63,7 +64,7 @@ def num_cores(root: Path = ROOT) -> int | None:
 
 def board_name(root: Path = ROOT, run: Run = run_command) -> str:
     """The firmware profile that matches this machine best, or "generic"."""
-    machine = firmware_profiles.Machine(
+    machine = Machine(
         model=model(root, run),
         processor=processor(root),
         android=is_android(root),

@@ -7,7 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.firmware_profiles import ESTIMATE, Board, Figure, stated
+from fleetune.firmware_profiles import Board
+from fleetune.firmware_profiles.schema import ESTIMATE, Figure, stated
 
 _MARK = "~"
 _COLUMNS = (

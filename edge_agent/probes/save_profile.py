@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fleetune import firmware_profiles
 from fleetune.edge_agent.probes.board_measurement import PROCESSOR_ALONE, BoardMeasurement
-from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Profile, ProfileError
+from fleetune.firmware_profiles.schema import ESTIMATE, MEASURED, Figure, Profile, ProfileError
 from fleetune.protocols.errors import SettingError
 
 _KEYS = {

@@ -27,7 +27,7 @@ class DeviceSettings:
         fleet: name of the fleet.
         device: id of the device.
         name: the device's name for people; None for the stored one.
-        data: source of the device's own samples, see `edge_agent.training.device_data.load`.
+        data: source of the device's own samples, see `edge_agent.datasets.sources.load`.
         state: folder of the agent's state.
         board: name of the firmware profile.
         test_fraction: fraction of the samples held out as the device's test split, if the source marks none.

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.edge_agent.stream.sample_stream import DataStatistics
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
     check_fits,
     for_vocabulary,
-    load,
     scaled,
     split,
 )

@@ -21,18 +21,6 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 
-__all__ = [
-    "Dataset",
-    "DeviceData",
-    "check_fits",
-    "check_source",
-    "for_vocabulary",
-    "load",
-    "save_npz",
-    "split",
-    "take",
-]
-
 Rows = NDArray[np.intp]
 Inputs = NDArray[np.generic]
 

@@ -15,8 +15,18 @@ from typer.testing import CliRunner
 from fleetune import firmware_profiles
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Figures, Profile, ProfileError, Recognition
-from fleetune.firmware_profiles.schema import decode, encode, stated
+from fleetune.firmware_profiles.recognition import Recognition
+from fleetune.firmware_profiles.schema import (
+    ESTIMATE,
+    MEASURED,
+    Figure,
+    Figures,
+    Profile,
+    ProfileError,
+    decode,
+    encode,
+    stated,
+)
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.links.presets import PRESETS
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fleetune import firmware_profiles
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.probes import board_identity
-from fleetune.firmware_profiles import Machine, ProfileError, Recognition, load, names, recognised
-from fleetune.firmware_profiles.recognition import closest
-from fleetune.firmware_profiles.schema import encode
+from fleetune.firmware_profiles import load, names, recognised
+from fleetune.firmware_profiles.recognition import Machine, Recognition, closest
+from fleetune.firmware_profiles.schema import ProfileError, encode
 
 MIB = 2**20
 

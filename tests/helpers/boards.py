@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetune.firmware_profiles import ESTIMATE, stated
+from fleetune.firmware_profiles.schema import ESTIMATE, stated
 
 MIB = 2**20
 

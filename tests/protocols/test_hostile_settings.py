@@ -9,7 +9,7 @@ import pytest
 
 import fleetune.tools.simulator.availability
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.training.device_data import load
+from fleetune.edge_agent.datasets.sources import load
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection

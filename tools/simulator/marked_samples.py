@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
-from fleetune.edge_agent.training.device_data import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition

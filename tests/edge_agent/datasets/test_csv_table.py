@@ -9,7 +9,8 @@ from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.datasets.csv_columns import token_ids
-from fleetune.edge_agent.training.device_data import check_fits, for_vocabulary, load, split
+from fleetune.edge_agent.datasets.sources import load
+from fleetune.edge_agent.training.device_data import check_fits, for_vocabulary, split
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend

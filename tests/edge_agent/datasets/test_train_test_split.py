@@ -10,9 +10,10 @@ from tests.helpers.errors import raises
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.npz import from_arrays
 from fleetune.edge_agent.datasets.train_test_split import select_below, split_draws
-from fleetune.edge_agent.training.device_data import Dataset, split
+from fleetune.edge_agent.training.device_data import split
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
