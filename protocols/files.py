@@ -15,6 +15,7 @@ from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 
 _T = TypeVar("_T")
+FileMark = tuple[int, int, int]
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,15 @@ def _make_folders(folder: Path, *, durable: bool, private: bool = True) -> None:
             with contextlib.suppress(*([] if is_new else [OSError])):
                 disk.DISK.sync_folder(path.parent)
             disk.DISK.lasting.add(path)
+
+
+def mark_of(path: Path) -> FileMark | None:
+    """Inode, modification time and size of a file; they change when it is replaced. None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _make(folder: Path, mode: int | None) -> None:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.files import FileMark, mark_of
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-
-Mark = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class RunFile:
     """
 
     path: Path
-    mark: Mark
+    mark: FileMark
     settings: RunSettings | None
     problem: str = ""
 
@@ -55,7 +54,7 @@ class RunFiles:
         If several files have one run.name, the file that had it at the last look is valid, else the first
         one.
         """
-        found = {path: mark for path in sorted(self._folder.glob("*.toml")) if (mark := _mark(path))}
+        found = {path: mark for path in sorted(self._folder.glob("*.toml")) if (mark := mark_of(path))}
         self._known = {path: self._read(path, mark) for path, mark in found.items()}
         holders = dict[str, Path]()
         for one in self._known.values():
@@ -69,7 +68,7 @@ class RunFiles:
             for one in self._known.values()
         ]
 
-    def _read(self, path: Path, mark: Mark) -> RunFile:
+    def _read(self, path: Path, mark: FileMark) -> RunFile:
         known = self._known.get(path)
         if known is not None and known.mark == mark:
             return known
@@ -84,11 +83,3 @@ class RunFiles:
 def _named_twice(one: RunFile, first: Path) -> RunFile:
     problem = f'{one.path}: run.name = "{one.name}" is that of {first.name} already'
     return RunFile(one.path, one.mark, None, one.problem or problem)
-
-
-def _mark(path: Path) -> Mark | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

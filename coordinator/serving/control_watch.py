@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 from fleetune.coordinator.commands.control_file import Control, read_control
 from fleetune.coordinator.rounds.events import ClockSet, Paused
@@ -10,13 +9,13 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.event_queue import Stop
 from fleetune.coordinator.store.run_folder import CONTROL
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import FileMark, mark_of
 
 log = logging.getLogger(__name__)
 
 SUPERVISED = "FLEETUNE_SUPERVISED"  # set in the environment of a service's runs
 LOOK_EVERY_S = 0.5
 SET_S = 1.0  # seconds; a smaller change of the clock is drift
-_Mark = tuple[int, int, int] | None
 
 
 class ControlWatch:
@@ -31,7 +30,7 @@ class ControlWatch:
         self._run = run
         self._ahead_s = ahead_s
         self._path = run.folder / CONTROL
-        self._mark: _Mark = (0, 0, 0)  # differs from every file, so that the first look reads it
+        self._mark: FileMark | None = (0, 0, 0)  # differs from every file, so that the first look reads it
         self._control = Control()
         self._look_at = float("-inf")
 
@@ -56,7 +55,7 @@ class ControlWatch:
         return found
 
     def _read(self) -> None:
-        mark = _mark(self._path)
+        mark = mark_of(self._path)
         if mark == self._mark:
             return
         self._mark = mark
@@ -64,14 +63,3 @@ class ControlWatch:
             self._control = read_control(self._run.folder)
         except StoreError as problem:
             log.warning("%s; earlier pause and stop requests stay in force", problem)
-
-
-def _mark(path: Path) -> _Mark:
-    """Return inode, modification time and size of a file; they change when it is replaced. None without a
-    file.
-    """
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -11,6 +11,7 @@ from fleetune.edge_agent.personal.inference_graph import Predictor, write_infere
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.files import FileMark
 
 AGAIN_S = 60.0
 
@@ -57,7 +58,7 @@ class Follower:
         self._store, self._trusted, self._bundle = store, trusted, bundle
         self._note, self._clock = note, clock
         self._lock = threading.Lock()
-        self._seen: tuple[int, int] | None = None
+        self._seen: FileMark | None = None
         self._deployed: DeployedPredictor | None = None
         self._again_at = 0.0
 
@@ -77,11 +78,11 @@ class Follower:
                 self._seen = identity
             return self._deployed
 
-    def _is_up_to_date(self, identity: tuple[int, int] | None) -> bool:
+    def _is_up_to_date(self, identity: FileMark | None) -> bool:
         known = self._deployed is not None or identity is None or self._clock() < self._again_at
         return identity == self._seen and known
 
-    def _opened(self, identity: tuple[int, int] | None) -> DeployedPredictor | None:
+    def _opened(self, identity: FileMark | None) -> DeployedPredictor | None:
         if identity is None:
             return None
         try:

@@ -13,7 +13,7 @@ from fleetune.edge_agent.extensions.adoption.deployed_model import ModelRecord, 
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.errors import FleetuneError, StoreError
-from fleetune.protocols.files import write_atomically
+from fleetune.protocols.files import FileMark, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Publisher:
     store: AgentStore
     device: str
     trusted: tuple[str, ...] = ()
-    _seen: tuple[int, int] | None = None
+    _seen: FileMark | None = None
 
     @property
     def _file(self) -> FileMemory:

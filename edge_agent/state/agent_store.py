@@ -33,7 +33,7 @@ from typing import IO, Protocol, Self
 from fleetune.edge_agent.state import state_folder
 from fleetune.edge_agent.state.state_versions import PRESENT, Layout
 from fleetune.protocols.errors import PacketForeign, StoreError
-from fleetune.protocols.files import remove, write_atomically
+from fleetune.protocols.files import FileMark, mark_of, remove, write_atomically
 from fleetune.protocols.model.backbone_file import mapped
 from fleetune.protocols.wire.transfer import digest_of
 
@@ -78,13 +78,9 @@ class FileMemory:
         return not self.durable
 
     @property
-    def identity(self) -> tuple[int, int] | None:
+    def identity(self) -> FileMark | None:
         """A value that changes when the file is replaced; None if the file is missing."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+        return mark_of(self.path)
 
     def read(self) -> bytes | None:
         """Read the value; None if nothing was written yet.
