@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from fleetune.coordinator.broker.access_rules import mosquitto_rules
@@ -214,9 +213,7 @@ class EmbeddedBroker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_until_listening(self, timeout_s: float) -> None:

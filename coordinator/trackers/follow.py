@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -93,9 +92,7 @@ class Following:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._followers:
             one.take(None)
         for one in self._followers:

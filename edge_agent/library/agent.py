@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -123,9 +122,7 @@ class Agent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(self, x: Any, y: Any = None, id: str | int | None = None) -> str | None:  # noqa: A002 - as users say

@@ -13,7 +13,6 @@ uses a `write_queue.SampleQueue`.
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -64,9 +63,7 @@ class Intake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(self, x: Any, y: Any = None, id: str | int | None = None) -> Outcome:  # noqa: A002 - as users say it

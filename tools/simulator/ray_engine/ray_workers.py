@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from fleetune.protocols.errors import FleetuneError, StoreError
@@ -171,12 +170,7 @@ class RayWorkers(Executor):
             task.done.cancel()
         self._print_lines()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
                 self.kill()

@@ -26,7 +26,6 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any
 
 from fleetune.protocols.errors import FleetuneError
@@ -137,12 +136,7 @@ class WorkerProcesses(Executor):
             channel.close()
             process.join()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
                 self.kill()
