@@ -12,7 +12,8 @@ from torch import nn
 
 from fleetune.coordinator.export.graphs import forward_graph
 from fleetune.coordinator.export.steps import prepare
-from fleetune.coordinator.export.torch_comparison import Arrays, Run, compare
+from fleetune.coordinator.export.torch_comparison import Run, compare
+from fleetune.coordinator.export.torch_reference import Arrays
 from fleetune.protocols.bundle import ort_training
 from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.bundle.graph import Graph, Port
@@ -62,7 +63,7 @@ def training_part(
             " gradient of every tensor"
         )
     made = gradient_model(spec, forward)
-    compare(prepare(spec, module, task), module, TRAIN, _runner(spec, made), weights)
+    compare(prepare(spec, module, task), module, {TRAIN: _runner(spec, made)}, weights)
     return training_files(spec, made)
 
 

@@ -1,43 +1,39 @@
-"""Compares exported graphs with torch: both must compute the same outputs for the same inputs."""
+"""Compares exported graphs with torch: both must compute the same outputs for the same inputs.
 
-import copy
+The reference is the original module in float64. An output is accepted if its error is at most a small
+multiple of the error that torch itself makes in float32, or is below a small part of the output's scale.
+"""
+
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from fleetune.coordinator.export.steps import BATCHES, Model, features_watched, frozen_shapes, inputs
+from fleetune.coordinator.export.steps import BATCHES, Model, frozen_shapes, inputs
+from fleetune.coordinator.export.torch_reference import Arrays, Reference
 from fleetune.protocols.bounds import MOST_IDS
-from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
 from fleetune.protocols.model.torch_backbone import frozen_values
-from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
-from fleetune.protocols.model.torch_dropout import Dropouts
-from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 
 SIZES = (7, 4, 2, 1)  # batch sizes; one sample is left out if torch itself fails on it
-TOLERANCE = 1e-5  # of an array's norm
-_NUDGE = 1e-6  # relative: about what rounding does to a deep model's activations
-_NUDGES = 3
-_SLACK = 16  # times the change of torch's own result under such nudges, where that exceeds the tolerance
-_ATTEMPTS = 3  # random batches; at a kink of ReLU both sides may differ, and no nudge may show it
+FLOOR = 2e-6  # of an output's scale
+TIMES_TORCH = 8  # the multiple of torch's own error
+_ATTEMPTS = 5  # random batches; at a kink of ReLU or max pooling, rounding decides between two gradients
+_NUDGE = 2.0**-23  # relative change of a float32 number by rounding
 
-Arrays = dict[str, NDArray[Any]]
 Run = Callable[[Arrays], Arrays]
 
 
 def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights: FlatArray) -> None:
-    """Compare all graphs with torch at several batch sizes, also with changed running statistics.
+    """Compare all graphs with torch at several batch sizes, with given and with changed tensors.
 
     Args:
         model: the traced model.
@@ -48,152 +44,142 @@ def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights:
     Raises:
         ModelError: a graph differs from torch, or ONNX Runtime is missing.
     """
-    for name, graph in graphs.items():
-        compare(model, module, name, partial(_run, model.spec, _session(model.spec, graph), graph), weights)
+    runs = {
+        name: partial(_run, model.spec, _session(model.spec, graph), graph) for name, graph in graphs.items()
+    }
+    compare(model, module, runs, weights)
 
 
-def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatArray) -> None:
-    """Compare one graph with torch, as `check` does.
+def compare(model: Model, module: nn.Module, runs: Mapping[str, Run], weights: FlatArray) -> None:
+    """Compare graphs with torch, as `check` does.
 
     Args:
         model: the traced model.
         module: the original module; it stays unchanged.
-        name: the name of the graph.
-        run: computes the graph's outputs from arrays by name; it must ignore arrays that it does not need.
+        runs: for each graph, the function that computes its outputs by name from arrays by name, among
+            which are more than it needs.
         weights: the weights, shape (spec.size,).
 
     Raises:
-        ModelError: the graph differs from torch.
+        ModelError: a graph differs from torch.
     """
-    reference, frozen = _Reference(model, module), frozen_values(model.spec, module)
+    torch_runs, frozen = _Torch(model, module), frozen_values(model.spec, module)
     for index, num_samples in enumerate(SIZES):
+        waiting = dict(runs)
         for attempt in range(_ATTEMPTS):
-            key = Key.of("export", name, num_samples, attempt)
+            key = Key.of("export", num_samples, attempt)
             tensors = _tensors(model.spec, weights, key if index else None) | frozen
-            given = _inputs(model, name, num_samples, key)
+            given = _inputs(model, list(runs), num_samples, key)
             try:
-                wanted = reference.run(name, tensors, given)
+                wanted = torch_runs.outputs(list(waiting), tensors, given)
             except Exception as problem:  # a user's module may raise anything; e.g. a norm over one value
                 if num_samples == 1:
-                    break
+                    return
                 raise ModelError(
                     f"model {model.spec.name!r} cannot be exported: torch fails on {num_samples} random"
                     f" samples: {type(problem).__name__}: {_line(problem)}"
                 ) from problem
-            found = run(tensors | given)
-            worst, error = differences(found, wanted)
-            if error > TOLERANCE:
-                worst, error = differences(found, wanted, reference.rounding(name, tensors, given, wanted))
-            if error <= TOLERANCE:
+            judged = {
+                name: worst(model.spec, run(tensors | given), *wanted[name]) for name, run in waiting.items()
+            }
+            waiting = {name: run for name, run in waiting.items() if not judged[name][1] <= 1}
+            if not waiting:
                 break
-        else:
+        for name in waiting:
+            output, excess = judged[name]
             raise ModelError(
-                f"model {model.spec.name!r} cannot be exported: output {worst} of graph"
-                f" {name} differs from torch's by a relative error of {error:.1e} with {num_samples} samples;"
-                " agents with torch can train it"
+                f"model {model.spec.name!r} cannot be exported: output {output} of graph {name} differs from"
+                f" torch's by {excess:.2g} times what rounding explains, with {num_samples} samples; agents with"
+                " torch can train it"
             )
 
 
-def differences(
-    found: Arrays, wanted: Arrays, rounding: Mapping[str, float] | None = None
-) -> tuple[str, float]:
-    """Return the name and relative error of the array that differs most from its wanted value.
+def worst(spec: ModelSpec, found: Arrays, exact: Arrays, rounding: Mapping[str, float]) -> tuple[str, float]:
+    """The output with the largest error, and the error as a multiple of the largest that is accepted.
 
-    The error is the norm of the difference, less the part that rounding explains, over the norm of the wanted
-    value.
+    Args:
+        spec: the description of the model.
+        found: a graph's outputs by name.
+        exact: the reference by name.
+        rounding: for each output, the norm of torch's own error in float32.
     """
-    worst = ("", 0.0)
-    for name, value in wanted.items():
-        difference = _norm(found[name] - value) - _SLACK * (rounding or {}).get(name, 0.0)
-        error = difference / (_norm(value) or 1.0)
-        if not error <= worst[1]:  # also true for NaN
-            worst = (name, error)
-    return worst
+    result = ("", 0.0)
+    for name, value in exact.items():
+        allowed = TIMES_TORCH * rounding[name] + FLOOR * _scale(spec, name, exact)
+        error = _norm(found[name] - value)
+        excess = error / allowed if allowed else float("inf") if error else 0.0
+        if not excess <= result[1]:  # also true for NaN
+            result = (name, excess)
+    return result
 
 
-class _Reference:
-    """The original torch module, run with given weights."""
+def _scale(spec: ModelSpec, name: str, exact: Arrays) -> float:
+    """The norm that an output would have if nothing cancelled in it.
+
+    A running mean is measured by the standard deviation that it is used with. A gradient may be 0 in theory,
+    such as that of a bias before a norm; it is measured by the gradients of its layer.
+    """
+    own = _norm(exact[name])
+    kind, _, tensor = name.partition(":")
+    if kind == "statistic" and tensor.endswith("mean"):
+        variance = exact.get(f"{name.removesuffix('mean')}var")
+        return own if variance is None else max(own, _norm(np.sqrt(np.abs(variance))))
+    if kind == "gradient":
+        layer = next(one.layer for one in spec.tensors if one.name == tensor)
+        sizes = [
+            _norm(exact[f"gradient:{one.name}"]) / one.size**0.5
+            for one in spec.tensors
+            if one.layer == layer and one.kind != "stat"
+        ]
+        return max(own, max(sizes) * float(exact[name].size) ** 0.5)
+    return own
+
+
+class _Torch:
+    """The original module, in float64 and in float32."""
 
     def __init__(self, model: Model, module: nn.Module) -> None:
-        self._model = model
-        self._module = copy.deepcopy(module)
+        self._single = Reference(model, module, torch.float32)
+        self._double: Reference | None = Reference(model, module, torch.float64)
 
-    def rounding(self, graph: str, tensors: Arrays, given: Arrays, wanted: Arrays) -> dict[str, float]:
-        """Return the norm of each output's change when weights and samples change by a rounding error, by
-        name.
+    def outputs(
+        self, graphs: list[str], tensors: Arrays, given: Arrays
+    ) -> dict[str, tuple[Arrays, dict[str, float]]]:
+        """For each graph, the exact outputs, and the norms of torch's own errors in float32.
 
-        The norms are large where a gradient is pure rounding error, such as that of a bias before a norm, or
-        where many values are at the kink of a ReLU.
+        If the module cannot compute in float64, torch's float32 outputs stand for the exact ones. Then the
+        errors are their largest changes when weights and samples change by rounding: an algorithm that is
+        backward stable makes errors of that size.
         """
-        found = dict.fromkeys(wanted, 0.0)
-        for index in range(_NUDGES):
-            rng = Key.of("nudge", index).generator()
-            nudged = [
-                {name: _nudged(value, rng) for name, value in arrays.items()} for arrays in (tensors, given)
-            ]
-            for name, value in self.run(graph, *nudged).items():
-                found[name] = max(found[name], _norm(value - wanted[name]))
-        return {name: size for name, size in found.items() if size > TOLERANCE * _norm(wanted[name])}
-
-    def run(self, graph: str, tensors: Arrays, given: Arrays) -> Arrays:
-        """Return a graph's outputs as torch computes them, by name."""
-        module, model = self._module, self._model
-        own = dict(module.named_parameters()) | dict(module.named_buffers())
-        with torch.no_grad():
-            for name, value in tensors.items():
-                own[name].copy_(torch.from_numpy(value))
-            for name, buffer in module.named_buffers():
-                if name.endswith("num_batches_tracked"):
-                    buffer.fill_(int(given.get(BATCHES, np.array(1))) - 1)
-        module.zero_grad()  # sets gradients to None
-        module.train(graph not in (ANSWER, EVALUATE_GRADIENT, LOSSES))
-        inputs = {name: torch.from_numpy(value) for name, value in given.items()}
-        watched = Model(model.spec, module, (), model.samples, model.num_features, False)
-        with (
-            SingleValueNorms() if len(given["x"]) == 1 else nullcontext(),
-            Dropouts(lambda index, *_: inputs[f"noise:{index}"]),
-            features_watched(watched) as calls,
-            torch.set_grad_enabled(graph != ANSWER),
-        ):
-            logits = module(inputs["x"])
-        features = None if model.num_features is None else calls[0][0].flatten(1)
-        if graph == ANSWER:
-            found = {"logits": logits} if features is None else {"logits": logits, "features": features}
-        elif graph == LOSSES:
-            found = {"losses": sample_losses(model.task.loss, model.task.section, logits, inputs["y"])}
-        else:
-            found = self._gradients(graph, own, inputs, logits, features)
-        return {name: value.detach().numpy() for name, value in found.items()}
-
-    def _gradients(
-        self,
-        graph: str,
-        own: Mapping[str, Tensor],
-        inputs: Mapping[str, Tensor],
-        logits: Tensor,
-        features: Tensor | None,
-    ) -> dict[str, Tensor]:
-        task = self._model.task
-        loss = total = mean_loss(task.loss, task.section, logits, inputs["y"])
-        if graph == DISTILLATION:
-            total = total + distillation(
-                logits, *(inputs[name] for name in ("teacher", "strength", "temperature"))
-            )
-        if graph == CONTRAST:
-            assert features is not None
-            names = ("near", "far", "strength", "temperature")
-            total = total + contrast(features, *(inputs[name] for name in names))
-        total.backward()  # type: ignore[no-untyped-call]
-        found = {"loss": loss}
-        for tensor in self._model.spec.tensors:
-            value = own[tensor.name]
-            if tensor.kind == "stat":
-                found[f"statistic:{tensor.name}"] = value
+        single = self._single.run(graphs, tensors, given)
+        if self._double is not None:
+            try:
+                exact = self._double.run(graphs, tensors, given)
+            except Exception:  # noqa: BLE001 - the same in float32 has just succeeded
+                self._double = None
             else:
-                found[f"gradient:{tensor.name}"] = (
-                    torch.zeros_like(value) if value.grad is None else value.grad
-                )
-        return found
+                return {name: (exact[name], _errors(exact[name], [single[name]])) for name in graphs}
+        changed = [
+            self._single.run(graphs, _nudged(tensors, index), _nudged(given, index)) for index in range(3)
+        ]
+        return {
+            name: (single[name], _errors(single[name], [one[name] for one in changed])) for name in graphs
+        }
+
+
+def _errors(exact: Arrays, others: list[Arrays]) -> dict[str, float]:
+    return {name: max(_norm(other[name] - value) for other in others) for name, value in exact.items()}
+
+
+def _nudged(arrays: Arrays, index: int) -> Arrays:
+    """Float numbers changed by rounding errors; integers stay."""
+    rng = Key.of("nudge", index).generator()
+    return {
+        name: value
+        if value.dtype != np.float32
+        else np.asarray(value * (1 + _NUDGE * rng.normal(size=value.shape)), np.float32)
+        for name, value in arrays.items()
+    }
 
 
 def _session(spec: ModelSpec, graph: Graph) -> Any:
@@ -226,31 +212,40 @@ def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
 
 
 def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
-    """Return the model's tensors by name; a key adds random changes to the running statistics."""
-    found = {}
-    for tensor, value in spec.views(weights):
-        found[tensor.name] = value
-        if key is not None and tensor.kind == "stat":
-            noise = key.child(tensor.name).generator().normal(size=tensor.shape).astype(np.float32) / 4
-            moved = value + noise if tensor.name.endswith("mean") else value * np.exp(noise)
-            found[tensor.name] = moved.astype(np.float32)
-    return found
+    """The model's tensors by name. With a key they are changed at random, as training changes them.
+
+    Biases of 0 and scales of 0 or 1e-6 would hide the faults of what they multiply.
+    """
+    return {
+        tensor.name: value if key is None else _moved(tensor, value, key)
+        for tensor, value in spec.views(weights)
+    }
 
 
-def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
-    """Return a batch of random samples and all other inputs of a graph, by name.
+def _moved(tensor: TensorSpec, value: NDArray[Any], key: Key) -> NDArray[Any]:
+    noise = key.child(tensor.name).generator().normal(size=tensor.shape).astype(np.float32)
+    if tensor.kind == "stat":
+        moved = value + noise / 4 if tensor.name.endswith("mean") else value * np.exp(noise / 4)
+    else:
+        spread = float(np.std(value))
+        moved = value + noise / 10 * (spread if spread > 1e-4 else 1)
+    return moved.astype(np.float32)
+
+
+def _inputs(model: Model, graphs: list[str], num_samples: int, key: Key) -> Arrays:
+    """Return a batch of random samples and all other inputs of these graphs, by name.
 
     The first quarter of each sample is 0, so that maxima have ties.
-
-    A part of each sample is 0, where maxima have several places.
     """
     rng = key.generator()
     found: Arrays = {}
     known = {tensor.name for tensor in model.spec.tensors} | frozen_shapes(model.spec).keys()
-    for name, zeros in inputs(model, graph, num_samples).items():
-        if name in known:
-            continue
-        found[name] = rng.normal(size=tuple(zeros.shape)).astype(np.float32)
+    shapes = {
+        name: zeros.shape for graph in graphs for name, zeros in inputs(model, graph, num_samples).items()
+    }
+    for name, shape in shapes.items():
+        if name not in known:
+            found[name] = rng.normal(size=tuple(shape)).astype(np.float32)
     flat = found["x"].reshape(num_samples, -1)
     flat[:, : flat.shape[1] // 4] = 0
     if model.samples.vocabulary is not None:
@@ -272,13 +267,6 @@ def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> ND
     if not normal.shape[1:]:
         return rng.integers(model.spec.num_classes, size=len(normal))
     return (normal > 0).astype(np.float32) if model.task.kind == "multi-label" else normal
-
-
-def _nudged(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Return the numbers changed by a random rounding error; integers stay unchanged."""
-    if value.dtype != np.float32:
-        return value
-    return np.asarray(value * (1 + _NUDGE * rng.normal(size=value.shape)), np.float32)
 
 
 def _norm(value: NDArray[Any]) -> float:
