@@ -4,6 +4,7 @@ The reference is the original module in float64. An output is accepted if its er
 multiple of the error that torch itself makes in float32, or is below a small part of the output's scale.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -89,8 +90,8 @@ def compare(model: Model, module: nn.Module, runs: Mapping[str, Run], weights: F
             output, excess = judged[name]
             raise ModelError(
                 f"model {model.spec.name!r} cannot be exported: output {output} of graph {name} differs from"
-                f" torch's by {excess:.2g} times what rounding explains, with {num_samples} samples; agents with"
-                " torch can train it"
+                f" torch's by {excess:.2g} times what rounding explains, with {num_samples} samples;"
+                " agents with torch can train it"
             )
 
 
@@ -127,11 +128,11 @@ def _scale(spec: ModelSpec, name: str, exact: Arrays) -> float:
     if kind == "gradient":
         layer = next(one.layer for one in spec.tensors if one.name == tensor)
         sizes = [
-            _norm(exact[f"gradient:{one.name}"]) / one.size**0.5
+            _norm(exact[f"gradient:{one.name}"]) / math.sqrt(one.size)
             for one in spec.tensors
             if one.layer == layer and one.kind != "stat"
         ]
-        return max(own, max(sizes) * float(exact[name].size) ** 0.5)
+        return max(own, max(sizes) * math.sqrt(exact[name].size))
     return own
 
 

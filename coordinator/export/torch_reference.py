@@ -155,7 +155,7 @@ def _in_double() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-class _DoubleInsteadOfFloat(Watching):
+class _DoubleInsteadOfFloat(Watching):  # type: ignore[no-untyped-call]
     """Replaces float32 by float64 wherever an operator is asked for a type."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
