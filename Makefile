@@ -30,7 +30,7 @@ card: $(VENV)/dev
 	$(BIN)/python -m pytest tests/tools/simulator/test_real_gpu.py tests/edge_agent/training/gpu/test_onnx_on_a_real_gpu.py
 
 # More drawn examples, all methods in the large matrices; a pass is written down, see tests/helpers/nightly.py.
-nightly: $(VENV)/dev
+nightly: $(VENV)/zoo
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m 'nightly or hypothesis' -n 2 --dist loadfile
 	$(BIN)/python -m tests.helpers.nightly
 
@@ -65,6 +65,13 @@ $(VENV)/dev: $(VENV)/python pyproject.toml
 	$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]' $(TORCH)
 	mv $(VENV)/installing $(VENV)/python
 	touch $@ $(VENV)/demo
+
+# Models that others wrote, for tests/zoo.
+$(VENV)/zoo: $(VENV)/dev
+	mv $(VENV)/python $(VENV)/installing
+	$(BIN)/pip install -qq --disable-pip-version-check -e '.[zoo]' $(TORCH)
+	mv $(VENV)/installing $(VENV)/python
+	touch $@ $(VENV)/dev $(VENV)/demo
 
 clean:
 	rm -rf $(VENV) runs agent-state site

@@ -51,7 +51,7 @@ def make(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sh")
-@pytest.mark.parametrize("target", [".venv/demo", ".venv/dev"])
+@pytest.mark.parametrize("target", [".venv/demo", ".venv/dev", ".venv/zoo"])
 @pytest.mark.parametrize("broken", ["venv", "pip"])
 def test_an_environment_that_was_interrupted_is_made_anew(make, target, broken):
     assert make(target, broken)[0] != 0

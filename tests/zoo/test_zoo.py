@@ -1,0 +1,30 @@
+"""Real models export, and train alike in both trainers; `make nightly` tries them all."""
+
+from collections import Counter
+
+import pytest
+from tests.zoo.measure import examine_apart, missing_package
+from tests.zoo.models import COUNTS, UNFIXED, ZOO
+
+GRADIENT_ERROR, WEIGHTS_ERROR = 2e-5, 1e-3  # of the norms, see `Outcome`
+
+
+def test_each_family_has_its_models():
+    found = Counter(model.family for model in ZOO)
+    assert {family for family, least in COUNTS.items() if found[family] < least} == set()
+    assert len({model.name for model in ZOO}) == len(ZOO)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ZOO, ids=lambda model: model.name)
+def test_a_model_trains_alike_in_both_trainers(model):
+    if package := missing_package(model):
+        pytest.skip(f"{package} is not installed; `make nightly` installs it: pip install -e '.[zoo]'")
+    outcome = examine_apart(model)
+    if model.family == UNFIXED:
+        assert outcome.refusal
+        return
+    assert outcome.refusal == ""
+    assert outcome.gradient_error < GRADIENT_ERROR
+    assert outcome.weights_error < WEIGHTS_ERROR
