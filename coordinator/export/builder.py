@@ -69,8 +69,14 @@ class Builder:
         return Value("", type_, shape, (), bool(number) if type_ == "?" else number)
 
     def constant(self, value: NDArray[Any]) -> Value:
-        """Store an array in the graph and return it as a value; equal arrays are stored once."""
+        """Store an array in the graph and return it as a value; equal arrays are stored once.
+
+        Devices reject infinite numbers, so these become the largest ones: softmax gives them 0 as well.
+        """
         value = np.ascontiguousarray(value)
+        if value.dtype.kind == "f":
+            largest = np.finfo(np.float32).max
+            value = np.clip(value, -largest, largest)
         key = (value.dtype.str, value.shape, value.tobytes())
         made = self._constants.setdefault(key, Constant(f"%c{len(self._constants)}", value))
         type_: Type = {"f": "f4", "i": "i8", "b": "?"}[value.dtype.kind]  # type: ignore[assignment]
@@ -247,7 +253,12 @@ class Builder:
 
 def type_of(dtype: torch.dtype) -> Type:
     """Return the graph's type for a torch type."""
-    types: dict[torch.dtype, Type] = {torch.float32: "f4", torch.int64: "i8", torch.bool: "?"}
+    types: dict[torch.dtype, Type] = {
+        torch.float32: "f4",
+        torch.int64: "i8",
+        torch.int32: "i8",
+        torch.bool: "?",
+    }
     if dtype not in types:
         raise NoForm(f"ONNX graphs here have no entries of type {dtype}")
     return types[dtype]

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from fleetune.coordinator.export import steps
-from fleetune.coordinator.export.onnx_lowering import lower
+from fleetune.coordinator.export.onnx_lowering import RULES, lower
 from fleetune.coordinator.export.torch_comparison import check
 from fleetune.coordinator.export.torch_trace import trace
 from fleetune.protocols.bundle.bundle import (
@@ -73,5 +73,6 @@ def _graph(model: steps.Model, name: str, *, plain: bool = False) -> Graph:
         model.module,
         lambda watch: steps.step(model, name, watch),
         lambda num_samples: steps.inputs(model, name, num_samples),
+        RULES,
     )
     return lower(spec.name, traced, plain=plain)

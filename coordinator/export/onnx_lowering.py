@@ -1,5 +1,6 @@
 """Lowers a trace of torch operations to a graph of standard ONNX operators."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -96,7 +97,22 @@ def _given(value: Any, values: dict[str, Any]) -> Any:
 
 def _refusal(model: str, operation: Operation, why: str) -> str:
     where = operation.path or "the model itself"
+    remedy = next((text for names, text in _REMEDIES.items() if re.search(names, operation.target)), "")
     return (
         f"model {model!r} cannot be exported: {where} uses {operation.target}, which has no ONNX form here"
-        f"{f' ({why})' if why else ''}; agents with torch can train it"
+        f"{f' ({why})' if why else ''}; {remedy or _REMEDY}, or let agents with torch train it"
     )
+
+
+_REMEDY = "wrap the model: replace this module by one without that operator"
+_REMEDIES = {
+    r"bernoulli|dropout|rrelu": "set its dropout to 0 (such as attention_dropout = 0), or use nn.Dropout",
+    r"rand|normal|uniform|multinomial": "wrap the model: take the noise out, or use nn.Dropout",
+    r"sort|topk|kthvalue|median|unique": "wrap the model: choose with max or argmax",
+    r"fft|stft|as_strided|complex": "wrap the model: compute spectra and windows before, in the data",
+    r"index|scatter|gather|nonzero|masked_select": "wrap the model: choose with torch.where or nn.Embedding",
+    r"grid_sampler|upsample|interpolate": "wrap the model: resize with mode bilinear or nearest",
+    r"arange|flip|slice|select|split": "wrap the model: keep samples apart, in their order",
+    r"_to_copy|to\.dtype": "compute in float32 and int64",
+    r"linalg|svd|inverse|cholesky": "wrap the model: compute it before, and keep the result as a buffer",
+}

@@ -45,9 +45,7 @@ class Primitives(TorchFunctionMode):
         kwargs = kwargs or {}
         rule = _RULES.get(func)
         if rule is None:
-            return func(*args, **kwargs)
-        if func is functional.rms_norm:
-            return rule(*args, **kwargs)
+            return _BARE_RULES.get(func, func)(*args, **kwargs)
         call = inspect.signature(func).bind(*args, **kwargs)
         call.apply_defaults()
         return rule(self, **call.arguments)
@@ -285,13 +283,58 @@ def _rms_norm(
     return y if weight is None else y * weight
 
 
+def _embedding_bag(
+    mode: Primitives,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    **settings: Any,
+) -> Tensor:
+    usual = input.ndim == 2 and not any(
+        settings[name] is not None for name in ("max_norm", "per_sample_weights", "padding_idx", "offsets")
+    )
+    if not usual or settings["mode"] == "max":
+        return functional.embedding_bag(input, weight, **settings)
+    rows = functional.embedding(input, weight)
+    return rows.sum(1) if settings["mode"] == "sum" else rows.mean(1)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _adaptive_max_pool2d(
+    input: Tensor,  # noqa: A002
+    output_size: Any,
+    return_indices: bool = False,
+) -> Tensor:
+    """The largest entry of each window; windows differ in size where the output does not divide the input."""
+    sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    rows, columns = (
+        [(place * size // wanted, -(-(place + 1) * size // wanted)) for place in range(wanted)]
+        for size, wanted in (
+            (size, wanted or size) for size, wanted in zip(input.shape[-2:], sizes, strict=True)
+        )
+    )
+    cells = [
+        input[..., top:end, left:right].flatten(-2).max(-1).values
+        for top, end in rows
+        for left, right in columns
+    ]
+    return torch.stack(cells, -1).unflatten(-1, (len(rows), len(columns)))
+
+
+_BARE_RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    functional.rms_norm: _rms_norm,
+    torch._weight_norm: _weight_norm,  # noqa: SLF001 - what parametrizations.weight_norm calls
+    functional.adaptive_max_pool2d: _adaptive_max_pool2d,
+}
 _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.cross_entropy: _cross_entropy,
     functional.batch_norm: _batch_norm,
     functional.group_norm: _group_norm,
     functional.layer_norm: _layer_norm,
     functional.instance_norm: _instance_norm,
-    functional.rms_norm: _rms_norm,
+    functional.embedding_bag: _embedding_bag,
 }
 
 

@@ -6,13 +6,16 @@ sizes.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fleetune.coordinator.export.module_paths import Paths
@@ -29,6 +32,10 @@ DECOMPOSED = """
     mish_backward pixel_shuffle pixel_unshuffle selu sigmoid_backward silu_backward
     softplus_backward tanh_backward threshold xlogy
 """.split()  # noqa: SIM905 - forty strings read worse
+# never replaced: a refusal names them better than what they consist of
+_WHOLE = re.compile(
+    r"bernoulli|dropout|rand|normal|uniform|exponential|rrelu|multinomial|poisson|copy|set_|resize"
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def trace(
     module: nn.Module,
     make_step: Callable[[Callable[[Tensor], None]], Step],
     make_inputs: Callable[[int], Mapping[str, Tensor]],
+    with_rules: Collection[str],
 ) -> Trace:
     """Trace a step for any batch size.
 
@@ -109,6 +117,7 @@ def trace(
         module: the module whose forward pass the step runs.
         make_step: returns the step. The step calls its argument with the loss before the backward pass.
         make_inputs: returns the inputs of the step for a number of samples.
+        with_rules: names of operators that stay whole; torch takes others apart where it can.
 
     Raises:
         ModelError: the step cannot be traced, or no graph can express how it depends on the batch size.
@@ -117,13 +126,28 @@ def trace(
     for num_samples in SIZES:
         with Paths(module) as paths:
             step, given = make_step(paths.watch), make_inputs(num_samples)
-            made, outputs = _traced(name, step, given)
+            made, outputs = _traced(name, module, step, given, _decompositions(frozenset(with_rules)))
         traced.append((made, paths, list(given), outputs))
     return _merged(name, traced)
 
 
-def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.GraphModule, list[str]]:
-    """Return torch's trace of a step, and the names of the step's outputs."""
+@cache
+def _decompositions(with_rules: frozenset[str]) -> dict[Any, Callable[..., Any]]:
+    """Return torch's own decompositions of operators, by operator, without those that have rules."""
+    table: dict[Any, Callable[..., Any]] = {}
+    for operator, function in (decomposition_table | core_aten_decompositions()).items():
+        if not isinstance(operator, OpOverload) or operator.namespace != "aten":
+            continue
+        name = operator.overloadpacket.__name__
+        if name.removesuffix("_") not in with_rules and not _WHOLE.search(name):
+            table[operator] = function
+    return table | get_decompositions([getattr(torch.ops.aten, one) for one in DECOMPOSED])
+
+
+def _traced(
+    name: str, module: nn.Module, step: Step, given: Mapping[str, Tensor], table: Mapping[Any, Any]
+) -> tuple[fx.GraphModule, list[str]]:
+    """Return the trace of a step by torch, and the names of the step's outputs."""
     outputs: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -131,17 +155,34 @@ def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.Grap
         outputs.extend(found)
         return tuple(found.values())
 
-    table: Any = get_decompositions([getattr(torch.ops.aten, one) for one in DECOMPOSED])
     try:
         made = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*given.values())
     except ModelError:
         raise
     except Exception as problem:  # torch and a user's module may raise anything
-        line = " ".join(f"{type(problem).__name__}: {problem}".split())[:400]
         raise ModelError(
-            f"model {name!r} cannot be exported: {line}; agents with torch can train it"
+            f"model {name!r} cannot be exported: {_where(module, problem)} {_failure(problem)};"
+            " agents with torch can train it"
         ) from problem
     return made, outputs
+
+
+def _where(module: nn.Module, problem: Exception) -> str:
+    """Return the path of the innermost module in whose code an error was raised."""
+    paths, found = {id(part): path for path, part in module.named_modules()}, ""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found) or found
+    return found or "the model itself"
+
+
+def _failure(problem: Exception) -> str:
+    """Return in one line why tracing failed, with a remedy where the cause is known."""
+    if "DataDependent" in type(problem).__name__ or "data-dependent" in str(problem):
+        return (
+            "lets values of the data decide in Python (if, while, a mask as an index, .item()), and a graph"
+            " computes the same for all data; choose with torch.where(condition, a, b)"
+        )
+    return "fails while it is traced: " + " ".join(f"{type(problem).__name__}: {problem}".split())[:400]
 
 
 def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], list[str]]]) -> Trace:
@@ -171,6 +212,12 @@ def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], 
             raise ModelError(
                 f"model {name!r} cannot be exported: {where} uses {node.target} in a way that depends on the"
                 f" batch size ({problem}); agents with torch can train it"
+            ) from problem
+        except Exception as problem:  # torch cannot compare sizes that depend on the data
+            where = paths.of(index) or "the model itself"
+            raise ModelError(
+                f"model {name!r} cannot be exported: {where} uses {node.target} and {_failure(problem)};"
+                " agents with torch can train it"
             ) from problem
     return Trace(inputs, outputs, constants, _needed(operations, outputs))
 

@@ -272,7 +272,12 @@ def _repeat(build: Builder, out: Operation, x: Value, repeats: Sequence[Size]) -
 def _arange(build: Builder, out: Operation, *bounds: Any, **_: object) -> Value:
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if isinstance(end, Open):
-        raise NoForm("the end of its range is the batch size")
+        if (start, step) != (0, 1):
+            raise NoForm("the end of its range is the batch size")
+        ones = build.whole(build.number(1, "i8", out.shape))
+        counted = build.emit("CumSum", (ones, build.constant(np.array(0))), out.shape, type_="i8")
+        numbers = build.emit("Sub", (counted, build.number(1, "i8")), out.shape, type_="i8")
+        return build.cast(numbers, build_type(out))
     return build.cast(build.constant(np.arange(start, end, step)), build_type(out))
 
 

@@ -86,10 +86,15 @@ def _adaptive(build: Builder, out: Operation, x: Value, *_: object, backward: bo
 def _resize(
     build: Builder, out: Operation, x: Value, *args: Any, mode: str, backward: bool, **_: object
 ) -> Value:
-    corners = args[2 if backward else 1] if mode == "linear" else None
+    corners = None if mode == "nearest" else args[2 if backward else 1]
     sizes: Any = (x if backward else out).shape[2:]
 
     def row_map(row: Tensor, axis: int) -> Tensor:
+        if mode == "bicubic":  # torch has it for images only
+            image = functional.interpolate(
+                row[:, :, None], (1, sizes[axis]), mode=mode, align_corners=corners
+            )
+            return image[:, :, 0]
         return functional.interpolate(row, sizes[axis], mode=mode, align_corners=corners)
 
     return _apply_maps(build, x, out.shape, row_map, backward=backward)
@@ -121,6 +126,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **_both("upsample_nearest2d", _resize, mode="nearest"),
     **_both("upsample_linear1d", _resize, mode="linear"),
     **_both("upsample_bilinear2d", _resize, mode="linear"),
+    **_both("upsample_bicubic2d", _resize, mode="bicubic"),
     **{
         key: rule
         for dims in (1, 2)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
+from fleetune.coordinator.export.builder import Builder, NoForm, Value, broadcast, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
-from fleetune.coordinator.export.torch_trace import Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 
 def _embedding(
@@ -57,7 +57,7 @@ def _index_select(build: Builder, out: Operation, x: Value, dim: int, numbers: V
 
 
 def _index(build: Builder, out: Operation, x: Value, indices: Sequence[Value | None]) -> Value:
-    axis, numbers = _only(indices)
+    x, axis, numbers = _as_one_axis(build, x, indices)
     return build.emit("Gather", (build.whole(x), build.whole(numbers)), out.shape, type_=x.type, axis=axis)
 
 
@@ -70,28 +70,54 @@ def _index_put(
     accumulate: bool = False,
     *_: object,
 ) -> Value:
-    axis, numbers = _only(indices)
     if x.number != 0 or not accumulate:
-        raise NoForm("it overwrites entries at computed indices")
+        raise NoForm("it writes at indices that are computed")
+    x, axis, numbers = _as_one_axis(build, x, indices)
+    shape = x.shape
     if axis == 0:
-        return add_rows(build, out.shape, numbers, values)
-    order = [axis, *(one for one in range(len(out.shape)) if one != axis)]
+        return build.reshape(add_rows(build, shape, numbers, values), out.shape)
+    order = [axis, *(one for one in range(len(shape)) if one != axis)]
     many = len(numbers.shape)
     moved = [
         *range(axis, axis + many),
         *(one for one in range(len(values.shape)) if not axis <= one < axis + many),
     ]
-    shape = tuple(out.shape[one] for one in order)
-    found = add_rows(build, shape, numbers, build.transpose(build.whole(values), moved))
-    return build.transpose(found, [order.index(one) for one in range(len(order))])
+    turned = tuple(shape[one] for one in order)
+    found = add_rows(build, turned, numbers, build.transpose(build.whole(values), moved))
+    return build.reshape(build.transpose(found, [order.index(one) for one in range(len(order))]), out.shape)
 
 
-def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
-    """Return the one indexed axis and its indices."""
+def _as_one_axis(build: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[Value, int, Value]:
+    """Return the array with its indexed axes joined to one, that axis, and the indices along it.
+
+    Raises:
+        NoForm: the indices are masks, or their axes are not neighbours.
+    """
     given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
-    if len(given) != 1 or given[0][1].type != "i8":
-        raise NoForm("it indexes several axes at once, or by a mask")
-    return given[0]
+    axes = [axis for axis, _ in given]
+    if any(value.type != "i8" for _, value in given) or axes != list(range(axes[0], axes[0] + len(axes))):
+        raise NoForm("it indexes by a mask, or several axes that are not neighbours")
+    first, numbers = given[0]
+    if len(given) == 1:
+        return x, first, numbers
+    joined = _positive(build, numbers, x.shape[first])
+    for axis, value in given[1:]:
+        size, shape = x.shape[axis], broadcast([joined.shape, value.shape])
+        if isinstance(size, Open):
+            raise NoForm("it indexes by a mask, or several axes that are not neighbours")
+        rows = arithmetic(build, "Mul", joined, build.number(size, "i8"), joined.shape)
+        joined = arithmetic(build, "Add", rows, _positive(build, value, size), shape)
+    shape = (*x.shape[:first], product([x.shape[axis] for axis in axes]), *x.shape[axes[-1] + 1 :])
+    return build.reshape(x, shape), first, joined
+
+
+def _positive(build: Builder, numbers: Value, size: Size) -> Value:
+    """Return indices where those below 0 count from the end."""
+    if isinstance(size, Open):  # of samples, which are counted from the first
+        return numbers
+    negative = apply(build, "Less", [numbers, build.number(0, "i8")], numbers.shape, "?")
+    ended = arithmetic(build, "Add", numbers, build.number(size, "i8"), numbers.shape)
+    return apply(build, "Where", [negative, ended, numbers], numbers.shape, "i8")
 
 
 def _index_add(
