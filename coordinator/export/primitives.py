@@ -45,7 +45,8 @@ class Primitives(TorchFunctionMode):
         kwargs = kwargs or {}
         rule = _RULES.get(func)
         if rule is None:
-            return _BARE_RULES.get(func, func)(*args, **kwargs)
+            bare: Callable[..., Any] = _BARE_RULES.get(func, func)
+            return bare(*args, **kwargs)
         call = inspect.signature(func).bind(*args, **kwargs)
         call.apply_defaults()
         return rule(self, **call.arguments)
@@ -284,7 +285,8 @@ def _rms_norm(
 
 
 def _embedding_bag(
-    mode: Primitives,
+    primitives: Primitives,
+    /,
     input: Tensor,  # noqa: A002
     weight: Tensor,
     **settings: Any,
@@ -320,10 +322,10 @@ def _adaptive_max_pool2d(
         for top, end in rows
         for left, right in columns
     ]
-    return torch.stack(cells, -1).unflatten(-1, (len(rows), len(columns)))
+    return torch.stack(cells, -1).reshape(*input.shape[:-2], len(rows), len(columns))
 
 
-_BARE_RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
+_BARE_RULES: dict[Any, Callable[..., Tensor]] = {
     functional.rms_norm: _rms_norm,
     torch._weight_norm: _weight_norm,  # noqa: SLF001 - what parametrizations.weight_norm calls
     functional.adaptive_max_pool2d: _adaptive_max_pool2d,
