@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -135,7 +135,7 @@ def trace(
 def _decompositions(with_rules: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     """Return torch's own decompositions of operators, by operator, without those that have rules."""
     table: dict[Any, Callable[..., Any]] = {}
-    for operator, function in (decomposition_table | core_aten_decompositions()).items():
+    for operator, function in core_aten_decompositions().items():
         if not isinstance(operator, OpOverload) or operator.namespace != "aten":
             continue
         name = operator.overloadpacket.__name__
