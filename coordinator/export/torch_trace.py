@@ -135,7 +135,8 @@ def trace(
 def _decompositions(with_rules: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     """Return torch's own decompositions of operators, by operator, without those that have rules."""
     table: dict[Any, Callable[..., Any]] = {}
-    for operator, function in core_aten_decompositions().items():
+    core: Any = core_aten_decompositions()
+    for operator, function in core.items():
         if not isinstance(operator, OpOverload) or operator.namespace != "aten":
             continue
         name = operator.overloadpacket.__name__

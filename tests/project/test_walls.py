@@ -22,6 +22,7 @@ NOT_ROOMS = {
     "helpers",
     "project",
     "wire",
+    "zoo",
 }  # below tests/: of the project as a whole
 TESTED_ELSEWHERE = {
     "protocols/method",  # in tests/protocols/methods, by every method

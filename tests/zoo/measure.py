@@ -1,6 +1,6 @@
-"""`python -m tests.zoo.measure [NAME...] [--write]`: export models of the zoo, train them in both trainers.
+"""`python -m tests.zoo.measure [NAME...] [--write FILE]`: export the zoo's models, train them in both trainers.
 
-Prints a line for each model. With --write and no names, writes docs/results/zoo.json. Needs `.[zoo]`.
+Prints a line for each model, and writes the table as a file of results for the documentation. Needs `.[zoo]`.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -185,15 +186,18 @@ def main(arguments: list[str]) -> None:
         (model,) = [one for one in ZOO if one.name == arguments[1]]
         print(json.dumps(asdict(examine(model))))
         return
-    names = [one for one in arguments if one != "--write"]
+    names, file = arguments, None
+    if "--write" in arguments:
+        place = arguments.index("--write")
+        names, file = arguments[:place], Path(arguments[place + 1])
     rows = []
     for model in ZOO:
         if not names or model.name in names:
             rows.append(_row(model, examine_apart(model)))
             print(*rows[-1], sep=" | ", flush=True)
-    if "--write" in arguments and not names:
-        results = {"columns": COLUMNS, "rows": rows, "repeat": "python -m tests.zoo.measure --write"}
-        (ROOT / "docs" / "results" / "zoo.json").write_text(json.dumps(results, indent=1) + "\n")
+    if file:
+        repeat = f"python -m tests.zoo.measure {' '.join([*names, '--write'])} {file}"
+        file.write_text(json.dumps({"columns": COLUMNS, "rows": rows, "repeat": repeat}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
