@@ -1,6 +1,6 @@
-"""`python -m tests.zoo.measure [NAME...] [--write FILE]`: export the zoo's models, train them in both trainers.
+"""`python -m tests.zoo.measure [NAME...] [--write FILE]`: export the zoo's models and train them.
 
-Prints a line for each model, and writes the table as a file of results for the documentation. Needs `.[zoo]`.
+Both trainers train each. Prints a line for each model, and writes a file of results for the documentation.
 """
 
 import json
