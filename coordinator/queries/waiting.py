@@ -12,7 +12,7 @@ from fleetune.coordinator.rounds.policies.selection import START_S, eligible, ne
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundAbandoned
 from fleetune.protocols.method.method import DeviceId
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 from fleetune.protocols.wire.identity import Identity
 
 PAUSED = "paused: no round opens until edge-coordinator resume"

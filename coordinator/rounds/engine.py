@@ -68,7 +68,8 @@ from fleetune.coordinator.rounds.policies.unresponsive import note_missed
 from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.coordinator.rounds.rollback import DIVERGED, breaks_training, hopeless, roll_back
 from fleetune.protocols.method.method import DeviceId, Round
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # longer than the 40 s after which an agent at the latest retries a broker that was away

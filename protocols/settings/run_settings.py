@@ -1,6 +1,7 @@
 """A whole run.toml: all that is needed to repeat a run. `protocols.settings.run_toml` reads the file.
 
-The sections are grouped by the program that uses them: device.py, coordinator.py, simulation.py.
+`device` has the sections that devices use, and `simulation` those of simulations. Other sections have a file
+each.
 """
 
 from typing import Any
@@ -9,10 +10,11 @@ from msgspec import field
 
 from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.settings.adoption import AdoptionSection
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.encoding import Choice, EncodingSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition

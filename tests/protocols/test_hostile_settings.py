@@ -11,8 +11,9 @@ import fleetune.tools.simulator.availability
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.protocols.errors import FleetuneError, SettingError
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, Partition, WirelessSection
 from fleetune.tools.simulator.caller_samples import CallerSamples

@@ -13,7 +13,7 @@ from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire.payloads import run_key

@@ -2,8 +2,8 @@
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.policies.selection import target
-from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.round import RoundSection
 
 SHORTEST_S = 1.0  # in seconds; below it network and coordinator set the duration, not the devices
 

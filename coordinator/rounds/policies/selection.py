@@ -8,7 +8,7 @@ from fleetune.coordinator.rounds.policies.unresponsive import rests
 from fleetune.coordinator.rounds.policies.utility_selection import draw_by_utility
 from fleetune.protocols.method.method import DeviceId
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 # seconds after the first device joined, until round 1 opens with the devices that are connected
 START_S = 60.0

@@ -32,7 +32,7 @@ from fleetune.coordinator.rounds.policies.unresponsive import miss
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.method import DeviceId, Method
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 from fleetune.protocols.settings.run_settings import RunSettings
 
 

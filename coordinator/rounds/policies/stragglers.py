@@ -16,7 +16,7 @@ from typing import Literal
 
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.policies.selection import target
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 Decision = Literal["close", "deadline", "too-few"]
 """close: aggregate the updates that have arrived. deadline, too-few: abandon the attempt with fewer than

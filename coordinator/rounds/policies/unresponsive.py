@@ -8,7 +8,7 @@ be connected makes rounds wait for their deadline more and more rarely.
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.protocols.method.method import DeviceId
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 MISSES = 3
 LONGEST_REST = 64  # rounds

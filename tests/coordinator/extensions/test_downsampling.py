@@ -27,7 +27,7 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.method.choice import Budget, DeviceReport
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.wire.payloads import Measures
 

@@ -33,7 +33,7 @@ from fleetune.coordinator.run.stored_run import FINISHED, look_at
 from fleetune.coordinator.serving.console_output import finish, report_run
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 
 def lines_in(folder):

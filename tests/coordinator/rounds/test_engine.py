@@ -25,8 +25,9 @@ from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.run_toml import parse_run
 
 DEADLINE_S = 10.0

@@ -27,8 +27,9 @@ from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.rounds.proposals.planner import Planner
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 
 NAMES = ["a", "b", "c", "d", "e"]
 devices = st.sampled_from(NAMES)

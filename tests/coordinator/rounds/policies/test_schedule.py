@@ -29,7 +29,8 @@ from fleetune.coordinator.rounds.events import (
 from fleetune.coordinator.rounds.rejections import rejection_of
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
 
 BERLIN = "Europe/Berlin"

@@ -29,7 +29,8 @@ from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.method.choice import DeviceReport
 from fleetune.protocols.method.method import Round
-from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.round import RoundSection
+from fleetune.protocols.settings.run import RunSection
 from fleetune.protocols.settings.run_toml import parse_run
 
 WINDOW_S = 4.0

@@ -6,7 +6,7 @@ import pytest
 from tests.coordinator.rounds.policies.test_utility_selection import member, rounds
 
 from fleetune.coordinator.rounds.policies.utility_selection import longest_wait
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 TIERS = RoundSection(participants=3, prefer="tiers")
 SECONDS = [1.0, 1.1, 1.2, 1.3, 9.0, 10.0, 11.0, 12.0, 95.0, 100.0, 105.0, 110.0]

@@ -11,7 +11,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member, Observ
 from fleetune.coordinator.rounds.policies.selection import draw
 from fleetune.coordinator.rounds.policies.utility_selection import longest_wait, rounds_waited, utilities
 from fleetune.protocols.method.choice import DeviceReport
-from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.round import RoundSection
 
 OORT = RoundSection(participants=3, prefer="oort")
 
