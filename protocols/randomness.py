@@ -11,6 +11,7 @@ The definition, for agents in other languages:
 - Draw i (from 0) of a key is the SplitMix64 output at counter i: z = key + (i + 1) * 0x9E3779B97F4A7C15;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9; z = (z ^ (z >> 27)) * 0x94D049BB133111EB; z ^ (z >> 31).
 - A uniform number in [0, 1) is the upper 53 bits of a draw times 2^-53.
+- Normal number i comes from the uniform numbers u = 2i and v = 2i + 1: sqrt(-2 ln(1 - u)) cos(2 pi v).
 - A permutation of n orders 0..n-1 by their draws, ties by index. A sample of k of n is the sorted first k of
   that permutation.
 """
@@ -54,9 +55,15 @@ class Key:
             z = (z ^ (z >> np.uint64(27))) * _MIX_2
             return z ^ (z >> np.uint64(31))
 
-    def uniform(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers in [0, 1), shape (count,)."""
-        return (self.bits(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    def uniform(self, count: int, first: int = 0) -> NDArray[np.float64]:
+        """`count` numbers in [0, 1) from draw `first` on, shape (count,)."""
+        return (self.bits(count, first) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def normal(self, count: int, first: int = 0) -> NDArray[np.float64]:
+        """`count` normal numbers from number `first` on, mean 0 and deviation 1, shape (count,)."""
+        length, turn = self.uniform(2 * count, 2 * first).reshape(count, 2).T
+        found: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-length)) * np.cos(2 * np.pi * turn)
+        return found
 
     def permutation(self, count: int) -> NDArray[np.intp]:
         """The numbers 0..count-1 in random order, shape (count,)."""

@@ -16,9 +16,9 @@ from fleetune.protocols.bundle.bundle import (
     EVALUATE_GRADIENT,
     LOSSES,
     TRAIN,
-    Noise,
 )
 from fleetune.protocols.bundle.graph import Graph
+from fleetune.protocols.model.noise import Noise
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
@@ -26,7 +26,7 @@ from fleetune.protocols.tasks.task import Task
 
 @dataclass(frozen=True)
 class Exported:
-    """Graphs, dropout noises and input type of a model, as `protocols.bundle.bundle.Bundle` stores them."""
+    """Graphs, noises and input type of a model, as `protocols.bundle.bundle.Bundle` stores them."""
 
     graphs: dict[str, Graph]
     noises: tuple[Noise, ...]

@@ -28,6 +28,11 @@ class Paths:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def current(self) -> str:
+        """The path of the module that runs now."""
+        return self._stack[-1]
+
     def watch(self, total: Tensor) -> None:
         """Hook the backward pass of this loss, so that its operations are assigned to modules too."""
         waiting, seen = [total.grad_fn], set()

@@ -1,8 +1,9 @@
 """The functions that are traced: a training step, a training step with an added loss term, and evaluation."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch.backends import mkldnn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fleetune.coordinator.export.module_paths import Paths
 from fleetune.coordinator.export.primitives import Cumulative, Primitives, is_cumulative
+from fleetune.coordinator.export.torch_trace import SIZES
 from fleetune.protocols.bundle.bundle import (
     ANSWER,
     CONTRAST,
@@ -20,14 +23,15 @@ from fleetune.protocols.bundle.bundle import (
     EVALUATE_GRADIENT,
     LOSSES,
     TRAIN,
-    Noise,
 )
 from fleetune.protocols.errors import ModelError
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.noise import Noise
+from fleetune.protocols.model.spec import Dimensions, ModelSpec
 from fleetune.protocols.model.token_ids import Samples, samples_of
 from fleetune.protocols.model.torch_backbone import is_frozen, is_statistic, last_layer
-from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_draws import GivenDraws
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
@@ -49,7 +53,7 @@ class Model:
     Attributes:
         spec: the description of the model.
         module: a copy of the module, without the batch counters of its norms.
-        noises: the noise that its dropout layers take in training.
+        noises: the random numbers that it takes in training.
         samples: the kind of samples that the module takes.
         num_features: the number of inputs of its last layer for a sample; None if they are not one tensor.
         cumulative: True if some running statistics are means over all batches.
@@ -74,19 +78,19 @@ class Watched:
     """What was observed during one forward pass.
 
     Attributes:
-        noises: the noises of the dropout layers, each with the number of samples that was asked for.
+        draws: the random numbers that it took, each with the path of the module that drew them.
         features: the arguments of each call of the last layer.
     """
 
-    noises: list[tuple[Noise, int]] = field(default_factory=list)
+    draws: list[tuple[Noise, str]] = field(default_factory=list)
     features: list[Any] = field(default_factory=list)
 
 
 def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Model:
-    """Copy a module for tracing, and record its dropout noise and features in two forward passes.
+    """Copy a module for tracing, and record its random draws and features in forward passes.
 
     Raises:
-        ModelError: the module cannot train on batches, or its dropout does not work sample by sample.
+        ModelError: the module cannot train on batches, or draws random numbers in evaluation.
     """
     names = [*(tensor.name for tensor in spec.tensors), *frozen_shapes(spec)]
     taken = [name for name in names if name in _RESERVED or name.isdigit()]
@@ -106,21 +110,49 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
     samples = samples_of(module, spec.input_shape)
     model = Model(spec, module, (), samples, None, cumulative, task)
     with running_model(spec.name, "cannot be exported, it does not run in training on 3 and 5 samples"):
-        seen = [_watch(model, num_samples) for num_samples in (3, 5)]
-    for num_samples, watched in zip((3, 5), seen, strict=True):
-        if any(asked != num_samples for _, asked in watched.noises):
-            raise ModelError(
-                f"model {spec.name!r} cannot be exported: the first axis of a dropout's input is not the"
-                " batch; agents with torch can train it"
-            )
-    noises, others = (tuple(noise for noise, _ in watched.noises) for watched in seen)
-    if noises != others:
+        few, many = (_watch(model, num_samples) for num_samples in SIZES)
+        evaluated = _watch(model, SIZES[0], training=False)
+    if evaluated.draws:
+        noise, path = evaluated.draws[0]
         raise ModelError(
-            f"model {spec.name!r} cannot be exported: the shape of its dropout depends on the batch size;"
-            " agents with torch can train it"
+            f"model {spec.name!r} cannot be exported: {path or 'the model itself'} draws random numbers"
+            f" ({noise.kind}) in evaluation; draw them only while self.training is True, for example with"
+            " functional.dropout(x, p, self.training)"
         )
-    shape = _features_shape(seen[0].features)
-    return Model(spec, module, noises, samples, shape, cumulative, task)
+    noises = _for_any_batch(spec.name, few.draws, many.draws)
+    return Model(spec, module, noises, samples, _features_shape(few.features), cumulative, task)
+
+
+def _for_any_batch(
+    name: str, few: Sequence[tuple[Noise, str]], many: Sequence[tuple[Noise, str]]
+) -> tuple[Noise, ...]:
+    """The draws for any number of samples, from the draws for two numbers.
+
+    Draws fill their arrays in C order, so a draw with the samples on another axis than the first becomes one
+    of the same size with the samples first.
+    """
+    found = []
+    for (noise, path), (other, _) in zip(few, many, strict=False):
+        size, larger = math.prod(noise.sizes(0)), math.prod(other.sizes(0))
+        shape: Dimensions = noise.shape
+        if shape != other.shape:
+            samples_first = (noise.shape[:1] + other.shape[:1], noise.shape[1:]) == (SIZES, other.shape[1:])
+            shape = ("n", *noise.shape[1:]) if samples_first else ("n", size // SIZES[0])
+        made = Noise(shape, noise.p, noise.kind)
+        sizes = [math.prod(made.sizes(num_samples)) for num_samples in SIZES]
+        if sizes != [size, larger] or (noise.p, noise.kind) != (other.p, other.kind):
+            raise ModelError(
+                f"model {name!r} cannot be exported: {path or 'the model itself'} draws random numbers of"
+                f" shape {noise.shape} for {SIZES[0]} samples and {other.shape} for {SIZES[1]}; agents with"
+                " torch can train it"
+            )
+        found.append(made)
+    if len(few) != len(many):
+        raise ModelError(
+            f"model {name!r} cannot be exported: it draws random numbers {len(few)} times for {SIZES[0]}"
+            f" samples and {len(many)} times for {SIZES[1]}; agents with torch can train it"
+        )
+    return tuple(found)
 
 
 def _copied(name: str, module: nn.Module) -> nn.Module:
@@ -160,7 +192,7 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
     tensors |= {name: torch.zeros(shape) for name, shape in frozen_shapes(model.spec).items()}
     floats: dict[str, tuple[int, ...]] = {}
     if graph in (TRAIN, DISTILLATION, CONTRAST):
-        floats |= {f"noise:{index}": (num_samples, *noise.shape) for index, noise in enumerate(model.noises)}
+        floats |= {f"noise:{index}": noise.sizes(num_samples) for index, noise in enumerate(model.noises)}
         floats |= {BATCHES: ()} if model.cumulative else {}
     if graph == DISTILLATION:
         floats["teacher"] = (num_samples, model.spec.num_classes)
@@ -230,7 +262,7 @@ def _forward(
         sdpa_kernel(SDPBackend.MATH),
         _recurrent_layers_written_out(),
         primitives,
-        Dropouts(lambda index, *_: given[f"noise:{index}"]),
+        GivenDraws(lambda index, _: given[f"noise:{index}"]) if training else nullcontext(),
         features_watched(model) as calls,
     ):
         logits = functional_call(model.module, tensors, (given["x"],))
@@ -267,30 +299,32 @@ def _features_shape(calls: list[Any]) -> int | None:
     return None
 
 
-def _watch(model: Model, num_samples: int) -> Watched:
-    """Run one forward pass in training mode over zeros, and return what it showed."""
-    watched = Watched()
+def _watch(model: Model, num_samples: int, *, training: bool = True) -> Watched:
+    """Run one forward pass over zeros, and return what it showed."""
+    watched, paths = Watched(), Paths(model.module)
 
-    def factors(_: int, shape: tuple[int, ...], p: float, asked: int) -> Tensor:
-        watched.noises.append((Noise(shape, float(p)), asked))
-        return torch.ones(asked, *shape)
+    def numbers(index: int, noise: Noise) -> Tensor:
+        watched.draws.append((noise, paths.current))
+        return torch.from_numpy(noise.draw(Key(0), index, num_samples))
 
     x = torch.zeros(num_samples, *model.spec.input_shape, dtype=model.sample_type)
-    model.module.train()
+    model.module.train(training)
     before = _buffers(model.module)
     try:
         with (
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),
             Primitives({}, torch.ones(())),
-            Dropouts(factors),
+            paths,
+            GivenDraws(numbers),
             features_watched(model) as calls,
         ):
             model.module(x)
     except (ValueError, RuntimeError, IndexError, TypeError) as problem:
         line = " ".join(str(problem).split())
+        work = "train on" if training else "evaluate"
         raise ModelError(
-            f"model {model.spec.name!r} cannot train on {num_samples} samples: {line}"
+            f"model {model.spec.name!r} cannot {work} {num_samples} samples: {line}"
         ) from problem
     after = _buffers(model.module)
     if changed := next((name for name in before if after.get(name) != before[name]), None):

@@ -16,7 +16,7 @@ from fleetune.coordinator.export.steps import BATCHES, Model, features_watched
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
 from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dispatch import Watching
-from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_draws import GivenDraws
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 
@@ -71,7 +71,7 @@ class Reference:
         watched = Model(model.spec, self._module, (), model.samples, model.num_features, False)
         with (
             SingleValueNorms() if len(inputs["x"]) == 1 else nullcontext(),
-            Dropouts(lambda index, *_: inputs[f"noise:{index}"]),
+            GivenDraws(lambda index, _: inputs[f"noise:{index}"]),
             features_watched(watched) as calls,
             torch.set_grad_enabled(graphs != [ANSWER]),
         ):

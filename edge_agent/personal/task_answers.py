@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetune.protocols.bundle.graph import Constant, Dimension, Node, Port
+from fleetune.protocols.bundle.graph import Constant, Node, Port
+from fleetune.protocols.model.spec import Dimension
 from fleetune.protocols.tasks.losses import QUANTILE
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.task import Task

@@ -258,7 +258,7 @@ class OnnxBackend:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
 
     def _training_feeds(self, key: Key, num_samples: int, taken: Collection[str]) -> dict[str, Array]:
-        """Dropout factors, and the number of steps since the weights were loaded, with this one.
+        """Random numbers of the step, and the number of steps since the weights were loaded, with this one.
 
         Norms without momentum average over that number.
         """

@@ -19,10 +19,10 @@ from fleetune.edge_agent.training.gpu.torch_device import (
     generator_states,
 )
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
-from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.noise import Noise
 from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
-from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_draws import GivenDraws, Numbers
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.section import Precision
 from fleetune.protocols.tasks.task import Task
@@ -43,7 +43,9 @@ class TorchSteps:
 
     def __init__(self, model: FlatModule, forward: ForwardPass, task: Task, precision: Precision) -> None:
         self._model, self._forward, self._task, self._precision = model, forward, task, precision
-        self._dropouts: dict[int, Noise] | None = None  # unknown until a step in training has called them
+        # by number of samples: what a step in training draws; empty until the first such step
+        self._draws: dict[int, tuple[Noise, ...]] = {}
+        self._operators_draw = True  # see `GivenDraws`
         self._cuda_graphs = CudaGraphs(model.device)
 
     def with_forward(self, forward: ForwardPass) -> "TorchSteps":
@@ -69,7 +71,7 @@ class TorchSteps:
         self._model.vectors.upload()
         try:
             with SingleValueNorms() if len(y) == 1 else nullcontext():
-                if extra_loss is None and self._cuda_graphs.enabled and self._dropouts is not None:
+                if extra_loss is None and self._cuda_graphs.enabled and self._knows_draws(len(y), training):
                     loss = self._graph_step(x, y, key, training, tensors)
                 else:
                     loss = self._eager_step(x, y, key, training, extra_loss, tensors)
@@ -91,7 +93,7 @@ class TorchSteps:
                 self._training_logits(samples, Key(0))
             except (ValueError, RuntimeError, IndexError):  # `step` would fail on such a batch, too
                 return True
-            return bool(self._dropouts) or before != generator_states(device)
+            return not self._draws_nothing or before != generator_states(device)
 
     def _eager_step(
         self,
@@ -131,14 +133,14 @@ class TorchSteps:
         """Compute a step by replaying a recorded CUDA graph of such a step."""
         model = self._model
         model.check_labels(y)
-        dropouts = self._dropouts if training and self._dropouts is not None else {}
-        drawn = [noise.draw(key, index, len(y)) for index, noise in dropouts.items()]
+        noises = self._draws.get(len(y), ()) if training else ()
+        drawn = [noise.draw(key, index, len(y)) for index, noise in enumerate(noises)]
         wanted = [name for name in model.parameters if tensors is None or name in tensors]
 
         def compute(x: Tensor, y: Tensor, *drawn: Tensor) -> tuple[Tensor]:
             model.vectors.torch_gradient.zero_()
-            dropping = Dropouts(lambda index, *_: drawn[index]) if drawn else nullcontext()
-            with dropping, autocast_to(self._precision if training else "float32", model.device):
+            drawing = self._given(lambda index, _: drawn[index]) if drawn else nullcontext()
+            with drawing, autocast_to(self._precision if training else "float32", model.device):
                 logits = model.module(model.shaped(x)).float()
             loss = mean_loss(self._task.loss, self._task.section, logits, y)
             parameters = [model.parameters[name] for name in wanted]
@@ -153,17 +155,31 @@ class TorchSteps:
         (loss,) = self._cuda_graphs.run(signature, compute, given)
         return loss
 
+    def _knows_draws(self, num_samples: int, training: bool) -> bool:
+        return self._draws_nothing or (num_samples in self._draws if training else bool(self._draws))
+
+    @property
+    def _draws_nothing(self) -> bool:
+        """True if a step in training has shown that the module draws no random numbers."""
+        return bool(self._draws) and not any(self._draws.values())
+
     def _training_logits(self, x: InputArray, key: Key) -> Tensor:
-        """The logits in training mode. Dropout draws from `key`, so all backends drop the same values."""
-        if self._dropouts == {}:
+        """The logits in training mode. The module draws from `key`, so all backends draw the same numbers."""
+        if self._draws_nothing:
             return self._forward.logits(x)
-        dropouts = {}
+        noises = []
 
-        def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
-            dropouts[index] = noise = Noise(shape, float(p))
-            return torch.from_numpy(noise.draw(key, index, num_samples)).to(self._model.device)
+        def numbers(index: int, noise: Noise) -> Tensor:
+            noises.append(noise)
+            return torch.from_numpy(noise.draw(key, index, len(x))).to(self._model.device)
 
-        with Dropouts(factors):
+        with self._given(numbers) as given:
             logits = self._forward.logits(x)
-        self._dropouts = dropouts
+        self._operators_draw = given.operators_draw
+        if given.reads_values:
+            self._cuda_graphs.disable()
+        self._draws[len(x)] = tuple(noises)
         return logits
+
+    def _given(self, numbers: Numbers) -> GivenDraws:
+        return GivenDraws(numbers, operators=self._operators_draw)

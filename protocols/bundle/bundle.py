@@ -23,23 +23,21 @@ from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
-from numpy.typing import NDArray
 
-from fleetune.protocols.bounds import MOST_CLASSES, MOST_IDS, Amount, Finite, Label, Share
-from fleetune.protocols.bundle.graph import BATCH, Graph
+from fleetune.protocols.bounds import MOST_CLASSES, MOST_IDS, Amount, Finite, Label
+from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.graph_cost import GraphCost, cost_of
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, SettingError
 from fleetune.protocols.model.backbone_file import read_backbone
 from fleetune.protocols.model.input_scaling import Mean, Std, check_channels
+from fleetune.protocols.model.noise import Noise
 from fleetune.protocols.model.spec import (
     MAX_TENSORS,
     Backbone,
     FlatArray,
     ModelSpec,
-    Shape,
 )
 from fleetune.protocols.model.spec_check import check_spec
-from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
@@ -57,29 +55,6 @@ TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
 DISTILLATION, CONTRAST, LOSSES = "train+distillation", "train+contrast", "losses"
 _RESULTS = {ANSWER: {"logits"}, LOSSES: {"losses"}}
 REQUIRED = (TRAIN, EVALUATE_GRADIENT, ANSWER)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The random factors of a dropout layer: 0 with probability `p`, otherwise 1 / (1 - p).
-
-    Attributes:
-        shape: shape of the factors for one sample.
-        p: probability of 0.
-    """
-
-    shape: Shape
-    p: Share
-
-    def draw(self, key: Key, index: int, num_samples: int) -> NDArray[np.float32]:
-        """The factors of dropout layer `index`, float32, shape (num_samples, *shape).
-
-        The same key gives the same factors on every device and with every backend.
-        """
-        shape = (num_samples, *self.shape)
-        stays = key.child("dropout", index).uniform(int(np.prod(shape))) >= self.p
-        scale = np.float32(0.0 if self.p >= 1 else 1 / (1 - self.p))
-        return (stays * scale).astype(np.float32).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -110,7 +85,7 @@ class Bundle:
     Attributes:
         spec: the model.
         graphs: the graphs by name, see the top of this file.
-        noises: the dropout layers of `train`, in the order of its inputs noise:0, noise:1, ...
+        noises: the random numbers that `train` takes, in the order of its inputs noise:0, noise:1, ...
         input_type: element type of `x`.
         mean, std: input scaling: the model gets (raw - mean) / std; a list has one number for each channel.
         class_names: names of the labels in their order; empty if they have none.
@@ -257,7 +232,7 @@ def _check_noises(bundle: Bundle) -> None:
     ports = {port.name: port for port in bundle.graphs[TRAIN].inputs}
     for index, noise in enumerate(bundle.noises):
         port = ports.get(f"noise:{index}")
-        if port is None or port.shape != (BATCH, *noise.shape):
+        if port is None or port.shape != noise.shape:
             raise PacketCorrupt(f"bundle: graph {TRAIN} takes no noise:{index} of shape {noise.shape}")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Finite, Int64, Label
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.model.spec import MAX_AXES, MAX_TENSORS, Size
+from fleetune.protocols.model.spec import MAX_TENSORS, Dimensions
 
 BATCH = "n"  # the only dimension without a fixed size
 OPSET = 17
@@ -25,17 +25,15 @@ Type = Literal["f4", "i8", "?"]  # float32, int64, bool
 MAX_PORTS = 2 * MAX_TENSORS + 1000
 MAX_OUTPUTS = 1000  # outputs of a node, and inputs
 Name = Label
-Dimension = Size | Literal["n"]
-Dimensions = Annotated[tuple[Dimension, ...], Meta(max_length=MAX_AXES)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=MAX_OUTPUTS)]
 Attribute = Int64 | Finite | Name | Annotated[tuple[Int64 | Finite, ...], Meta(max_length=64)]
 
 OPERATORS = frozenset(
     """
     Abs Add And ArgMax Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div Equal
-    Erf Exp Expand Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less LessOrEqual Log
-    LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin
-    ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin Slice Softmax Softplus
+    Erf Exp Expand Floor Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less LessOrEqual
+    Log LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal ReduceMax ReduceMean
+    ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin Slice Softmax Softplus
     SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
     """.split()  # noqa: SIM905 - a list of sixty strings reads worse
 )  # the operators that exports contain; each has a rule in `protocols.bundle.graph_rules`

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from fleetune.protocols.bundle.bundle import TRAIN, Bundle
-from fleetune.protocols.bundle.graph import Dimension, Graph, Node, Port
+from fleetune.protocols.bundle.graph import Graph, Node, Port
 from fleetune.protocols.bundle.graph_cost import shapes_of
+from fleetune.protocols.model.spec import Dimension
 
 _SAMPLES = "x"
 _MOVING = frozenset(

@@ -279,7 +279,7 @@ def _blocks(given: Given, *, deeper: bool) -> Result:
 
 _SAME = {
     **dict.fromkeys(
-        "Abs Cos Erf Exp Log Neg Not Reciprocal Relu Sigmoid Sign Sin Softplus Sqrt Tanh".split(),  # noqa: SIM905
+        "Abs Cos Erf Exp Floor Log Neg Not Reciprocal Relu Sigmoid Sign Sin Softplus Sqrt Tanh".split(),  # noqa: SIM905
         "",
     ),
     "Clip": "",

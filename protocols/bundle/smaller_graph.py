@@ -29,11 +29,11 @@ from fleetune.protocols.bundle.axis_factors import (
     whole_shape,
 )
 from fleetune.protocols.bundle.bundle import PROBE, TRAIN, Bundle
-from fleetune.protocols.bundle.graph import BATCH, Constant, Dimension, Graph, Node, Port
+from fleetune.protocols.bundle.graph import BATCH, Constant, Graph, Node, Port
 from fleetune.protocols.bundle.graph_cost import cost_of, shapes_of
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.model.smaller import smaller_spec
-from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Shape, Span, TensorSpec
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Dimension, ModelSpec, Shape, Span, TensorSpec
 
 # a graph may pool channels in pairs, so the number of neurons is rounded up to a multiple of these
 _STEPS = (1, 2, 4)

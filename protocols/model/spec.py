@@ -31,6 +31,8 @@ MAX_GROUPS = 20_000
 MAX_SPANS = 20_000  # positions on one axis
 Size = Annotated[int, Meta(ge=0, le=2**40)]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_AXES)]
+Dimension = Size | Literal["n"]  # "n" stands for the number of samples
+Dimensions = Annotated[tuple[Dimension, ...], Meta(max_length=MAX_AXES)]
 _IDENTITY = ("name", "shape", "kind", "layer", "axes")  # axes of a tensor
 
 

@@ -207,7 +207,7 @@ def _scalar_tensor(build: Builder, out: Operation, number: float | Open, **_: ob
 
 
 def _copy(build: Builder, out: Operation, x: Value, source: Value, *_: object) -> Value:
-    return replace(source, shape=out.shape)
+    return replace(build.cast(source, build_type(out)), shape=out.shape)
 
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
@@ -232,6 +232,7 @@ _UNARY = {
         "Reciprocal": "reciprocal",
         "Sin": "sin",
         "Cos": "cos",
+        "Floor": "floor",
     }.items()
     for name in names.split()
 }

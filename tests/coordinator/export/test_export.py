@@ -21,14 +21,15 @@ from fleetune.coordinator.export.torch_comparison import check
 from fleetune.coordinator.spec.spec_from_torch import describe
 from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.graph_cost import cost_of
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
-from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.noise import Noise
+from fleetune.protocols.model.torch_draws import GivenDraws
 from fleetune.protocols.randomness import Key
 
 KEY = Key.of("test", "export")
@@ -202,7 +203,7 @@ def torch_step(module, given, *, training=True):
     """Loss, gradients and new statistics as torch has them; the module is a copy."""
     module = copy.deepcopy(module).train(training)
     x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
-    with Dropouts(lambda index, *_: torch.from_numpy(given[f"noise:{index}"])):
+    with GivenDraws(lambda index, _: torch.from_numpy(given[f"noise:{index}"])):
         loss = functional.cross_entropy(module(x), y)
     loss.backward()
     found = {"loss": loss.item()}
@@ -318,7 +319,7 @@ def test_loss_terms_are_those_of_the_torch_backend(name, graph):
     }
     found = run(made.graphs[graph], dict(module.state_dict()) | given | extra)
     noises = [torch.from_numpy(given[f"noise:{index}"]) for index in range(len(made.noises))]
-    with Dropouts(lambda index, *_: noises[index]):
+    with GivenDraws(lambda index, _: noises[index]):
         loss = backend.step(given["x"], given["y"], KEY, extra_loss=ExtraLoss(loss_term, answers))
     flat = np.concatenate(
         [found[f"gradient:{one.name}"].ravel() for one in spec.tensors if one.kind != "stat"]
@@ -353,8 +354,8 @@ def test_input_types_are_those_the_module_takes():
 
 def test_dropout_is_a_graph_input_only_in_training():
     _, _, made = exported("series")
-    assert made.noises == (Noise((24,), 0.4),)
-    assert exported("images")[2].noises == (Noise((24, 1, 1), 0.3),)
+    assert made.noises == (Noise(("n", 24), 0.4),)
+    assert exported("images")[2].noises == (Noise(("n", 24, 1, 1), 0.3),)
     inputs = {name: {port.name for port in graph.inputs} for name, graph in made.graphs.items()}
     assert [name for name, ports in inputs.items() if "noise:0" in ports] == [TRAIN, DISTILLATION, CONTRAST]
 
@@ -439,13 +440,13 @@ def within(function):
     ("function", "told"),
     [
         (torch.digamma, r"'mine:net' cannot be exported: block2\.inner uses aten\.digamma\.default, which"),
-        (lambda x: x + torch.rand_like(x), r"block2\.inner uses aten\.rand_like"),
-        (lambda x: functional.alpha_dropout(x, training=True), r"block2\.inner uses aten\.bernoulli_"),
+        (functional.dropout, r"block2\.inner draws random numbers \(dropout\) in evaluation"),
+        (lambda x: x + torch.rand_like(x), r"block2\.inner draws random numbers \(uniform\) in evaluation"),
+        (lambda x: x[:, torch.randperm(8)], r"block2\.inner uses aten\.randperm"),
         (lambda x: functional.rrelu(x, training=True), r"block2\.inner uses aten\.rrelu_with_noise"),
         (lambda x: x - x.flip(0), r"block2\.inner uses aten\.flip.*batch axis"),
         (lambda x: x * (x[: len(x) // 2].sum() > 0), r"block2\.inner uses aten\.slice.*depends on the batch"),
         (lambda x: x if x.sum() > 0 else -x, r"cannot be exported: .*agents with torch can train it"),
-        (lambda x: functional.dropout(x.T, 0.5).T, r"first axis of a dropout"),
         (lambda x: x.double().float(), r"block2\.inner uses aten\._to_copy.*float64"),
     ],
 )
@@ -502,18 +503,19 @@ def test_without_onnxruntime_one_line_says_so(monkeypatch):
 def test_dropouts_count_and_multiply():
     asked = []
 
-    def factors(*call):
-        asked.append(call)
-        return torch.full((call[3], *call[1]), float(len(asked) + 1))
+    def numbers(*draw):
+        asked.append(draw)
+        return torch.full(draw[1].shape, float(len(asked) + 1))
 
     x = torch.ones(3, 4, 5, 6)
-    with Dropouts(factors):
+    with GivenDraws(numbers):
         first = nn.Dropout(0.25)(x)
         functional.dropout(x, 0.5, training=False)
         functional.dropout(x, 0.0)
         second = functional.dropout2d(x, p=0.5)
         third = nn.Dropout(0.1, inplace=True)(x)
-    assert asked == [(0, (4, 5, 6), 0.25, 3), (1, (4, 1, 1), 0.5, 3), (2, (4, 5, 6), 0.1, 3)]
+    noises = Noise((3, 4, 5, 6), 0.25), Noise((3, 4, 1, 1), 0.5), Noise((3, 4, 5, 6), 0.1)
+    assert asked == list(enumerate(noises))
     assert first.unique() == 2
     assert second.unique() == 3
     assert third is x

@@ -12,11 +12,11 @@ from fleetune.edge_agent.training import torch_steps
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slices
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.method.trainer import FitPlan
 from fleetune.protocols.model import architectures
-from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.noise import Noise
+from fleetune.protocols.model.torch_draws import GivenDraws
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 
@@ -193,8 +193,8 @@ def test_dropout_drops_what_every_backend_drops():
     )
     backend = TorchBackend(describe("dropout", module, (1, 8, 8), 10), module)
     x, y = batch((1, 8, 8))
-    channels = torch.from_numpy(Noise((4, 1, 1), 0.4).draw(KEY, 0, 6))
-    entries = torch.from_numpy(Noise((144,), 0.5).draw(KEY, 1, 6))
+    channels = torch.from_numpy(Noise(("n", 4, 1, 1), 0.4).draw(KEY, 0, 6))
+    entries = torch.from_numpy(Noise(("n", 144), 0.5).draw(KEY, 1, 6))
     for _ in range(2):
         hidden = module[0](torch.from_numpy(x)) * channels
         logits = module[4](hidden.flatten(1) * entries)
@@ -204,10 +204,10 @@ def test_dropout_drops_what_every_backend_drops():
     assert backend.step(x, y, KEY, training=False) == pytest.approx(plain, rel=1e-6)
 
 
-def test_a_model_without_dropout_is_watched_for_it_but_once(monkeypatch):
+def test_a_model_that_draws_nothing_is_watched_for_draws_only_once(monkeypatch):
     watched = []
     monkeypatch.setattr(
-        torch_steps, "Dropouts", lambda factors: (watched.append(factors), Dropouts(factors))[1]
+        torch_steps, "GivenDraws", lambda *them, **more: (watched.append(them), GivenDraws(*them, **more))[1]
     )
     backend, _, _ = loaded("mlp", (1, 8, 8))
     for training in (False, True, True, True):

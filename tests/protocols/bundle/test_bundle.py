@@ -8,10 +8,11 @@ import onnxruntime
 import pytest
 from tests.helpers.linear_bundle import SPEC, bundle, training_graph
 
-from fleetune.protocols.bundle.bundle import ANSWER, TRAIN, Noise, read_bundle
+from fleetune.protocols.bundle.bundle import ANSWER, TRAIN, read_bundle
 from fleetune.protocols.bundle.graph import Constant, Graph, Node, Port
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketForeign, PacketTruncated
+from fleetune.protocols.model.noise import Noise
 from fleetune.protocols.randomness import Key
 
 
@@ -21,7 +22,7 @@ def test_a_bundle_comes_back_as_it_was_and_always_has_the_same_bytes():
     made = bundle(
         graphs={**bundle().graphs, TRAIN: noisy},
         class_names=("a", "b", "c"),
-        noises=(Noise((4,), 0.5),),
+        noises=(Noise(("n", 4), 0.5),),
         ort_training={"file": b"bytes"},
     )
     data = made.encoded()
@@ -124,7 +125,7 @@ def test_attributes_of_every_kind_survive(value):
 
 
 def test_noise_is_the_same_for_the_same_key_and_keeps_the_mean():
-    noise, key = Noise((50, 4), 0.25), Key.of("test")
+    noise, key = Noise(("n", 50, 4), 0.25), Key.of("test")
     drawn = noise.draw(key, 0, 40)
     assert drawn.shape == (40, 50, 4)
     assert drawn.dtype == np.float32
@@ -132,4 +133,25 @@ def test_noise_is_the_same_for_the_same_key_and_keeps_the_mean():
     assert (drawn != noise.draw(key, 1, 40)).any()
     assert set(np.unique(drawn)) == {np.float32(0), np.float32(1 / 0.75)}
     assert abs(drawn.mean() - 1) < 0.03
-    assert not Noise((3,), 1.0).draw(key, 0, 2).any()
+    assert not Noise(("n", 3), 1.0).draw(key, 0, 2).any()
+
+
+def test_noise_of_each_kind_has_its_distribution():
+    key = Key.of("test")
+    kinds = ("mask", "uniform", "normal")
+    mask, uniform, normal = (Noise(("n", 1000), 0.25, kind).draw(key, 0, 100) for kind in kinds)
+    np.testing.assert_array_equal(mask.ravel(), key.child("dropout", 0).uniform(100_000) >= 0.25)
+    assert 0 <= uniform.min() < 1e-4 < 1 - 1e-4 < uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.005
+    assert abs(normal.mean()) < 0.015
+    assert abs(normal.std() - 1) < 0.01
+    assert abs((normal**4).mean() - 3) < 0.1
+    assert {one.dtype for one in (mask, uniform, normal)} == {np.dtype(np.float32)}
+
+
+def test_noise_is_the_same_in_every_layout():
+    key, kinds = Key.of("test"), ("dropout", "mask", "uniform", "normal")
+    for kind in kinds:
+        first, flat = Noise(("n", 7), 0.5, kind).draw(key, 2, 6), Noise((42,), 0.5, kind).draw(key, 2, 6)
+        assert first.shape == (6, 7)
+        np.testing.assert_array_equal(first.ravel(), flat)

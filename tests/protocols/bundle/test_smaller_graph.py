@@ -8,10 +8,11 @@ from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.protocols.bundle.axis_factors import Factor, Unfollowed, fixed, regrouped
-from fleetune.protocols.bundle.bundle import TRAIN, Noise
+from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.bundle.graph import Constant, Node
 from fleetune.protocols.bundle.graph_cost import cost_of
 from fleetune.protocols.bundle.smaller_graph import smaller_bundle
+from fleetune.protocols.model.noise import Noise
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.selection import num_active
 
@@ -55,7 +56,7 @@ def test_channels_that_are_pooled_one_by_one_need_no_partner():
 
 
 def test_a_bundle_that_draws_or_has_no_such_network_has_no_smaller_one(lenet5):
-    assert smaller_bundle(replace(lenet5, noises=(Noise((1,), 0.5),)), (2, 6, 48, 33)) is None
+    assert smaller_bundle(replace(lenet5, noises=(Noise(("n", 1), 0.5),)), (2, 6, 48, 33)) is None
     assert smaller_bundle(lenet5, (0, 6, 48, 33)) is None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
 from fleetune.edge_agent.training.gpu.cuda_graphs import CudaGraphs, mutable_state
@@ -115,7 +116,12 @@ class Dropping(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Dropout(0.3), nn.Linear(768, 9), nn.Dropout(0.5), nn.Linear(9, 6))
 
 
-@pytest.mark.parametrize("module", [None, Dropping])
+class Noisy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(768, 9), nn.AlphaDropout(0.3), nn.Linear(9, 6))
+
+
+@pytest.mark.parametrize("module", [None, Dropping, Noisy])
 @pytest.mark.parametrize("training", [True, False])
 def test_repeated_steps_are_the_same(module, training):
     repeating, other = backends(module)
@@ -147,10 +153,18 @@ class Torchs(Counting):
     """Likewise, by torch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(1)) * torch.rand(1)
+        return self.layer(x.flatten(1))[:, torch.randperm(6)]
 
 
-@pytest.mark.parametrize("module", [Counting, Tossing, Torchs])
+class Choosing(Counting):
+    """Goes by what it drew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x.flatten(1))
+        return y if torch.rand(()) < 0.5 else functional.dropout(y, 0.3)
+
+
+@pytest.mark.parametrize("module", [Counting, Tossing, Torchs, Choosing])
 def test_a_module_that_does_not_do_the_same_each_time_is_not_repeated(module):
     repeating, other = backends(module)
     random.seed(3)
