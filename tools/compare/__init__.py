@@ -1,1 +1,1 @@
-"""Several methods, several seeds, the same fleet and data: runs, tables, plots and a page."""
+"""Compares several methods with several seeds on the same fleet and data: runs, tables, plots and a page."""

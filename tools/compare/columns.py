@@ -1,6 +1,7 @@
 """The columns of a comparison: metrics of a run, and metrics that only a comparison has.
 
-A run's metrics are entries of `coordinator.metrics.registry`. The others are declared here in the same way.
+A run's metrics are entries of `coordinator.metrics.registry`. The other metrics are declared here in the same
+form.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +41,7 @@ from fleetune.tools.compare.finished_run import FinishedRun, Point, Side
 
 @dataclass(frozen=True)
 class Target:
-    """The personal score whose cost is reported, and the reason for its choice."""
+    """The personal score for which costs are reported, and the reason for its choice."""
 
     score: float
     reason: str
@@ -51,7 +52,7 @@ Read = Callable[[FinishedRun, Target | None], Value]
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run as a row of the table of results. Accuracies are fractions on the devices' own test samples.
+    """One run as a row of the table of results. Accuracies are fractions of the devices' own test samples.
 
     Attributes:
         label, seed: configuration and seed of the run.
@@ -63,7 +64,9 @@ class RunRow:
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Value:
-        """The value of a metric; None if it was not measured, not reached, or belongs to another method."""
+        """Return the value of a metric; None if it was not measured, not reached, or belongs to another
+        method.
+        """
         return self.values.get(metric.name)
 
 
@@ -102,7 +105,7 @@ _PAPER_COSTS = (BYTES_UP_PAPER, BYTES_DOWN_PAPER)
 
 
 def _of_run(metric: Metric, otherwise: Metric | None = None) -> tuple[Metric, Read]:
-    """A metric and a function that reads it from summary.json; the function returns `otherwise` if it is
+    """Return a metric and the function that reads it from summary.json, or reads `otherwise` if it is
     missing.
     """
 
@@ -155,19 +158,19 @@ COLUMNS: tuple[tuple[Metric, Read], ...] = (
 
 
 def _others() -> list[Metric]:
-    """Metrics that are shown in comparisons and have no fixed place among the columns."""
+    """Return the metrics that comparisons show but that have no fixed place among the columns."""
     return shown_at("comparison", {metric.name for metric, _ in COLUMNS})
 
 
 def metrics(runs: Iterable[FinishedRun] = ()) -> list[Metric]:
-    """The columns of runs.csv; with `runs` also the diagnostics that their methods report."""
+    """Return the columns of runs.csv; with `runs`, also the diagnostics that their methods report."""
     return [*(metric for metric, _ in COLUMNS), *_others(), *diagnostics(runs)]
 
 
 def accuracies(runs: Iterable[FinishedRun]) -> tuple[Metric, ...]:
-    """The columns of the table of accuracies.
+    """Return the columns of the table of accuracies.
 
-    They include a mean over all devices if some took no part, and validation scores if a run has any.
+    The columns include a mean over all devices if some took no part, and validation scores if a run has any.
     """
     summaries = [run.summary for run in runs]
     more = (
@@ -178,24 +181,27 @@ def accuracies(runs: Iterable[FinishedRun]) -> tuple[Metric, ...]:
 
 
 def costs(runs: Iterable[FinishedRun]) -> tuple[Metric, ...]:
-    """The columns of the table of costs."""
+    """Return the columns of the table of costs."""
     summaries = [run.summary for run in runs]
     known = (one for one in _PAPER_COSTS if any(one.of_run(summary) is not None for summary in summaries))
     return (*_COSTS, *known, *_others())
 
 
 def diagnostics(runs: Iterable[FinishedRun]) -> list[Metric]:
-    """The diagnostics that the methods of these runs report."""
+    """Return the diagnostics that the methods of these runs report."""
     return metrics_in(run.summary for run in runs)
 
 
 def row_of(run: FinishedRun, target: Target | None) -> RunRow:
-    """All metrics of a run."""
+    """Return all metrics of a run."""
     entries = (*COLUMNS, *map(_of_run, [*_others(), *diagnostics([run])]))
     return RunRow(run.label, run.seed, {metric.name: read(run, target) for metric, read in entries})
 
 
 def best_point(points: Iterable[Point], side: Side, sign: int = 1) -> tuple[float | None, int | None]:
-    """The best score and its round, the earliest of equal ones; for `sign` see `outcome.better_by`."""
+    """Return the best score and its round, the earliest of equal ones; None without a score.
+
+    `sign` is 1 if a higher score is better, else -1 (`better_by`).
+    """
     scored = [(value, point.number) for point in points if (value := getattr(point, side)) is not None]
     return max(scored, key=lambda pair: (sign * pair[0], -pair[1]), default=(None, None))

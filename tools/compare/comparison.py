@@ -22,14 +22,14 @@ AS_ASKED = "as asked for"
 
 @dataclass(frozen=True)
 class Configuration:
-    """Run settings with a name.
+    """Run settings with a label, such as a method with its options.
 
     Attributes:
         label: its name in tables and plots; it also names the folder of its runs.
         method: its [method] section, `name` included.
         changes: other settings that differ from the run file, by `section.key`.
-        within: labels of configurations that limit its simulated time. A run ends with the first round that
-            closes later than all of their runs with the same seed. (): the run has all its rounds.
+        within: labels of configurations that limit the simulated time. A run of this configuration ends with
+            the first round that closes later than all their runs with the same seed. () sets no limit.
     """
 
     label: str
@@ -48,13 +48,13 @@ class Configuration:
         )
 
     def value(self, key: str) -> Any:
-        """The value of a setting in which configurations differ, by `section.key`."""
+        """Return the value of a setting in which configurations differ, by `section.key`."""
         return self.method["name"] if key == "method.name" else self.changes[key]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation of `count` values; the deviation of one value is None."""
+    """Mean and sample standard deviation of `count` values; the deviation of a single value is None."""
 
     mean: float
     deviation: float | None
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def each(self) -> str:
-        """The word for a configuration in texts."""
+        """The word for a configuration in texts, e.g. "method"."""
         return "combination" if self.keys else "method"
 
     @property
@@ -102,13 +102,13 @@ class Comparison:
 
     @property
     def ranked_by(self) -> Metric:
-        """The metric that ranks a sweep: validation scores; if a run has none, test scores."""
+        """The metric that ranks a sweep: the validation score if any run has one, else the test score."""
         scores = [VALIDATION_MEAN.of_run(run.summary) for run in self.runs]
         return PERSONAL_MEAN if None in scores or not scores else VALIDATION_MEAN
 
     @property
     def ranked(self) -> "Comparison":
-        """The same comparison with the best configuration first; configurations without a score come last."""
+        """Return the comparison with the best configuration first, and those without a score last."""
         sign = better_by(self.score)
         scores = {one.label: self.spread(one.label, self.ranked_by) for one in self.configurations}
         place = {label: -sign * found.mean if found else float("inf") for label, found in scores.items()}
@@ -125,15 +125,19 @@ class Comparison:
         return [one for one in self.configurations if one.label in there]
 
     def of(self, label: str) -> list[FinishedRun]:
-        """The finished runs of a configuration."""
+        """Return the finished runs of a configuration."""
         return [run for run in self.runs if run.label == label]
 
     def spread(self, label: str, metric: Metric) -> Spread | None:
-        """A metric over the seeds of a configuration; None if no run has it."""
+        """Return mean and deviation of a metric over the seeds of a configuration; None if no run has the
+        metric.
+        """
         return spread(row.of(metric) for row in self.rows if row.label == label)
 
     def difference(self, label: str, other: str, metric: Metric) -> Spread | None:
-        """`label` minus `other` over their common seeds; None if there are none."""
+        """Return mean and deviation of `label` minus `other` over their common seeds; None without common
+        seeds.
+        """
         mine, theirs = (
             {row.seed: row.of(metric) for row in self.rows if row.label == name} for name in (label, other)
         )
@@ -141,13 +145,13 @@ class Comparison:
         return spread(a - b for a, b in pairs if a is not None and b is not None)
 
     def identity(self, label: str) -> Row:
-        """The columns that identify a configuration."""
+        """Return the table columns that identify a configuration."""
         one = self._by_label[label]
         settings = {key: as_cell(one.value(key)) for key in self.keys}
         return {"configuration": label, "method": one.method["name"], **settings}
 
     def run_rows(self) -> list[Row]:
-        """All metrics, one row for each run."""
+        """Return all metrics, one row for each run."""
         columns = {metric.column(self.score): metric for metric in metrics(self.runs)}
         return [
             {
@@ -159,7 +163,7 @@ class Comparison:
         ]
 
     def round_rows(self) -> list[Row]:
-        """One row for each run and round, see `rows.round_rows`."""
+        """Return one row for each run and round, see `rows.round_rows`."""
         return [
             {**self.identity(run.label), "seed": run.seed, **row}
             for run in self.runs
@@ -168,7 +172,7 @@ class Comparison:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and deviation of the values that are not None; None if there are none."""
+    """Return mean and deviation of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -176,7 +180,9 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "method") -> Target | None:
-    """The requested target; else 95 % of the best configuration's final personal score.
+    """Return the requested target; without a request, 95 % of the best configuration's final personal score.
+
+    If a lower score is better, the default target is the best score divided by 0.95.
 
     If a lower score is better, the target is the best score divided by 0.95.
     """
@@ -196,10 +202,10 @@ def target_of(runs: Sequence[FinishedRun], score: float | None, each: str = "met
 
 
 def as_cell(value: Any) -> Any:
-    """A setting's value in a table: numbers and texts unchanged, other values as JSON."""
+    """Return a setting's value for a table: numbers and texts unchanged, other values as JSON."""
     return value if isinstance(value, int | float | str) else as_text(value)
 
 
 def as_text(value: Any) -> str:
-    """A setting's value as text for people."""
+    """Return a setting's value as text for people."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

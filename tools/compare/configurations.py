@@ -1,4 +1,4 @@
-"""Configurations from --methods and [compare], and the runs of configurations with several seeds."""
+"""Makes configurations from --methods and [compare], and plans their runs with several seeds."""
 
 import dataclasses
 import fnmatch
@@ -31,25 +31,25 @@ OF_OTHER_SECTIONS = {
     "down": "encoding.down",
     "minimise": "objective.minimise",
 }
-"""Settings behind the keys of [compare.LABEL] that are not settings of its method."""
+"""Settings of other sections that [compare.LABEL] can change, by the key to write there."""
 LONGEST_NAME = 80  # maximum length of a configuration's folder name
 # returns the caller's samples for a run's settings, which include its seed
 SamplesOf = Callable[[RunSettings], CallerSamples]
 
 
 def no_samples(_: RunSettings) -> CallerSamples:
-    """No samples of the caller: the run uses those that [data] names."""
+    """Return no samples of the caller: the run uses the samples that [data] names."""
     return NO_CALLER_SAMPLES
 
 
 def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
-    """The configurations that `--methods` names.
+    """Return the configurations that `--methods` names.
 
     Args:
         settings: settings of the run file.
-        methods: comma-separated labels, or patterns (`kapc*`) of labels of [compare] and of methods; `all`:
-            every method and all of [compare]; None: the baselines, the file's own method, and all of
-            [compare].
+        methods: comma-separated labels of [compare] or names of methods, or patterns of them (`kapc*`). `all`
+            means every method and all of [compare]. None means the baselines, the file's own method, and all
+            of [compare].
 
     Raises:
         SettingError: a pattern matches nothing.
@@ -65,16 +65,18 @@ def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
             continue
         matching = fnmatch.filter(known, label)
         if not matching:
-            raise SettingError(f"--methods: nothing matches {label!r}; known: {', '.join(known)}")
+            raise SettingError(
+                f"--methods: no method or [compare] label matches {label!r}; known: {', '.join(known)}"
+            )
         labels += [one for one in matching if one not in labels]
     return labels
 
 
 def configurations_of(settings: RunSettings, labels: Sequence[str]) -> list[Configuration]:
-    """Methods with their settings from [method] or [compare.LABEL].
+    """Return methods and labels as configurations, with their settings from [method] or [compare.LABEL].
 
     Raises:
-        SettingError: there is no label, a label occurs twice, or one is neither a method nor a
+        SettingError: `labels` is empty, a label occurs twice, or a label is neither a method nor a
             [compare.LABEL].
     """
     if not all(labels) or not labels:
@@ -102,7 +104,7 @@ def _configuration(settings: RunSettings, label: str) -> Configuration:
 
 
 def varied(settings: RunSettings, configuration: Configuration) -> RunSettings:
-    """The settings of the run file with the changes of a configuration.
+    """Return the settings of the run file with the changes of a configuration.
 
     Raises:
         SettingError: a setting of the configuration is wrong.
@@ -121,7 +123,7 @@ def planned_runs(
     folder: Path,
     samples_of: SamplesOf = no_samples,
 ) -> list[PlannedRun]:
-    """A run for each configuration and seed, all configurations with the first seed first."""
+    """Return a run for each configuration and seed; all configurations with the first seed come first."""
     runs = []
     sources: dict[str, Sources] = {}
     for seed in seeds_of(settings, seeds):
@@ -152,7 +154,7 @@ def planned_runs(
 
 
 def folder_name(label: str) -> str:
-    """The name of a configuration's folder, different for any two labels."""
+    """Return the name of a configuration's folder; different labels have different names."""
     name = label.replace(":", "-").replace(", ", ",")
     plain = re.sub(r"[^\w.=,+-]", "_", name)
     if plain == name and len(name) <= LONGEST_NAME:
@@ -161,32 +163,34 @@ def folder_name(label: str) -> str:
 
 
 def seeds_of(settings: RunSettings, seeds: int | Iterable[int]) -> Sequence[int]:
-    """The given seeds, or so many seeds from `run.seed` on.
+    """Return the given seeds; for a number, that many seeds from `run.seed` on.
 
     Raises:
-        SettingError: there is none, or one occurs twice.
+        SettingError: there is no seed, or a seed occurs twice.
     """
     if isinstance(seeds, int):
         if seeds < 1:
-            raise SettingError(f"--seeds {seeds}: at least 1")
+            raise SettingError(f"--seeds {seeds}: the number of seeds must be at least 1")
         return range(settings.run.seed, settings.run.seed + seeds)
     named = tuple(map(int, seeds))
     if not named or len(set(named)) < len(named):
-        raise SettingError(f"--seeds {list(named)}: name at least one, and none twice")
+        raise SettingError(f"--seeds {list(named)}: name at least one seed, and no seed twice")
     return named
 
 
 def check_target(target: float | None, score: Score) -> None:
-    """Raises SettingError: the target of a score between 0 and 1 is outside this range."""
+    """Raise SettingError if the target of a score between 0 and 1 is outside this range."""
     if target is not None and score.share and not 0 < target < 1:
-        raise SettingError(f"--target {target:g}: {score.title} is between 0 and 1, e.g. 0.9")
+        raise SettingError(
+            f"--target {target:g}: the target of {score.title} must be between 0 and 1, e.g. 0.9"
+        )
 
 
 def check_methods(runs: Sequence[PlannedRun]) -> None:
     """Create the method of each configuration once, so that wrong settings are found before any run.
 
     Raises:
-        SettingError: a method does not accept its settings, or no model can be created.
+        SettingError: a method rejects its settings, or the model cannot be created.
     """
     from fleetune.coordinator.run.enrolment import prepare
     from fleetune.tools.simulator.partitioned_data import PartitionedData

@@ -1,4 +1,4 @@
-"""The engine of all comparisons: execute the missing runs of an experiment, then report all finished runs."""
+"""The engine of all comparisons: executes an experiment's missing runs, then reports all finished runs."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Execution:
 
     Attributes:
         folder: folder of the experiment; each run is stored in LABEL/seed-N.
-        workers: number of processes in all; 0: this process does all the work.
+        workers: total number of processes; 0 if this process does all the work.
         fresh: True executes finished runs again.
         console: console for progress and tables.
         samples_of: function that returns the caller's samples for a run.
@@ -74,7 +74,7 @@ class Experiment:
         settings: settings of the run file.
         configurations: configurations in the order of the tables.
         seeds: seeds of each configuration.
-        target: score (accuracy in (0, 1)) whose cost is reported; None: see `comparison.target_of`.
+        target: score (accuracy in (0, 1)) for which costs are reported; None: see `comparison.target_of`.
         keys: settings in which the configurations of a sweep differ.
     """
 
@@ -85,14 +85,14 @@ class Experiment:
     keys: tuple[str, ...] = ()
 
     def planned(self, execution: Execution) -> list[PlannedRun]:
-        """All runs, finished or not."""
+        """Return all runs, finished or not."""
         runs = planned_runs(
             self.settings, self.configurations, self.seeds, execution.folder, execution.samples_of
         )
         return [replace(run, trackers=execution.trackers) for run in runs]
 
     def results(self, runs: Sequence[PlannedRun]) -> Comparison:
-        """The results of those runs that are finished."""
+        """Return the results of those runs that are finished."""
         finished = tuple(found for run in runs if (found := read_finished(run)))
         return Comparison(
             self.settings.run.name,
@@ -111,7 +111,8 @@ class Outcome:
     Attributes:
         comparison: results of all finished runs.
         failed: one line for each failed run.
-        stopped: True if the user interrupted it; no pictures are drawn then, because they take time.
+        stopped: True if the user interrupted the experiment; pictures are then left out, because they take
+            time.
     """
 
     comparison: Comparison
@@ -123,14 +124,14 @@ Report = Callable[[Outcome], None]
 
 
 def run_experiment(experiment: Experiment, execution: Execution, report: Report) -> Comparison:
-    """Execute the runs that are not finished yet, then report all that are.
+    """Execute the runs that are not finished yet, then report all finished runs.
 
-    After an interruption it reports what is finished; the next call continues from there.
+    After an interruption, the report covers the finished runs; the next call continues with the others.
 
     Raises:
         SettingError: a method's setting or the target is wrong; nothing was executed.
         FleetuneError: some runs failed; all others are in the report.
-        KeyboardInterrupt: interrupted; all finished runs are in the report.
+        KeyboardInterrupt: the user interrupted the experiment; all finished runs are in the report.
     """
     console = execution.console
     check_target(experiment.target, task_of(experiment.settings.task).score)
@@ -165,7 +166,7 @@ def run_experiment(experiment: Experiment, execution: Execution, report: Report)
 
 
 def _report_edited(missing: Sequence[PlannedRun], num_runs: int, execution: Execution) -> None:
-    """Report which finished runs are executed again because the user's code was edited."""
+    """Log which finished runs are executed again because the user's code was edited."""
     edits = [files for run in missing if not execution.fresh and (files := edited_sources(run))]
     if not edits:
         return
@@ -199,7 +200,7 @@ def _execute(missing: Sequence[PlannedRun], execution: Execution, progress: "_Pr
 
 
 class _Progress:
-    """One bar over the rounds of all runs, and a line for each run that ends."""
+    """A progress bar over the rounds of all runs, and a line for each run that ends."""
 
     def __init__(
         self, console: Console, num_runs: int, missing: Sequence[PlannedRun], on_round: OnRound | None
@@ -241,7 +242,7 @@ class _Progress:
 
     @property
     def in_progress(self) -> str:
-        """The runs in progress, in words."""
+        """Return the runs in progress, in words."""
         begun = {title: number for title, number in self._rounds.items() if title not in self._ended}
         rounds = ", ".join(f"{title}, round {number + 1}" for title, number in begun.items() if number)
         return f" in {rounds}" if rounds else ""

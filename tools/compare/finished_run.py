@@ -1,8 +1,8 @@
 """A finished run, and the state of its fleet after each round. No I/O.
 
-The score of a run over time is the score of the whole fleet: each device that has taken part counts with its
+The score of a run over time is that of the whole fleet: each device that has taken part counts with its
 latest reply. After local training this is exact, because a personal model does not change while its device is
-away. If all devices take part in every round, it is the mean of the round.
+away. If all devices take part in every round, the score is the mean of the round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class FinishedRun:
     def settled(self) -> list[Point]:
         """The history from the round by which half of all participants had taken part.
 
-        Before that, the mean is over too few devices to decide on the best round or a reached target.
+        Before that round, the mean covers too few devices to decide on the best round or a reached target.
         """
         all_known = self.history[-1].known if self.history else 0
         return [point for point in self.history if 2 * point.known >= all_known]

@@ -1,4 +1,4 @@
-"""The pictures of a comparison: scores by round, bytes, time and setting, and by device."""
+"""Draws the pictures of a comparison: scores by round, bytes, time and setting, and by device."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class History:
     Attributes:
         x: horizontal position of each round, mean over seeds.
         y: the score (a share in percent).
-        within: standard deviation of the score; 0 with one seed.
+        within: standard deviation of the score over seeds; 0 with one seed.
     """
 
     x: list[float]
@@ -43,11 +43,11 @@ class History:
 
 
 def draw(comparison: Comparison, most: int | None = None) -> dict[str, Figure]:
-    """All pictures for which there is data, by file name without suffix.
+    """Return all pictures for which there is data, by file name without suffix.
 
     Args:
         comparison: the results; a sweep also has a picture for each of its settings.
-        most: maximum number of configurations of a sweep with curves, the first ones; None: all.
+        most: number of configurations of a sweep with curves, best first; None for all.
     """
     if not comparison.runs:
         return {}
@@ -61,7 +61,7 @@ def draw(comparison: Comparison, most: int | None = None) -> dict[str, Figure]:
 
 
 def score_by_round(comparison: Comparison, looks: Looks) -> Figure | None:
-    """The score of the fleet by round."""
+    """Plot the score of the fleet by round."""
     histories = _histories(comparison, lambda point: point.number)
     figure = _plot(comparison, "by round", "round", histories, looks)
     if figure:
@@ -70,7 +70,9 @@ def score_by_round(comparison: Comparison, looks: Looks) -> Figure | None:
 
 
 def score_by_uplink(comparison: Comparison, looks: Looks) -> Figure | None:
-    """The score of the fleet against all bytes sent up; a method that sends no model is a horizontal line."""
+    """Plot the score of the fleet against all bytes sent up; a method that sends no model is a horizontal
+    line.
+    """
     histories = _histories(comparison, lambda point: point.up)
     for label, found in histories.items():
         if all(_sends_no_model(run) for run in comparison.of(label)):
@@ -81,14 +83,14 @@ def score_by_uplink(comparison: Comparison, looks: Looks) -> Figure | None:
 
 
 def score_by_time(comparison: Comparison, looks: Looks) -> Figure | None:
-    """The score of the fleet against simulated time."""
+    """Plot the score of the fleet against simulated time."""
     histories = _histories(comparison, lambda point: point.closed_s)
     unit, sign = readable.clock(_farthest(histories))
     return _plot(comparison, "by time", f"simulated time, {sign}", histories, looks, unit=unit)
 
 
 def score_by_device(comparison: Comparison, looks: Looks) -> Figure | None:
-    """The personal scores of the devices of all seeds, sorted."""
+    """Plot the personal scores of the devices of all seeds, sorted."""
     values = {
         one.label: [value for run in comparison.of(one.label) for value in personal(run.summary).values()]
         for one in comparison.shown
@@ -105,8 +107,9 @@ _PLOTS: dict[str, Callable[[Comparison, Looks], Figure | None]] = {
 
 
 def _score_by_setting(comparison: Comparison, key: str) -> Figure | None:
-    """One dot for each combination, mean over seeds; a line joins the best of each value unless values are
-    many.
+    """Plot one dot for each combination, the mean over seeds, against the value of one setting.
+
+    A line joins the best combination of each value, unless there are many values.
     """
     score, times = comparison.score, unit_of(comparison.score).on_axis
     means: dict[str, list[float]] = {}
@@ -132,7 +135,7 @@ def _score_by_setting(comparison: Comparison, key: str) -> Figure | None:
 
 
 def _order(value: str) -> tuple[int, float, str]:
-    """A sort key: numbers by size, then texts."""
+    """Return a sort key: numbers by size, then texts."""
     try:
         return 0, float(value), value
     except ValueError:
@@ -146,7 +149,7 @@ def _histories(comparison: Comparison, x: Callable[[Point], float]) -> dict[str,
 
 
 def _mean_history(runs: Sequence[FinishedRun], x: Callable[[Point], float], times: float) -> History:
-    """Mean over runs; a run that ended early keeps its last score."""
+    """Return the mean over runs; a run that ended early keeps its last score."""
     found = History([], [], [])
     histories = [run.history for run in runs if run.history]
     for index in range(max((len(history) for history in histories), default=0)):
@@ -189,8 +192,9 @@ def _plot(
 
 
 def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
-    """Make the axis logarithmic if some curves are many times longer than others, which would be
-    unreadable.
+    """Make the axis logarithmic if some curves are many times longer than others.
+
+    On a linear axis, the short curves would be unreadable.
     """
     ends = [values[-1] for values in x if values[-1] > 0]
     starts = [values[0] for values in x if values[0] > 0]

@@ -1,4 +1,4 @@
-"""Files and terminal output of a comparison or a sweep."""
+"""Writes the files of a comparison or a sweep, and prints its tables on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

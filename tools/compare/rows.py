@@ -1,4 +1,4 @@
-"""Rounds, devices and days of a run as rows, and rows as a pandas data frame or as CSV.
+"""Returns rounds, devices and days of a run as rows, and rows as a pandas data frame or as CSV.
 
 Columns are metrics, under the names that `Metric.column` gives them.
 """
@@ -53,20 +53,20 @@ ALWAYS = frozenset(
 
 
 def columns_of_rounds(score: Score) -> list[str]:
-    """The columns that `round_rows` has in any case."""
+    """Return the columns that `round_rows` always has."""
     plain = ("round", "opened_s", "closed_s", "participants", "replies")
     known = [metric for metric in metrics_of_rounds() if metric.name in ALWAYS - {PERSONAL.name}]
     return [*plain, *(metric.column(score) for metric in known), *_so_far(score)]
 
 
 def columns_of_devices(score: Score) -> list[str]:
-    """The columns that `device_rows` has in any case."""
+    """Return the columns that `device_rows` always has."""
     known = (metric for metric in OF_DEVICES if metric.name in ALWAYS)
     return ["device", "ratio", "reason", *(metric.column(score) for metric in known)]
 
 
 def round_rows(run: FinishedRun) -> list[Row]:
-    """All training rounds, ascending, with the columns that have a value.
+    """Return a row for each training round, ascending, with the columns that have a value.
 
     A row has the figures of the round's participants and the state of the fleet when the round closed.
     `..._of_fleet` is a mean over all devices that have taken part, each with its latest reply.
@@ -83,9 +83,9 @@ def round_rows(run: FinishedRun) -> list[Row]:
 
 
 def device_rows(run: FinishedRun, settings: RunSettings | None) -> list[Row]:
-    """All devices, with the columns that have a value.
+    """Return a row for each device, with the columns that have a value.
 
-    The columns include all scores of the task, `NAME_personal`, and the means of the method's figures,
+    The columns include all scores of the task, `NAME_personal`, and the means of the method's diagnostics,
     `method.NAME`. `settings`: settings of a simulation, for boards and links; None for a real fleet.
     """
     score = run.summary.judged_by
@@ -108,10 +108,11 @@ def device_rows(run: FinishedRun, settings: RunSettings | None) -> list[Row]:
 
 
 def day_rows(summary: Summary) -> list[Row]:
-    """One row for each day of a simulation in which devices' data grow.
+    """Return a row for each day of a simulation in which devices' data grow.
 
-    The score is that of the deployed models on the samples of that day. Rounds, joules and bytes are sums
-    until its end.
+    The score is that of the deployed models on the samples of that day. Rounds, joules and bytes are sums up
+    to
+    the day's end.
     """
     deployed = DEPLOYED.column(summary.judged_by)
     return [
@@ -129,7 +130,7 @@ def day_rows(summary: Summary) -> list[Row]:
 
 
 def diagnostics_rows(summary: Summary) -> Iterator[Row]:
-    """The method's diagnostics: one row for each diagnostic, round and part of the diagnostic."""
+    """Yield the method's diagnostics: one row for each diagnostic, round and part of the diagnostic."""
     for name, history in summary.diagnostics_by_name.items():
         for at, number in enumerate(history.rounds):
             row = {"round": number, "figure": name, "part": None, "mean": history.mean[at]}
@@ -139,7 +140,7 @@ def diagnostics_rows(summary: Summary) -> Iterator[Row]:
 
 
 def csv_of(rows: Sequence[Row]) -> bytes:
-    """Rows with the same columns as CSV, with a header line."""
+    """Return rows with the same columns as CSV with a header line."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(column for row in rows for column in row)))
     writer.writeheader()
@@ -150,11 +151,13 @@ def csv_of(rows: Sequence[Row]) -> bytes:
 def frame_of(
     rows: Iterable[Mapping[str, Any]], index: str | None = None, columns: Iterable[str] = ()
 ) -> "pd.DataFrame":
-    """A data frame of rows, columns in the order of their first occurrence; NaN for None among numbers.
+    """Return rows as a data frame, with columns in the order of their first occurrence.
+
+    None among numbers becomes NaN.
 
     Args:
         rows: numbers, texts, or None, by column.
-        index: the column that becomes the index; None: no column.
+        index: the column that becomes the index; None for no column.
         columns: the columns if there are no rows.
 
     Raises:
@@ -186,7 +189,7 @@ def _scores(row: DeviceSummary) -> Mapping[str, float]:
 
 
 def _fleet(settings: RunSettings) -> dict[str, Row]:
-    """Boards and links of a simulated fleet; empty if a file that describes it is missing."""
+    """Return a simulated fleet's boards and links by device; empty if a file for them is missing."""
     try:
         devices = device_specs(settings.fleet, settings.run.seed)
     except FleetuneError:
@@ -204,7 +207,7 @@ def _fleet(settings: RunSettings) -> dict[str, Row]:
 def _known(
     rows: Sequence[Row], metrics: Iterable[Metric], score: Score, but: Iterable[str] = ()
 ) -> list[Row]:
-    """Rows without the columns of metrics that have no value, except those of `ALWAYS`."""
+    """Return the rows without columns of metrics that have no value; columns in `ALWAYS` stay."""
     always = ALWAYS.difference(but)
     optional = {metric.column(score) for metric in metrics if metric.name not in always}
     empty = {column for column in optional if all(row[column] is None for row in rows)}

@@ -1,4 +1,4 @@
-"""Planned runs. Each is executed in its own folder, several at a time, and stored when it is finished.
+"""Planned runs: each is executed in its own folder, several at a time, and stored when it is finished.
 
 The folder of a finished run has summary.json, rounds.jsonl and, written last, run.json: the settings of the
 run. A run whose run.json equals the planned settings is not executed again.
@@ -42,17 +42,17 @@ RUNS_A_CORE = 4  # with a cluster, because this machine does an eighth of a run'
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: a configuration with a seed.
+    """A planned run: a configuration with a seed.
 
     Attributes:
         label: label of the configuration.
         settings: settings of the run; with samples of the caller, [data] has their digest.
         folder: folder of the run.
         runs: the folder of all runs.
-        samples: the caller's samples in place of those that [data] names.
-        trackers: experiment trackers that follow it.
-        within: runs that limit its simulated time, see `Configuration.within`.
-        sources: digests of the user's code that it needs, see `user_sources`.
+        samples: the caller's samples, which replace those that [data] names.
+        trackers: experiment trackers that follow the run.
+        within: runs that limit the simulated time, see `Configuration.within`.
+        sources: digests of the user's code that the run needs, see `user_sources`.
     """
 
     label: str
@@ -72,7 +72,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class RoundClosed:
-    """A run closed a round; `score` is that of the round's participants."""
+    """Reports that a run closed a round; `score` is that of the round's participants."""
 
     run: PlannedRun
     number: int
@@ -85,7 +85,7 @@ OnDone = Callable[[PlannedRun, FleetuneError | None], None]
 
 
 def read_finished(run: PlannedRun) -> FinishedRun | None:
-    """The finished run in the folder; None if it is not finished, or its settings or code differ."""
+    """Return the finished run in the folder; None if it is not finished, or its settings or code differ."""
     try:
         summary = _summary(run)
         if summary is None or _edited(run, summary):
@@ -102,7 +102,7 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
 
 
 def edited_sources(run: PlannedRun) -> str:
-    """The files of the user's code that changed since the run finished; "" if none did."""
+    """Return the files of the user's code that changed since the run finished; "" if none did."""
     with suppress(OSError, msgspec.MsgspecError, StoreError):
         summary = _summary(run)
         return "" if summary is None else _edited(run, summary)
@@ -120,8 +120,9 @@ def _edited(run: PlannedRun, summary: Summary) -> str:
 
 
 def time_limit_s(run: PlannedRun) -> float | None:
-    """End of the last run that limits a run's time; None if it has no limit, or one of them is not
-    finished.
+    """Return the end of the last run that limits a run's time.
+
+    None means that the run has no limit, or that one of the limiting runs is not finished.
     """
     runs = [read_finished(one) for one in run.within]
     ends = [one.records[-1].closed_s for one in runs if one is not None and one.records]
@@ -129,8 +130,9 @@ def time_limit_s(run: PlannedRun) -> float | None:
 
 
 def _time_check(run: PlannedRun) -> Callable[[RoundRecord], bool]:
-    """A function that returns True if a run's time is over when a round closes; the limiting runs may finish
-    meanwhile.
+    """Return a function that is True if a run's time is over when a round closes.
+
+    The function reads the limit at each call, because the limiting runs may finish meanwhile.
     """
     limit_s: float | None = None
 
@@ -143,7 +145,7 @@ def _time_check(run: PlannedRun) -> Callable[[RoundRecord], bool]:
 
 
 def how_to_continue(*, fresh: bool) -> str:
-    """Instructions for continuing interrupted runs."""
+    """Return instructions for continuing interrupted runs."""
     return "the same command without --fresh goes on" if fresh else "the same command goes on"
 
 
@@ -157,7 +159,7 @@ def forget(run: PlannedRun, *, fresh: bool) -> None:
 def execute(
     run: PlannedRun, *, workers: int, on_closed: Callable[[RoundRecord], None], cluster: str | None = None
 ) -> None:
-    """Simulate a run, or continue it, and store its figures, but not the state of its devices.
+    """Simulate or continue a run, and store its figures, but not the state of its devices.
 
     Raises:
         FleetuneError: see `runner.simulate`.
@@ -207,14 +209,14 @@ def execute_all(
 
     Args:
         runs: runs in the order of execution.
-        workers: number of processes in all; 0: this process does all the work.
+        workers: total number of processes; 0 if this process does all the work.
         on_round: called for each closed round.
         on_done: called for each finished or failed run.
-        cluster: address of a Ray cluster whose nodes have the workers. A process of this machine drives the
-            rounds of each run; there are `RUNS_A_CORE` such processes a core.
+        cluster: address of a Ray cluster whose nodes have the workers. The rounds of each run are driven by a
+            process of this machine; each core has `RUNS_A_CORE` such processes.
 
     Raises:
-        KeyboardInterrupt: interrupted; the workers ended in the middle of their work.
+        KeyboardInterrupt: the user interrupted the call; the workers ended in the middle of their work.
     """
     if workers < 1:
         for run in runs:
@@ -248,7 +250,9 @@ def execute_all(
 
 
 def _needs_script(runs: Sequence[PlannedRun]) -> bool:
-    """True if a tracker comes from the running script; trackers are sent to the workers."""
+    """True if a tracker comes from the running script. Trackers are sent to the workers, so these need the
+    script.
+    """
     with suppress(Exception):  # an object that cannot be pickled is reported when it is sent
         return any(b"__main__" in pickle.dumps(run.trackers) for run in runs)
     return True
@@ -259,7 +263,7 @@ def _closed(run: PlannedRun, record: RoundRecord) -> RoundClosed:
 
 
 def _problem(done: Future[None]) -> FleetuneError | None:
-    """The error of a run that a user can fix; any other error is raised."""
+    """Return the error of a run if a user can fix it; raise any other error."""
     try:
         done.result()
     except FleetuneError as problem:
@@ -268,7 +272,7 @@ def _problem(done: Future[None]) -> FleetuneError | None:
 
 
 def _shared(num_runs: int, workers: int, cluster: str | None) -> tuple[int, int]:
-    """Number of parallel runs, and of workers for each; 0 workers: the run's own process."""
+    """Return the number of parallel runs, and of workers for each; 0 workers means the run's own process."""
     drivers = workers if cluster is None else RUNS_A_CORE * (os.cpu_count() or 1)
     at_once = min(workers, num_runs, drivers)
     share = workers // at_once

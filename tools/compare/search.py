@@ -1,8 +1,8 @@
-"""Search of a sweep: Optuna chooses the next combinations from the results of earlier ones.
+"""The search of a sweep: Optuna chooses the next combinations from the results of earlier ones.
 
 A batch has as many trials as can be executed in parallel. All randomness of a choice follows from the run's
 seed and from the earlier trials. The study is stored in search.journal in the sweep's folder, so that the
-same command continues it: a trial that was in progress is finished first.
+same command continues the study: trials that were interrupted are finished first.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,13 @@ def run_search(
 
     Args:
         experiment: an experiment without configurations: the trials are its configurations.
-        axes: settings with the values or ranges to choose from.
+        axes: settings with the values or ranges from which Optuna chooses.
         trials: number of trials, earlier ones included.
         execution: options of the execution; `fresh` replaces the study, too.
         report: see `run_experiment`.
 
     Raises:
-        SettingError: the number of trials or a value is not possible, or Optuna is missing.
+        SettingError: the number of trials or a value is invalid, or Optuna is missing.
         FleetuneError: all runs failed, several times in a row.
         KeyboardInterrupt: interrupted.
     """
@@ -69,10 +69,10 @@ def run_search(
 
 
 def _check(experiment: Experiment, axes: Axes, trials: int) -> None:
-    """Check everything that can be checked before a run."""
+    """Raise the errors that can be found before any run is executed."""
     settings = experiment.settings
     if not 1 <= trials <= MOST_TRIALS:
-        raise SettingError(f"--search {trials}: between 1 and {MOST_TRIALS:,} trials")
+        raise SettingError(f"--search {trials}: the number of trials must be between 1 and {MOST_TRIALS:,}")
     if find_spec("optuna") is None:
         raise SettingError("--search: Optuna is not installed here: pip install optuna")
     check_target(experiment.target, task_of(settings.task).score)
@@ -116,7 +116,7 @@ class Search:
                 continue
             bad_batches += 1
             if bad_batches == _BAD_BATCHES:
-                raise FleetuneError(f"all runs failed; the last: {self.failed[-1]}")
+                raise FleetuneError(f"all runs of the search failed; the last failure: {self.failed[-1]}")
 
     def _report(self, trials: int) -> None:
         import optuna
@@ -137,7 +137,7 @@ class Search:
         return sum(trial.state.is_finished() for trial in self._study.trials)
 
     def _next(self, at_once: int, trials: int) -> list["optuna.trial.FrozenTrial"]:
-        """The trials to execute now: those that were in progress, else new ones."""
+        """Return the trials to execute now: interrupted ones, else new ones."""
         in_progress = (trial for trial in self._study.trials if not trial.state.is_finished())
         if batch := list(islice(in_progress, max(at_once, 0))):
             return batch
@@ -186,7 +186,7 @@ class Search:
         return combination(self._settings, {axis.key: _value(axis, trial.params) for axis in self._axes})
 
     def _opened(self) -> "optuna.Study":
-        """The study of these settings, ranges and seeds; other settings have their own study."""
+        """Return the study of these settings, ranges and seeds; other settings have their own study."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -221,7 +221,7 @@ def _suggest(trial: "optuna.Trial", axis: Axis | Range) -> None:
 
 
 def _value(axis: Axis | Range, params: dict[str, Any]) -> Any:
-    """The value of a setting in a trial; the first possible one if the choice was interrupted."""
+    """Return the value of a setting in a trial; the first possible value if the choice was interrupted."""
     if axis.key not in params:
         return axis.values[0]
     chosen = params[axis.key]

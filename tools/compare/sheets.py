@@ -11,7 +11,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Entry:
-    """The text of a table's cell, and whether it is the best of its column."""
+    """The text of a table cell, and whether the cell is the best of its column."""
 
     text: str
     best: bool = False
@@ -21,7 +21,7 @@ Line = Iterable[str | Entry]
 
 
 def rich_table(heads: Sequence[str], rows: Iterable[Line], *, texts: int = 1, least: int = 0) -> Table:
-    """A table for the terminal; the best of a column is bold.
+    """Return a table for the terminal; the best entry of a column is bold.
 
     Args:
         heads: headers of the columns.
@@ -45,7 +45,7 @@ def _as_text(cell: str | Entry) -> Text:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Line], *, texts: int = 1) -> list[str]:
-    """The lines of a Markdown table; the best of a column is bold. For the arguments see `rich_table`."""
+    """Return the lines of a Markdown table with each column's best entry in bold; see `rich_table`."""
     rule = "---|" * texts + "--:|" * (len(heads) - texts)
     return [f"| {' | '.join(heads)} |", f"|{rule}", *(f"| {' | '.join(map(_marked, row))} |" for row in rows)]
 

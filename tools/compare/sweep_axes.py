@@ -1,4 +1,4 @@
-"""The axes of a sweep: settings with their values, or with a range for a search."""
+"""The axes of a sweep: settings, each with its values or with a range for a search."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"\s*([-+\w.]+?)\s*\.\.\s*([-+\w.]+?)\s*(:log)?\s*")
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and its values."""
+    """A setting and the values that a sweep tries."""
 
     key: str
     values: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Range:
     """A setting and the range of its values, both ends included; whole numbers if both ends are whole.
 
     Attributes:
-        log: values are drawn by their logarithm: as many between 0.01 and 0.1 as between 0.1 and 1.
+        log: True draws values by their logarithm: as many between 0.01 and 0.1 as between 0.1 and 1.
     """
 
     key: str
@@ -51,12 +51,12 @@ class Range:
 
     @property
     def values(self) -> tuple[float, float]:
-        """Both ends."""
+        """The lower and the upper end."""
         return self.low, self.high
 
     @property
     def is_whole(self) -> bool:
-        """True if its values are whole numbers."""
+        """True if the values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -64,14 +64,14 @@ Axes = Sequence[Axis | Range]
 
 
 def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axis | Range]:
-    """The axes that `--over` names.
+    """Return the axes that `--over` names.
 
     Args:
         over: texts `section.key=value,value` with values as in TOML (bare words are text), or
             `section.key=low..high`. Or a dict of values, or of a range as text, by `section.key`.
 
     Raises:
-        SettingError: an entry has another form, or a setting or a value occurs twice.
+        SettingError: an entry has a wrong form, or a setting or a value occurs twice.
     """
     if isinstance(over, Mapping):
         axes = [
@@ -94,17 +94,19 @@ def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axi
 
 
 def combinations(settings: RunSettings, axes: Axes, num_seeds: int) -> list[Configuration]:
-    """A configuration for each combination of values; the values of the last axis change first.
+    """Return a configuration for each combination of values; the values of the last axis change first.
 
     Raises:
         SettingError: an axis is a range, or there are too many combinations.
     """
     for axis in axes:
         if isinstance(axis, Range):
-            raise SettingError(f"--over {axis.key}={axis.words}: a range is for --search, e.g. --search 40")
+            raise SettingError(f"--over {axis.key}={axis.words}: a range needs --search, e.g. --search 40")
     num_runs = prod(len(axis.values) for axis in axes) * num_seeds
     if num_runs > MOST_RUNS:
-        raise SettingError(f"--over: {num_runs:,} runs; at most {MOST_RUNS:,}: give fewer values or seeds")
+        raise SettingError(
+            f"--over: {num_runs:,} runs, but at most {MOST_RUNS:,} are allowed: give fewer values or seeds"
+        )
     keys = [axis.key for axis in axes]
     return [
         combination(settings, dict(zip(keys, values, strict=True)))
@@ -113,7 +115,7 @@ def combinations(settings: RunSettings, axes: Axes, num_seeds: int) -> list[Conf
 
 
 def combination(settings: RunSettings, values: Mapping[str, Any]) -> Configuration:
-    """The run file's settings with these values, by `section.key`."""
+    """Return the run file's settings with these values, by `section.key`."""
     names = short_names(list(values))
     label = ", ".join(f"{short}={as_text(one)}" for short, one in zip(names, values.values(), strict=True))
     changes = dict(values)
@@ -149,9 +151,9 @@ def _range(key: str, low_text: str, high_text: str, log: str | None) -> Range:
     numbers = [one for one in (low, high) if isinstance(one, int | float) and not isinstance(one, bool)]
     words = f"{low_text}..{high_text}{log or ''}"
     if len(numbers) < 2:
-        raise SettingError(f"--over {key}={words}: a range is between two numbers, e.g. 0.01..0.2")
+        raise SettingError(f"--over {key}={words}: a range needs two numbers, e.g. 0.01..0.2")
     if not -float("inf") < low < high < float("inf"):
-        raise SettingError(f"--over {key}={words}: the first number has to be less than the second")
+        raise SettingError(f"--over {key}={words}: the first number must be less than the second")
     if log and low <= 0:
-        raise SettingError(f"--over {key}={words}: only numbers above 0 have a logarithm")
+        raise SettingError(f"--over {key}={words}: `:log` needs numbers above 0")
     return Range(key, low, high, log is not None)

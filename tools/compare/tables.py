@@ -39,7 +39,7 @@ _TO_TARGET_IN_SWEEP = (BYTES_UP_TO_TARGET, SECONDS_TO_TARGET)
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """Warnings for a reader: different devices took part, or configurations have identical results."""
+    """Return warnings for a reader: different devices took part, or configurations have identical results."""
     counts = [comparison.spread(one.label, TOOK_PART) for one in comparison.shown]
     unequal = len({found.mean for found in counts if found}) > 1
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -67,7 +67,7 @@ def _ratios(summary: Summary) -> set[float]:
 
 
 def comparison_tables(comparison: Comparison) -> Group:
-    """Accuracies, costs and the cost of the target, at most 100 columns wide."""
+    """Return the tables of accuracies, of costs and of the costs to the target, at most 100 columns wide."""
     parts: list[RenderableType] = [
         *_table(_of_score(comparison.score), comparison, accuracies(comparison.runs)),
         _note(about_seeds(comparison)),
@@ -98,9 +98,9 @@ def _note(text: str) -> Text:
 
 
 def differences(comparison: Comparison) -> list[list[str]]:
-    """Rows of the table of differences: a variant, the unchanged method, and by how much their scores differ.
+    """Return rows with a variant, the unchanged method, and the difference of their scores.
 
-    They are paired by seed, because runs with equal seeds have the same split of the data. A variant is a
+    Scores are paired by seed, because runs with equal seeds have the same split of the data. A variant is a
     configuration whose label is not its method's name.
     """
     labels = {one.label for one in comparison.shown}
@@ -127,14 +127,14 @@ def _of_score(score: Score) -> str:
 
 
 def title_of(comparison: Comparison, one: Configuration) -> str:
-    """The label, with the number of finished seeds if some are missing."""
+    """Return a configuration's label, with the number of finished seeds if some are missing."""
     finished, asked = len(comparison.of(one.label)), len(comparison.seeds)
     label = readable.printable(one.label)
     return label if finished == asked else f"{label} ({finished} of {asked} seeds)"
 
 
 def about_seeds(comparison: Comparison) -> str:
-    """The meaning of the numbers before and after ±."""
+    """Return a sentence on the meaning of the numbers before and after ±."""
     seeds = comparison.seeds
     if len(seeds) == 1:
         return f"one run each, seed {seeds[0]}"
@@ -144,14 +144,14 @@ def about_seeds(comparison: Comparison) -> str:
 
 
 def about_ranking(comparison: Comparison) -> str:
-    """A sentence on which samples (validation or test) the ranking of a sweep was measured."""
+    """Return a sentence on which samples (validation or test) rank the sweep."""
     if comparison.ranked_by == VALIDATION_MEAN:
         return "ranked by validation samples; the mean is on test samples"
     return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"
 
 
 def best(comparison: Comparison, metric: Metric) -> set[str]:
-    """The configurations with the best mean, among those in which every run has the metric."""
+    """Return the configurations with the best mean, among those in which every run has the metric."""
     means = {
         one.label: found.mean
         for one in comparison.shown
@@ -165,7 +165,9 @@ def best(comparison: Comparison, metric: Metric) -> set[str]:
 
 
 def entries(comparison: Comparison, one: Configuration, columns: Sequence[Metric]) -> list[Entry]:
-    """The row of a configuration: each metric over its seeds, and whether it is the best of the column."""
+    """Return the row of a configuration: each metric over its seeds, and whether it is the best of the
+    column.
+    """
     found = [comparison.spread(one.label, metric) for metric in columns]
     if columns is TO_TARGET and not found[0]:
         return [Entry(NOT_REACHED), *(Entry(readable.UNKNOWN) for _ in columns[1:])]
@@ -180,8 +182,9 @@ def entries(comparison: Comparison, one: Configuration, columns: Sequence[Metric
 
 
 def _text(metric: Metric, found: Spread | None, runs: int, columns: Sequence[Metric]) -> str:
-    """Mean and deviation, with the number of runs if some lack the metric; the header of accuracies has the
-    %.
+    """Return mean and deviation as text, with the number of runs if some lack the metric.
+
+    In a table of accuracies the column's head has the percent sign.
     """
     if not found:
         return readable.UNKNOWN
@@ -191,7 +194,7 @@ def _text(metric: Metric, found: Spread | None, runs: int, columns: Sequence[Met
 
 
 def sweep_table(comparison: Comparison) -> Group:
-    """The best combinations of a ranked sweep; with the cost of a target if one was requested."""
+    """Return the best combinations of a ranked sweep; with costs to a target if one was requested."""
     target = comparison.target if comparison.target and comparison.target.reason == AS_ASKED else None
     columns = (PERSONAL_MEAN, *_TO_TARGET_IN_SWEEP) if target else _IN_SWEEP
     if comparison.ranked_by == VALIDATION_MEAN:
@@ -215,7 +218,7 @@ def sweep_table(comparison: Comparison) -> Group:
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """Short names of settings for narrow columns, in the same order."""
+    """Return short names of settings for narrow columns, in the same order."""
     lasts = [key.rpartition(".")[2] for key in keys]
     return [
         "method" if key == "method.name" else last if lasts.count(last) == 1 else key

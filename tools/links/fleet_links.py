@@ -1,4 +1,4 @@
-"""Create the link of each device from the section [fleet]."""
+"""Creates the link of each device from the section [fleet]."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,8 @@ from fleetune.tools.links.trace_csv import read_trace
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
-    """The link of each device, in the order of the devices; None for a device without an entry in `links`.
+    """Return the link of each device, in the order of the devices; None for a device without an entry in
+    `links`.
 
     Args:
         fleet: the section [fleet].
@@ -25,7 +26,10 @@ def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
     """
     listed = sum(fleet.links.values())
     if listed > fleet.devices:
-        raise SettingError(f"fleet.links lists {listed} links for fleet.devices = {fleet.devices}")
+        raise SettingError(
+            f"fleet.links lists {listed} links, but fleet.devices = {fleet.devices}; list at most one for"
+            " each device"
+        )
     keys = [run_key(seed).child("link", index) for index in range(fleet.devices)]
     links: list[Link | None] = []
     for name, count in fleet.links.items():
@@ -38,7 +42,7 @@ def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
 def links_named(
     name: str, keys: Sequence[Key], *, delay_s: float = 0.0, loss: float = 0.0
 ) -> list[Constant | Trace]:
-    """One link for each key, from a preset or from a trace file.
+    """Return one link for each key, from a preset or from a trace file.
 
     A preset draws each link from its key. A trace file gives all keys the same link.
 

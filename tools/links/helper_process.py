@@ -1,10 +1,10 @@
-"""Helper processes of an emulated network, which go on after the command that started them.
+"""Helper processes of an emulated network, which continue after the command that started them.
 
-Each helper holds a shared lock on the network's file ALIVE for as long as it runs, and ends when that file is
+Each helper holds a shared lock on the network's file ALIVE while it runs, and ends when that file is
 removed. So `end_helpers` needs no process ids. It removes the file, and waits until no helper holds the lock.
 A helper whose death must be noticed holds a lock on a file of its own too (`hold`, `is_held`).
 
-This module imports only the standard library, because each link's relay is such a helper.
+This module imports only the standard library, because each link's relay is a helper process.
 """
 
 import fcntl
@@ -19,13 +19,14 @@ WATCH_S = 0.5  # seconds between two checks whether the network still exists
 
 
 def detach(alive: Path) -> int:
-    """Continue in the background as a helper; return the descriptor for `is_wanted`.
+    """Continue in the background as a helper; return the file descriptor that `is_wanted` takes.
 
-    The calling process forks: the child continues here, the parent exits with code 0 so that its caller goes
-    on.
+    The calling process forks: the child continues here. The parent exits with code 0, so that the command
+    that
+    started it can continue.
 
     Raises:
-        OSError: `alive` is gone, because the network was removed meanwhile.
+        OSError: `alive` no longer exists, because the network was removed meanwhile.
     """
     network = hold(alive)
     if os.fork():
@@ -81,7 +82,10 @@ def end_helpers(alive: Path) -> None:
         give_up_at = time.monotonic() + STOP_S
         while not _is_free(network):
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"a helper process of {alive.parent} did not end within {STOP_S:.0f} s")
+                raise TimeoutError(
+                    f"a helper process of {alive.parent} did not end within {STOP_S:.0f} s; kill it, then"
+                    " take the network down again"
+                )
             time.sleep(0.02)
     finally:
         os.close(network)

@@ -1,6 +1,6 @@
 """A device's link and the time of each transfer over it, for the virtual clock and for emulation.
 
-Rates are of TCP payload. In simulation a link with packet loss carries less than its rate, see `tcp_bps`.
+Rates count TCP payload. In simulation a link with packet loss carries less than its rate, see `tcp_bps`.
 """
 
 import math
@@ -32,20 +32,20 @@ class Link(Protocol):
     def loss(self) -> float: ...
 
     def rate_bps(self, time_s: float, direction: Direction) -> float:
-        """Rate of the link at time `time_s`, without the effect of loss; 0 in an outage."""
+        """Return the rate of the link at time `time_s`, without the effect of loss; 0 in an outage."""
         ...
 
     def bits(self, start_s: float, end_s: float, direction: Direction) -> float:
-        """Bits that one TCP connection without pauses carries between two times."""
+        """Return the number of bits that one TCP connection without pauses carries between two times."""
         ...
 
     def finish_s(self, start_s: float, num_bytes: float, direction: Direction) -> float:
-        """Arrival time of the last byte of a transfer that starts at `start_s` >= 0; includes `delay_s`."""
+        """Return when the last byte arrives of a transfer that starts at `start_s`; includes `delay_s`."""
         ...
 
 
 def tcp_bps(rate_bps: float, delay_s: float, loss: float) -> float:
-    """Average rate of one TCP connection on a link that loses packets at random.
+    """Return the average rate of one TCP connection on a link that loses packets at random.
 
     The average window is sqrt(3 / (2 * loss)) segments a round trip (Mathis, Semke, Mahdavi, Ott 1997), or
     CUBIC's window if that is larger (RFC 9438, section 5.1, C = 0.4, beta = 0.7). Loss keeps the window too
@@ -96,7 +96,9 @@ class Constant(Struct, frozen=True, tag="constant"):
 
 @dataclass(frozen=True)
 class _Curve:
-    """Bits carried since time 0: piecewise linear over one period, which then repeats."""
+    """The bits carried since time 0, as a function of time: linear pieces over one period, which then
+    repeats.
+    """
 
     times_s: list[float]  # start of each of the n stretches, then the end of the period
     rates_bps: list[float]  # rate of each of the n stretches
@@ -108,7 +110,7 @@ class _Curve:
         return periods * self.bits[-1] + self.bits[at] + self.rates_bps[at] * (rest_s - self.times_s[at])
 
     def reached_s(self, bits: float) -> float:
-        """The earliest time at which `bits` > 0 have been carried."""
+        """Return the earliest time at which `bits` > 0 have been carried."""
         periods, rest = divmod(bits, self.bits[-1])
         if not rest:
             periods, rest = periods - 1, self.bits[-1]
@@ -119,11 +121,11 @@ class _Curve:
 
 
 class Trace(Struct, frozen=True, tag="trace", dict=True):
-    """A link with varying rates: constant from each of `times_s` to the next; the whole trace repeats.
+    """A link whose rates vary: constant from each of `times_s` to the next; the whole trace repeats.
 
     Attributes:
-        times_s: start of each stretch, ascending; the first is 0.
-        uplink_bps, downlink_bps: rate of each stretch; 0 is an outage.
+        times_s: start of each interval of constant rate, ascending; the first is 0.
+        uplink_bps, downlink_bps: rate of each interval; 0 is an outage.
         period_s: length of the trace, greater than the last of `times_s`.
 
     Raises:
@@ -141,7 +143,10 @@ class Trace(Struct, frozen=True, tag="trace", dict=True):
         _check(self.delay_s, self.loss)
         for word, rates in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
             if not any(rates):
-                raise SettingError(f"the {word} of a link trace is 0 throughout: nothing would ever arrive")
+                raise SettingError(
+                    f"the {word} of a link trace is always 0, so nothing would arrive; give at least one"
+                    " rate above 0"
+                )
 
     @cached_property
     def _curves(self) -> dict[Direction, _Curve]:

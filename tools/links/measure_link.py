@@ -1,11 +1,12 @@
-"""Measure a link: rate of TCP payload in both directions, and round trips of small datagrams.
+"""Measures a link: rate of TCP payload in both directions, and round trips of small datagrams.
 
     python -m fleetune.tools.links.measure_link serve HOST                 prints its port
     python -m fleetune.tools.links.measure_link ask HOST PORT SECONDS      prints the measurement as JSON
 
 A rate is the rate at which bytes arrive. The first quarter does not count: a connection starts slowly, and
-the link's buffers take the first bytes at once. A lost packet delays those after it, so bytes arrive in
-groups. The count starts and ends after a group.
+the link's buffers take the first bytes at once. A lost packet delays later packets, so bytes arrive in
+groups.
+The count starts and ends after a group.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ class Measured:
     """Measured values of one agent's link.
 
     Attributes:
-        up, down: received payload.
+        up, down: payload that arrived in each direction.
         pings: number of datagrams sent.
         lost: number of datagrams without an answer.
         round_trip_s: median; None if no datagram was answered.
@@ -65,7 +66,7 @@ def serve(host: str) -> socket.socket:
 
 
 def measure(host: str, port: int, seconds: float) -> Measured:
-    """Measure the link to a `serve`, up and down for `seconds` each.
+    """Measure the link to a server started by `serve`, up and down for `seconds` each.
 
     Raises:
         OSError: the server cannot be reached.
@@ -89,7 +90,7 @@ def measure(host: str, port: int, seconds: float) -> Measured:
 
 
 def ping(host: str, port: int) -> list[float]:
-    """Send datagrams and return the round trips, in seconds, of the answered ones."""
+    """Send datagrams, and return the round trip times, in seconds, of the answered ones."""
     round_trips: list[float] = []
     sent_at: list[float] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
@@ -141,7 +142,7 @@ def _send(wire: socket.socket, seconds: float) -> None:
 
 
 def _receive(wire: socket.socket) -> Flow:
-    """Receive data until the other side ends the transfer."""
+    """Receive data until the other side ends the transfer; return the steady part."""
     arrivals = [(time.monotonic(), 0)]
     while data := wire.recv(1 << 18):
         arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
@@ -149,7 +150,7 @@ def _receive(wire: socket.socket) -> Flow:
 
 
 def flow_of(arrivals: list[tuple[float, int]]) -> Flow:
-    """The steady part of a transfer.
+    """Return the steady part of a transfer, without its start and incomplete groups.
 
     Args:
         arrivals: (time, total number of bytes so far) for each arrival.

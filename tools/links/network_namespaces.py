@@ -1,8 +1,12 @@
-"""Emulated links: one network namespace for the hub and one for each agent, joined to the hub by its link.
+"""Emulates links with one network namespace for the hub and one for each agent.
 
-Every part of a network carries the network's name: the namespaces NAME-hub, NAME-0, NAME-1, ..., and the
-folder /run/fleetune-link.NAME. The folder is created first and removed last. So `down` can also remove a
-network whose `up` failed halfway. The host's own network does not change.
+Each agent's namespace is joined to the hub's namespace by the agent's link. Every part of a network carries
+the
+network's name: the namespaces NAME-hub, NAME-0, NAME-1, ..., and the folder /run/fleetune-link.NAME. The
+folder
+is created first and removed last. So `down` can also remove a network whose `up` failed halfway. The host's
+own
+network does not change.
 
     with Network([Constant(2e6, 10e6, 0.04)] * 6) as network:
         subprocess.run(network.command(network.agents[0], "ping", HUB_ADDRESS))
@@ -44,11 +48,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class Plan(Struct, frozen=True):
-    """A network that `up` creates or has created.
+    """The description of a network that `up` creates or has created.
 
     Attributes:
-        links: one for each agent.
-        kinds: implementation of each link.
+        links: one link for each agent.
+        kinds: how each link is implemented, see `shaping`.
         started_s: start of the traces, on the monotonic clock.
     """
 
@@ -58,7 +62,7 @@ class Plan(Struct, frozen=True):
 
 
 def obstacle() -> str | None:
-    """The reason why this machine cannot create namespaces; None if it can."""
+    """Return why this machine cannot create network namespaces; None if it can."""
     if not sys.platform.startswith("linux") or not all(map(shutil.which, ("ip", "tc", "unshare"))):
         return "needs Linux with the commands ip, tc (iproute2) and unshare (util-linux)"
     if os.geteuid() != 0:
@@ -74,7 +78,7 @@ class Network:
     """A hub and agents behind links; call `up` and `down`, or use it as a context.
 
     Args:
-        links: one for each agent.
+        links: one link for each agent.
         name: name of the network; None chooses an unused one.
         traces_wait: True keeps the first rates of each trace until `start_traces`.
 
@@ -90,7 +94,7 @@ class Network:
     ) -> None:
         self.name = check_name(name or f"fleetune-{secrets.token_hex(4)}")
         if not 1 <= len(links) <= MAX_AGENTS:
-            raise SettingError(f"{len(links)} links; a network has 1 to {MAX_AGENTS}")
+            raise SettingError(f"{len(links)} links were given, but a network has 1 to {MAX_AGENTS}")
         self.links = tuple(links)
         self.hub = f"{self.name}-hub"
         self.agents = [f"{self.name}-{index}" for index in range(len(links))]
@@ -98,7 +102,7 @@ class Network:
         self._traces_wait = traces_wait
 
     def command(self, namespace: str, *words: str) -> list[str]:
-        """A command line that runs `words` in `namespace`."""
+        """Return a command line that runs `words` in `namespace`."""
         return ["ip", "netns", "exec", namespace, *words]
 
     def up(self) -> Plan:
@@ -130,13 +134,13 @@ class Network:
     def _claim(self) -> None:
         if strangers := namespaces(self.name):
             hint = "`edge-sim link down` removes them" if self.folder.exists() else "use another --name"
-            raise SettingError(f"there are network namespaces {', '.join(strangers[:3])} already; {hint}")
+            raise SettingError(f"network namespaces {', '.join(strangers[:3])} already exist; {hint}")
         try:
             self.folder.mkdir()
         except FileExistsError:
             raise SettingError(f"{self.folder} exists already; `edge-sim link down` removes it") from None
         except OSError as problem:
-            raise SettingError(f"{self.folder} cannot be made: {problem.strerror}") from None
+            raise SettingError(f"cannot create {self.folder}: {problem.strerror}") from None
 
     def _make(self, kinds: tuple[Kind, ...]) -> Plan:
         plan = Plan(self.links, kinds, time.monotonic())
@@ -188,10 +192,10 @@ def set_rates(
 
 
 def down(name: str) -> dict[str, list[int]]:
-    """Remove everything that `up` created under that name, whole or in part. Accept that nothing exists.
+    """Remove everything that `up` created under that name, complete or not; do nothing if nothing exists.
 
     Returns:
-        By namespace, the ids of other programs' processes there; they have lost their network.
+        The ids of other programs' processes by namespace; these processes have lost their network.
 
     Raises:
         SettingError: a part cannot be removed.
@@ -217,12 +221,12 @@ def down(name: str) -> dict[str, list[int]]:
 
 
 def networks() -> list[str]:
-    """Names of all networks that are up or only partly created."""
+    """Return the names of all networks that are up or only partly created."""
     return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(PREFIX + "*"))
 
 
 def folder_of(name: str) -> Path:
-    """The folder with a network's plan and the files of its helper processes."""
+    """Return the folder with a network's plan and the files of its helper processes."""
     return RUN / (PREFIX + name)
 
 
@@ -233,26 +237,28 @@ def plan_of(name: str) -> Plan:
         SettingError: the network does not exist, or `up` did not finish.
     """
     if not folder_of(check_name(name)).exists():
-        raise SettingError(f"no network {name!r} is up; there are: {', '.join(networks()) or 'none'}")
+        raise SettingError(f"no network {name!r} is up; existing networks: {', '.join(networks()) or 'none'}")
     try:
         return msgspec.json.decode((folder_of(name) / PLAN).read_bytes(), type=Plan)
     except (OSError, msgspec.MsgspecError) as problem:
-        raise SettingError(f"network {name!r} was left half made ({problem}); take it down") from None
+        raise SettingError(
+            f"network {name!r} is incomplete ({problem}); remove it with `edge-sim link down`"
+        ) from None
 
 
 def namespaces(name: str) -> list[str]:
-    """The existing namespaces of a network."""
+    """Return the existing namespaces of a network."""
     listed = [line.split()[0] for line in shaping.run("ip", "netns", "list").splitlines() if line]
     return [one for one in listed if re.fullmatch(re.escape(name) + r"-(hub|\d+)", one)]
 
 
 def ends(name: str, index: int) -> list[tuple[str, str]]:
-    """The two ends of an agent's link as (namespace, device): the hub's, then the agent's."""
+    """Return the two ends of an agent's link as (namespace, device): the hub's end, then the agent's."""
     return [(f"{name}-hub", f"agent-{index}"), (f"{name}-{index}", DEVICE)]
 
 
 def agent_address(index: int) -> str:
-    """The IP address of an agent."""
+    """Return the IP address of an agent."""
     return f"10.213.{(index + 2) // 256}.{(index + 2) % 256}"
 
 
@@ -260,10 +266,12 @@ def check_name(name: str) -> str:
     """Return `name` if it is a valid name of a network.
 
     Raises:
-        SettingError: it is not.
+        SettingError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{name!r} cannot be a network's name: use letters, digits, - and _, at most 32")
+        raise SettingError(
+            f"{name!r} is not a valid name of a network: use at most 32 letters, digits, - and _"
+        )
     return name
 
 

@@ -1,6 +1,6 @@
-"""Typical links in the field by name. Each figure has a source or is marked as an estimate.
+"""Presets: typical links in the field, by name. Each figure has a source or is marked as an estimate.
 
-Rates and outages are averages. Each device on a preset gets its own random trace.
+Rates and outages are averages. Each device with a preset gets its own random trace.
 """
 
 import math
@@ -18,7 +18,7 @@ PERSISTENCE = 0.8  # correlation of each rate with the previous one, an estimate
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a preset; `source` is a link or "estimate"."""
+    """One figure of a preset; `source` is a URL or "estimate"."""
 
     value: float
     source: str = "estimate"
@@ -52,9 +52,7 @@ class Preset:
     period_s: float
 
     def link(self, key: Key) -> Constant | Trace:
-        """One device's link of this kind: a constant link if nothing varies, else a trace drawn from
-        `key`.
-        """
+        """Return one device's link: a constant link if nothing varies, else a trace drawn from `key`."""
         uplink_bps, downlink_bps = self.uplink_mbps.value * 1e6, self.downlink_mbps.value * 1e6
         delay_s, loss = self.delay_ms.value / 1e3, self.loss_percent.value / 100
         if not self.spread.value and not self.outages_per_day.value:
@@ -77,7 +75,7 @@ class Preset:
         )
 
     def _fading(self, key: Key) -> list[float]:
-        """Log-normal factors with mean 1, one for each step; each is correlated with the previous one."""
+        """Return log-normal factors with mean 1, one for each step; neighbours are correlated."""
         draws = key.generator().standard_normal(math.ceil(self.period_s / self.step_s))
         variance = math.log1p(self.spread.value**2)
         level, factors = 0.0, []
@@ -95,7 +93,7 @@ class Preset:
         return [(float(start), float(start + length)) for start, length in zip(starts, lengths, strict=True)]
 
     def figures(self) -> list[tuple[str, Figure]]:
-        """Each figure with its name."""
+        """Return each figure with its name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return [(name, value) for name, value in values if isinstance(value, Figure)]
 
@@ -173,11 +171,13 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
+    """Return the preset of that name.
 
     Raises:
         SettingError: no preset has that name; the message lists all names.
     """
     if name not in PRESETS:
-        raise SettingError(f"no link preset {name!r}; there are {', '.join(PRESETS)}, or name a .csv file")
+        raise SettingError(
+            f"no link preset {name!r}; use one of {', '.join(PRESETS)}, or the path of a .csv file"
+        )
     return PRESETS[name]

@@ -1,7 +1,7 @@
 """Slow links without root: a TCP proxy on this machine for each agent, in front of the broker.
 
-Approximate: it paces bytes, not packets. Nothing is lost; a link's loss only lowers its rate
-(`tools.links.link.tcp_bps`), and an outage holds everything back.
+The emulation is approximate, because a proxy paces bytes instead of packets. Packet loss only lowers the rate
+(`tools.links.link.tcp_bps`), and an outage delays all bytes.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ async def run_proxies(
                     _Proxy(link, broker).take, sock=listener, limit=_BLOCK_BYTES
                 )
             except OSError as problem:
-                raise TransportError(f"no port can be opened for a proxy: {problem}") from None
+                raise TransportError(f"cannot open a local port for a link's proxy: {problem}") from None
             await stack.enter_async_context(server)
             ports.append(listener.getsockname()[1])
         on_ready(ports)
@@ -82,7 +82,9 @@ class _Proxy:
             delivery.cancel()
 
     def _book(self, num_bytes: int, direction: Direction) -> float:
-        """Reserve the link for `num_bytes` and return when it has sent them, in seconds since its start."""
+        """Reserve the link for `num_bytes`; return when they have been sent, in seconds since the proxy's
+        start.
+        """
         start_s = max(self._clock() - self._began_at, self._busy_until_s[direction])
         leaves_s = self._link.finish_s(start_s, num_bytes, direction) - self._link.delay_s
         self._busy_until_s[direction] = leaves_s

@@ -2,7 +2,7 @@
 
 rate = B * log2(1 + P * g / (N0 * B * I)), g = 10^(gain_db / 10) * (distance / 1 m)^-exponent; fading is 1.
 
-Our choices where the paper gives none: Table 4 states interference without a unit. We take it as N(mean,
+Choices that the paper leaves open: Table 4 states interference without a unit. This module uses N(mean,
 deviation) decibels on top of the noise (N(1, 4) as a variance: deviation 2), constant for the whole run. Each
 device has the coordinator's whole bandwidth.
 
@@ -20,7 +20,7 @@ from fleetune.tools.links.link import Constant
 
 
 def wireless_link(cell: WirelessSection, key: Key) -> Constant:
-    """The link of one device; `key` draws its place in the cell."""
+    """Return the link of one device; `key` draws its place in the cell."""
     draws = key.generator()
     bandwidth_hz = draws.uniform(*cell.bandwidth_mhz) * 1e6
     power_dbm = draws.uniform(*cell.power_dbm)
@@ -35,6 +35,6 @@ def wireless_link(cell: WirelessSection, key: Key) -> Constant:
 
 
 def shannon_bps(bandwidth_hz: float, received_dbm: float, noise_dbm_hz: float) -> float:
-    """Capacity of a channel in bits a second, from the received power and the density of all noise."""
+    """Return a channel's capacity in bits a second, from the received power and the density of all noise."""
     ratio_db = received_dbm - noise_dbm_hz - 10 * math.log10(bandwidth_hz)
     return bandwidth_hz * math.log1p(10 ** (ratio_db / 10)) / math.log(2)

@@ -1,4 +1,4 @@
-"""Set a link's rate, delay and loss in the kernel, with `tc` and `ip` in the link's two namespaces.
+"""Sets a link's rate, delay and loss in the kernel, with `tc` and `ip` in the link's two namespaces.
 
 TBF limits the rate. If the kernel has netem, netem above TBF adds delay and loss. Otherwise a relay between
 two TUN devices (`tools.links.tun_relay`) adds them, with TBF on both. A link without delay and loss is a veth
@@ -36,7 +36,7 @@ def run(*words: str) -> str:
 
 
 def kernel_has_netem() -> bool:
-    """True if the kernel has netem. Tries it in a namespace that ends with `tc`."""
+    """True if the kernel has netem. This is tried in a temporary namespace."""
     try:
         run("unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     except SettingError:
@@ -45,7 +45,7 @@ def kernel_has_netem() -> bool:
 
 
 def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
-    """The implementation of a link with that delay and loss.
+    """Return how to implement a link with that delay and loss.
 
     Raises:
         SettingError: the kernel has neither netem nor TUN devices.
@@ -60,17 +60,17 @@ def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
 
 
 def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, alive: Path) -> None:
-    """Join two namespaces by a cable without a rate limit.
+    """Join two namespaces by a link without a rate limit.
 
     Args:
         kind: result of `kind_of`.
-        ends: (namespace, device) of the two.
+        ends: (namespace, device) of both ends.
         delay_s: delay that a relay adds; other kinds ignore it.
         loss: loss that a relay adds; other kinds ignore it.
         alive: the network's file ALIVE, see `tools.links.helper_process`.
 
     Raises:
-        SettingError: the cable cannot be created.
+        SettingError: the link cannot be created.
     """
     (here, here_name), (there, there_name) = ends
     if kind == "relay":
@@ -95,17 +95,17 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, a
 
 
 def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, loss: float) -> None:
-    """Set the sending limit at one end of a cable; may be called repeatedly.
+    """Set the rate at which one end of a link sends; may be called repeatedly.
 
     Args:
-        kind: implementation of the cable.
-        end: (namespace, device).
+        kind: implementation of the link.
+        end: (namespace, device) of the sending end.
         rate_bps: rate of TCP payload; below `SLOWEST_BPS` it is an outage, in which all packets are lost.
         delay_s: delay of the link; a relay adds it itself.
         loss: packet loss of the link; a relay adds it itself.
 
     Raises:
-        SettingError: the kernel refuses.
+        SettingError: the kernel rejects the settings.
     """
     namespace, device = end
     root = f"qdisc replace dev {device} root"
@@ -124,7 +124,7 @@ def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, los
 
 
 def _tbf(kind: Kind, rate_bps: float, delay_s: float) -> str:
-    """Arguments of TBF.
+    """Return the arguments of TBF (token bucket filter).
 
     Its queue holds half a round trip plus 50 ms, enough for CUBIC to keep the link busy.
     """

@@ -26,7 +26,7 @@ console = Console(width=None if sys.stdout.isatty() else 100)
 
 
 def words(link: Constant | Trace) -> str:
-    """A short description of a link."""
+    """Return a short description of a link."""
     if isinstance(link, Constant):
         up, down, kind = link.uplink_bps, link.downlink_bps, ""
     else:
@@ -37,13 +37,13 @@ def words(link: Constant | Trace) -> str:
 
 
 def description(plan: Plan) -> str:
-    """A description of a network: one line for each kind of link."""
+    """Return a description of a network: one line for each kind of link."""
     kinds = Counter(zip(map(words, plan.links), plan.kinds, strict=True))
     return "\n".join(f"{count} x {link} ({MADE_OF[kind]})" for (link, kind), count in kinds.items())
 
 
 def warnings(plan: Plan) -> Iterator[str]:
-    """Warnings about unexpected properties of these links."""
+    """Yield warnings about unexpected properties of these links."""
     for link in dict.fromkeys(link for link in plan.links if isinstance(link, Constant)):
         most = tcp_bps(max(link.uplink_bps, link.downlink_bps), link.delay_s, link.loss)
         if most < max(link.uplink_bps, link.downlink_bps):
@@ -52,11 +52,14 @@ def warnings(plan: Plan) -> Iterator[str]:
                 f"{link.loss * 100:.4g} % at a round trip of {link.delay_s * 2e3:.4g} ms"
             )
         if 0 < link.delay_s < SMALLEST_DELAY_S and not link.loss:
-            yield f"a delay of {link.delay_s * 1e3:.3g} ms is left out: the kernel's own is of that size"
+            yield (
+                f"a delay of {link.delay_s * 1e3:.3g} ms is not emulated, because the kernel itself delays"
+                " packets that long"
+            )
 
 
 def commands(network: Network, devices: list[str]) -> str:
-    """Command lines that start a coordinator and agents in a network."""
+    """Return command lines that start a coordinator and agents in a network."""
     here = Path(sys.executable).parent
     everywhere = "0.0.0.0"  # noqa: S104 - in a namespace that only the agents share
     program = str(here / "edge-coordinator")
@@ -73,7 +76,7 @@ def commands(network: Network, devices: list[str]) -> str:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """A table of specified and measured values, one row for each agent."""
+    """Return a table of specified and measured values, one row for each agent."""
     table = Table("link", "carried, Mbit/s", "of expected", "round trip", "lost", "verdict")
     for verdict in verdicts:
         found, expected = verdict.measured, verdict.expected_bps

@@ -1,7 +1,8 @@
 """Link traces as CSV files with the columns `time_s,uplink_bps,downlink_bps`.
 
-Each row holds until the next one. After the last row the trace repeats. Lines that begin with # are comments.
-Times are relative to the first row; the last row lasts as long as the one before it.
+The rates of a row apply until the time of the next row. After the last row the trace repeats. Lines that
+begin
+with # are comments. Times are relative to the first row; the last row lasts as long as the row before it.
 """
 
 import csv
@@ -19,7 +20,7 @@ Row = tuple[float, float, float]
 
 
 def read_trace(path: Path, *, delay_s: float = 0.0, loss: float = 0.0) -> Trace:
-    """The link that a trace file describes.
+    """Return the link that a trace file describes.
 
     Args:
         path: the file.
@@ -31,14 +32,16 @@ def read_trace(path: Path, *, delay_s: float = 0.0, loss: float = 0.0) -> Trace:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SettingError(f"{path}: longer than {MAX_BYTES >> 20} MiB; thin the trace out")
+            raise SettingError(
+                f"{path}: the file is longer than {MAX_BYTES >> 20} MiB; remove rows from the trace"
+            )
         rows = list(_rows(path))
     except FileNotFoundError:
         raise SettingError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise SettingError(f"{path}: not a readable CSV file: {problem}") from None
+        raise SettingError(f"{path}: cannot be read as CSV: {problem}") from None
     if len(rows) < 2:
-        raise SettingError(f"{path}: a trace needs two rows or more below {','.join(COLUMNS)}")
+        raise SettingError(f"{path}: a trace needs at least two rows below the header {','.join(COLUMNS)}")
     times_s, uplink, downlink = zip(*rows, strict=True)
     from_zero = tuple(time - times_s[0] for time in times_s)
     period_s = 2 * from_zero[-1] - from_zero[-2]
@@ -54,16 +57,16 @@ def _rows(path: Path) -> Iterator[Row]:
         cells = ((lines.line_num, row) for row in lines if row and not row[0].lstrip().startswith("#"))
         number, header = next(cells, (1, []))
         if [cell.strip() for cell in header] != COLUMNS:
-            raise SettingError(f"{path}, line {number}: the first row must be {','.join(COLUMNS)}")
+            raise SettingError(f"{path}, line {number}: the header must be {','.join(COLUMNS)}")
         last_s = -math.inf
         for number, row in cells:
             time_s, *rates = (_number(cell, f"{path}, line {number}") for cell in row)
             if len(rates) != 2:
-                raise SettingError(f"{path}, line {number}: {len(row)} values; it needs 3")
+                raise SettingError(f"{path}, line {number}: {len(row)} values, but a row needs 3")
             if time_s <= last_s:
-                raise SettingError(f"{path}, line {number}: time_s must grow from row to row")
+                raise SettingError(f"{path}, line {number}: time_s must be greater than in the row before")
             if min(rates) < 0:
-                raise SettingError(f"{path}, line {number}: a rate is negative; 0 is an outage")
+                raise SettingError(f"{path}, line {number}: a rate is negative; write 0 for an outage")
             yield time_s, rates[0], rates[1]
             last_s = time_s
 
@@ -74,5 +77,5 @@ def _number(cell: str, where: str) -> float:
     except ValueError:
         raise SettingError(f"{where}: {cell[:40]!r} is no number") from None
     if not math.isfinite(number):
-        raise SettingError(f"{where}: {cell.strip()} is no number a link can have")
+        raise SettingError(f"{where}: {cell.strip()} is out of range: a link needs finite values")
     return number

@@ -1,4 +1,4 @@
-"""Change the rates of emulated links by their traces.
+"""Replays traces: changes the rates of emulated links over time.
 
     python -m fleetune.tools.links.trace_replay NAME
 
@@ -17,7 +17,7 @@ from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, pla
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
-    """Endless changes of an agent's rates: (seconds after the start, index of the agent, new rates)."""
+    """Yield an agent's rate changes without end: (seconds after the start, index of the agent, new rates)."""
     begins_s = 0.0
     while True:
         for time_s, up, down in zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True):
@@ -26,7 +26,10 @@ def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float,
 
 
 def replay(name: str, plan: Plan, network: int) -> None:
-    """Follow all traces of a network until it is taken down; `network`: see `helper_process`."""
+    """Set the links' rates as their traces prescribe, until the network is taken down.
+
+    `network` is the file descriptor that `helper_process.detach` returned.
+    """
     traces = ((index, link) for index, link in enumerate(plan.links) if isinstance(link, Trace))
     for at_s, index, rates_bps in heapq.merge(*(changes(trace, index) for index, trace in traces)):
         while (is_wanted := helper_process.is_wanted(network)) and (
@@ -46,7 +49,7 @@ def main() -> None:
         network = helper_process.detach(folder_of(name) / helper_process.ALIVE)
         replay(name, plan, network)
     except (SettingError, OSError) as problem:
-        sys.exit(str(problem))  # nobody reads an error of a detached process; the network was taken down
+        sys.exit(str(problem))  # a detached process has no reader for errors; the network was taken down
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Delay and loss on a kernel without netem: this process relays packets between two TUN devices.
+"""Emulates delay and loss without netem: this process relays packets between two TUN devices.
 
     python -m fleetune.tools.links.tun_relay ALIVE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
 
@@ -30,14 +30,14 @@ Queue = deque[tuple[float, bytes]]
 
 
 def open_tun(name: str) -> int:
-    """Create a TUN device of that name. It exists until the returned file descriptor is closed."""
+    """Create a TUN device of that name; it exists until the returned file descriptor is closed."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return end
 
 
 def relay(ends: tuple[int, int], delay_s: float, loss: float, network: int) -> None:
-    """Relay packets until the network, see `helper_process`, or one of the devices is gone."""
+    """Relay packets until one of the devices, or the network (see `helper_process`), no longer exists."""
     in_flight: tuple[Queue, Queue] = (deque(), deque())
     draw = random.Random().random  # noqa: S311 - real loss repeats no pattern either
     look_at = 0.0
@@ -56,7 +56,7 @@ def relay(ends: tuple[int, int], delay_s: float, loss: float, network: int) -> N
 
 
 def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Callable[[], float]) -> bool:
-    """Read packets from one end into the queue. False if the device is gone."""
+    """Read packets from one end into the queue; False if the device no longer exists."""
     due = time.monotonic() + delay_s
     try:
         for _ in range(_BATCH):

@@ -1,4 +1,4 @@
-"""Check that a network has its specified links, by a real transfer in each direction over every link."""
+"""Checks that a network has its specified links, by a real transfer in each direction over every link."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ class Verdict:
 
     Attributes:
         expected_bps: rates up and down at the time of the transfer.
-        measured: measured values; None: the hub was not reached.
+        measured: measured values; None if the agent could not reach the hub.
         problems: a line for each deviation.
     """
 
@@ -36,8 +36,7 @@ class Verdict:
 
 
 def verify(name: str, seconds: float) -> Iterator[Verdict]:
-    """Measure a network's links one after the other, each direction for `seconds`, or longer if the link is
-    slow.
+    """Measure a network's links one after the other, each direction for `seconds`; slow links take longer.
 
     Raises:
         SettingError: there is no such network, or `up` did not finish.
@@ -95,10 +94,10 @@ def _dead(network: Network, index: int) -> tuple[str, ...]:
 
 
 def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:
-    """Compare an agent's measured link with its specified link at that time."""
+    """Compare an agent's measured link with its specified link during the measurement."""
     link = plan.links[index]
     if measured is None:
-        return Verdict(index, link, None, None, ("the hub is not reached",))
+        return Verdict(index, link, None, None, ("the agent cannot reach the hub",))
     expected = _expected(plan, link, measured, "up"), _expected(plan, link, measured, "down")
     problems = *_rate_problems(link, expected, measured), *_round_trip_problems(link, measured)
     return Verdict(index, link, expected, measured, problems)

@@ -1,1 +1,1 @@
-"""Functions for notebooks: simulate, compare, sweep and read_result, with results as data frames."""
+"""Functions for notebooks: simulate, compare, sweep and read_result; results are data frames."""

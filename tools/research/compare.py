@@ -37,13 +37,14 @@ Methods = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 class ComparisonResult:
     """Results of several configurations over seeds, on the same fleet and data.
 
-    Its data frames need pandas. Each row has the columns `configuration`, `method`, and, where it is of one
-    run, `seed`. The other columns have the names that they have in `fleetune.Result`.
+    The data frames need pandas. Each row has the columns `configuration` and `method`; a row of a single run
+    also
+    has `seed`. The other columns have the same names as in `fleetune.Result`.
 
     Attributes:
-        folder: report.html, runs.csv and pictures; each run is in CONFIGURATION/seed-N.
-        settings: settings of all runs, except what differs.
-        comparison: the results as `tools.compare` has them.
+        folder: the folder with report.html, runs.csv and pictures; each run is in CONFIGURATION/seed-N.
+        settings: the settings that all runs share.
+        comparison: the results as a `Comparison` of `tools.compare`.
     """
 
     folder: Path
@@ -57,8 +58,8 @@ class ComparisonResult:
 
     @cached_property
     def means(self) -> "pd.DataFrame":
-        """One row for each configuration: `mean`, `std` (sample deviation) and `count` over seeds of each
-        metric.
+        """`mean`, `std` (sample deviation) and `count` over seeds of each metric, one row for each
+        configuration.
         """
         by: Any = list(self.comparison.keys) or "configuration"
         figures = self.frame.drop(columns=[one for one in ("configuration", "method", "seed") if one != by])
@@ -79,7 +80,7 @@ class ComparisonResult:
         )
 
     def gains(self, over: str = LOCAL) -> "pd.DataFrame":
-        """Gain of each device's personal model over the configuration `over`.
+        """Return the gain of each device's personal model over the configuration `over`.
 
         One row for each run and device, paired by seed. A `gain` above 0 is an improvement, for every score.
 
@@ -91,7 +92,9 @@ class ComparisonResult:
         }
         if all(label != over for label, _ in runs):
             known = ", ".join(dict.fromkeys(label for label, _ in runs))
-            raise SettingError(f"gains over {over!r}: it was not compared; known: {known}")
+            raise SettingError(
+                f"gains over {over!r}: the comparison has no such configuration; known: {known}"
+            )
         return frame_of(
             {**self.comparison.identity(label), "seed": seed, "device": device, "gain": gain}
             for (label, seed), summary in runs.items()
@@ -100,7 +103,7 @@ class ComparisonResult:
         )
 
     def plot(self, name: str = "accuracy-by-round") -> "Figure":
-        """One of the report's pictures, as a matplotlib figure that notebooks show.
+        """Return one of the report's pictures, as a matplotlib figure that notebooks show.
 
         Args:
             name: `accuracy-by-round`, `accuracy-by-uplink`, `accuracy-by-time` or `accuracy-by-device`. The
@@ -114,7 +117,7 @@ class ComparisonResult:
 
         figures = draw(self.comparison)
         if name not in figures:
-            raise SettingError(f"plot: no picture {name!r}; known: {', '.join(figures)}")
+            raise SettingError(f"plot: there is no picture {name!r}; known: {', '.join(figures)}")
         figure = figures[name]
         setattr(figure, "_repr_png_", partial(png, figure))  # noqa: B010 - read by IPython
         return figure
@@ -157,7 +160,7 @@ def compare(
         set: see `fleetune.simulate`.
         data: see `fleetune.simulate`.
         partition: see `fleetune.simulate`; a function is called once a seed.
-        target: score whose cost is reported; None: 95 % of the best method's final score.
+        target: score for which costs are reported; None: 95 % of the best method's final score.
         on_round: called for each closed training round with its configuration, method, seed, round and score.
         workers: total number of processes, each with a run of its own. 0: this process does all the work;
             None: one process a core.

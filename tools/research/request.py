@@ -1,4 +1,4 @@
-"""The request of a caller: settings, samples of its own, and the workers that execute the runs."""
+"""Turns a caller's arguments into a request: settings, the caller's samples, and the workers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,14 +23,14 @@ from fleetune.tools.simulator.engine import Engine, Workers, open_workers
 
 @dataclass(frozen=True)
 class Request:
-    """Settings, with the caller's own samples and partition in place of those that [data] names."""
+    """Settings, with the caller's samples and partition instead of those that [data] names."""
 
     settings: RunSettings
     dataset: Dataset | None
     partition: Assignment | None
 
     def samples_of(self, settings: RunSettings) -> CallerSamples:
-        """The samples of a run with these settings."""
+        """Return the samples of a run with these settings."""
         return caller_samples(settings, self.dataset, self.partition)
 
 
@@ -40,7 +40,7 @@ def request_of(
     data: Data | None,
     partition: Assignment | None,
 ) -> Request:
-    """The request of a call; for the arguments see `fleetune.simulate`.
+    """Return the request of a call; for the arguments see `fleetune.simulate`.
 
     Raises:
         SettingError: a setting is wrong, or `data` is not valid.
@@ -55,8 +55,9 @@ def request_of(
 def workers_of(
     engine: str, address: str | None, workers: int | None, num_cards: int = 0, *, in_arguments: bool = True
 ) -> Iterator[Workers]:
-    """The workers of a call. With `workers` = 0 a local call uses this process only, a Ray cluster all
-    processors.
+    """Yield the workers of a call; a Ray cluster started for the call ends with the block.
+
+    With `workers` = 0, a local call uses this process only, and a Ray cluster uses all processors.
 
     Args:
         engine: see `engine.open_workers`.

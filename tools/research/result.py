@@ -1,4 +1,4 @@
-"""Results of a run as data frames, read from the folder of a simulation or of a real fleet."""
+"""Returns results of a run as data frames, from the folder of a simulation or of a real fleet's run."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,15 +41,17 @@ if TYPE_CHECKING:
 class Result:
     """The results of a run.
 
-    Its data frames need pandas. Columns are metrics, with the same names as in summary.json and CSV files;
-    units are in the names. A score's column has the name of the task's score: `accuracy_after` or
-    `mae_after`. A share is a fraction of 1.
+    The data frames need pandas. Columns are metrics, with the same names as in summary.json and CSV files;
+    names
+    include units. A score's column has the name of the task's score: `accuracy_after` or `mae_after`. A share
+    is a
+    fraction of 1.
 
     Attributes:
         folder: folder of the run.
         settings: settings of the run.
-        summary: content of its summary.json; for a run in progress its present state.
-        records: records of its closed rounds, ascending, the final evaluation included.
+        summary: content of the run's summary.json; for a run in progress, its present state.
+        records: records of the closed rounds, ascending, the final evaluation included.
         finished: True if all rounds are done.
     """
 
@@ -98,7 +100,7 @@ class Result:
 
 
 def read_result(folder: Path | str) -> Result:
-    """The results of the run in a folder: simulated or of a real fleet, finished or in progress.
+    """Return the results of the run in a folder: simulated or of a real fleet, finished or in progress.
 
     Raises:
         SettingError: the folder holds no run.
@@ -121,7 +123,7 @@ def read_result(folder: Path | str) -> Result:
 
 
 def _of_comparison(folder: Path) -> Result:
-    """The results of one run of a comparison, which stores only metrics and settings."""
+    """Return the results of one run of a comparison, which stores only metrics and settings."""
     try:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
         lines = (folder / ROUNDS).read_bytes().splitlines()

@@ -108,7 +108,7 @@ class _Stop:
         self.early = False
 
     def on_closed(self, record: RoundRecord) -> bool:
-        """Pass a closed round to `on_round`; True if it was the last."""
+        """Pass a closed round to `on_round`; True if no further round should begin."""
         assert self._on_round is not None
         answer = self._on_round(round_row(record, self._score))
         self.early = isinstance(answer, bool | np.bool_) and bool(answer)

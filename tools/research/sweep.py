@@ -22,10 +22,10 @@ from fleetune.tools.simulator.caller_samples import Assignment, Data
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SweepResult(ComparisonResult):
-    """Combinations of some settings, the best first.
+    """Results of combinations of some settings, the best first.
 
-    Each row of its data frames also has the varied settings by their `section.key`, as JSON unless they are
-    numbers or texts. They are the index of `means`.
+    Each row of the data frames also has the varied settings by their `section.key`, as JSON unless they are
+    numbers or texts. These settings are the index of `means`.
     """
 
     @property
@@ -82,7 +82,7 @@ def sweep(
         set: see `fleetune.simulate`.
         data: see `fleetune.simulate`.
         partition: see `fleetune.simulate`; a function is called once a seed.
-        target: score whose cost is reported; None: 95 % of the best combination's final score.
+        target: score for which costs are reported; None: 95 % of the best combination's final score.
         search: number of trials that Optuna may choose, earlier ones included; None: every combination.
         workers: see `fleetune.compare`.
         fresh: True repeats finished runs, too.

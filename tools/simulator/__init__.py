@@ -1,1 +1,1 @@
-"""A fleet on a virtual clock: the real engine, sessions and codec; only time is simulated."""
+"""Simulates a fleet on a virtual clock: the real engine, sessions and codec run; only time is simulated."""

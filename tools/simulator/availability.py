@@ -1,4 +1,4 @@
-"""Availability of simulated devices: `[fleet] availability`, and batteries that run empty."""
+"""Availability of simulated devices: random connections (`[fleet] availability`) and empty batteries."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,7 +11,7 @@ MAX_IDLE_PERIODS = 10_000  # maximum number of periods between two rounds
 
 
 class Availability:
-    """Draws for every period of `round.deadline_s` which devices are connected.
+    """Draws which devices are connected, for every period of `round.deadline_s`.
 
     Args:
         chance: probability that a device is connected, 0..1.
@@ -19,7 +19,7 @@ class Availability:
         seed: seed of the run.
 
     Attributes:
-        idle_periods: periods since the last round closed in which a round was due.
+        idle_periods: number of periods, since the last round closed, in which a round was due.
     """
 
     def __init__(self, chance: float, quorum: int, seed: int) -> None:
@@ -45,7 +45,7 @@ class Availability:
         Args:
             period: number of the period, from 0.
             fleet: the fleet's devices.
-            is_due: True if the next round waits only for devices.
+            is_due: True if nothing but missing devices delays the next round.
 
         Raises:
             SettingError: too few devices for a round in too many periods.
@@ -61,9 +61,7 @@ class Availability:
             yield device, bool(chance < self._chance)
 
     def why_over(self, fleet: Fleet) -> str | None:
-        """The reason why no further round is possible: too many batteries are empty. None if one is
-        possible.
-        """
+        """Return why no further round is possible, because too many batteries are empty; else None."""
         charged = (device for device in fleet if not device.is_flat)
         if len(list(islice(charged, self._quorum))) == self._quorum:  # lazy: stops after few of many devices
             return None

@@ -1,4 +1,4 @@
-"""Connects the parts of a simulation: each gets what it needs through its constructor."""
+"""Builds a simulation: passes each part the objects that its constructor needs."""
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
@@ -36,7 +36,7 @@ def build_simulation(
     on_round: OnRound | None,
     num_enrolment_bytes: int,
 ) -> Simulation:
-    """Connect the parts of a simulation.
+    """Build a simulation from a run, its devices, and the workers that train.
 
     Args:
         run: a new or resumed run.

@@ -1,7 +1,7 @@
-"""Samples and partitions that a caller from Python passes instead of those that [data] names.
+"""Samples and partitions that a Python caller passes; they replace the data that [data] names.
 
 The settings of such a run contain `given:DIGEST`, a digest of these arrays. So the run's folder identifies
-its data, and a run with other arrays is another run.
+its data, and the same settings with other arrays are a different run.
 """
 
 import dataclasses
@@ -40,18 +40,18 @@ class CallerSamples:
     """The samples and the partition that the caller passed.
 
     Attributes:
-        dataset: samples of the run; None: those of `data.source`.
-        assigned: rows of each device, ascending; None: `data.partition` assigns them.
+        dataset: samples of the run; None if `data.source` names them.
+        assigned: rows of each device, ascending; None if `data.partition` assigns them.
     """
 
     dataset: Dataset | None = None
     assigned: tuple[AssignedRows, ...] | None = None
 
     def samples(self, settings: RunSettings) -> Dataset:
-        """The run's samples.
+        """Return the run's samples.
 
         Raises:
-            SettingError: the caller passed samples when the run began, and does not now.
+            SettingError: the caller passed samples when the run began, but passes none now.
             DataError: see `edge_agent.datasets.sources.load`.
         """
         if self.dataset is not None:
@@ -59,12 +59,13 @@ class CallerSamples:
         source = settings.data.source
         if source.startswith(_GIVEN):
             raise SettingError(
-                f"data.source = {source!r}: arrays from Python; give them again, {_DATA}=(x, y)"
+                f"data.source = {source!r}: the run uses arrays from Python; pass them again as {_DATA}=(x,"
+                " y)"
             )
         return _for_task(load(source, None), settings)
 
     def check(self, settings: RunSettings) -> None:
-        """Raises SettingError: the caller assigned rows when the run began, and does not now."""
+        """Raise SettingError if the caller assigned rows when the run began, but assigns none now."""
         kind = settings.data.partition.kind
         if kind.startswith(_GIVEN) and self.assigned is None:
             raise SettingError(
@@ -72,7 +73,7 @@ class CallerSamples:
             )
 
     def named_in(self, settings: RunSettings) -> RunSettings:
-        """The settings with the digests of these samples and this partition."""
+        """Return the settings with the digests of these samples and this partition."""
         data = settings.data
         if self.dataset is not None:
             data = replace(data, source=_GIVEN + _digest(_columns(self.dataset)))
@@ -83,8 +84,9 @@ class CallerSamples:
 
 
 def _for_task(dataset: Dataset, settings: RunSettings) -> Dataset:
-    """`dataset` with whole-number labels as classes if the task has classes, so that rows can be assigned by
-    class.
+    """Return the dataset, with whole-number labels as classes if the task has classes.
+
+    Rows can then be assigned by class.
     """
     if task_of(settings.task).label_form == "numbers":
         return dataset
@@ -95,7 +97,7 @@ NO_CALLER_SAMPLES = CallerSamples()
 
 
 def caller_dataset(data: Data | None) -> Dataset | str | None:
-    """The data set that the argument `data=` means; text is a `data.source`.
+    """Return the data set that the argument `data=` means; text is a `data.source`.
 
     Raises:
         DataError: a function of the caller failed, or the arrays are missing or wrong.
@@ -108,14 +110,14 @@ def caller_dataset(data: Data | None) -> Dataset | str | None:
         except FleetuneError:
             raise
         except Exception as problem:  # a user's function may raise anything
-            raise DataError(f"{_DATA}: the function failed: {as_line(problem)}") from problem
+            raise DataError(f"{_DATA}: your function failed: {as_line(problem)}") from problem
     return from_python(f"{_DATA} is", _DATA, data)
 
 
 def caller_samples(
     settings: RunSettings, dataset: Dataset | None, assignment: Assignment | None
 ) -> CallerSamples:
-    """The samples and the partition that the caller passed for a run.
+    """Return the samples and the partition that the caller passed for a run.
 
     Args:
         settings: settings of the run; a function that assigns rows draws from its seed.
@@ -136,7 +138,7 @@ def caller_samples(
         try:
             assignment = assignment(samples.y, devices, rng)
         except Exception as problem:  # a user's function may raise anything
-            raise SettingError(f"{_PARTITION}: the function failed: {as_line(problem)}") from problem
+            raise SettingError(f"{_PARTITION}: your function failed: {as_line(problem)}") from problem
     try:
         shares = list(assignment)
     except TypeError:
@@ -144,7 +146,9 @@ def caller_samples(
             f"{_PARTITION}: {type(assignment).__name__} is no list of rows, one for each device"
         ) from None
     if len(shares) != devices:
-        raise SettingError(f"{_PARTITION}: rows of {len(shares)} devices for fleet.devices = {devices}")
+        raise SettingError(
+            f"{_PARTITION}: it assigns rows to {len(shares)} devices, but fleet.devices = {devices}"
+        )
     size = len(samples.y)
     return CallerSamples(
         dataset, tuple(_assigned(share, device, size) for device, share in enumerate(shares))
@@ -156,7 +160,9 @@ def _assigned(share: Share, device: int, size: int) -> AssignedRows:
         return _rows(share, device, size, 2)
     train, test = _rows(share[0], device, size, 1), _rows(share[1], device, size, 1)
     if (both := np.intersect1d(train, test)).size:
-        raise SettingError(f"{_PARTITION}: device {device} trains on and tests on row {both[0]}")
+        raise SettingError(
+            f"{_PARTITION}: device {device} has row {both[0]} for training and for testing; use it for one"
+        )
     return train, test
 
 
@@ -190,7 +196,7 @@ def _arrays(assigned: AssignedRows) -> list[NDArray[Any] | None]:
 
 
 def _digest(arrays: Any) -> str:
-    """A digest of shapes, types and contents: 16 hexadecimal digits."""
+    """Return a digest of shapes, types and contents: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:

@@ -1,4 +1,4 @@
-"""The coordinator of a simulated run: its decisions are carried out on the virtual clock."""
+"""The coordinator of a simulated run: carries out the run controller's decisions on the virtual clock."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class CoordinatorSide:
         transfers: sends tasks.
         queue: event queue of the simulation.
         guard: counts attempts at a round.
-        availability: reset by every closed round.
+        availability: draws which devices are connected; every closed round resets its idle periods.
         streams: streams of samples; None if the devices' data do not grow.
         overlapping: True if rounds overlap, so that no round is delayed.
         events: events of the run since the latest checkpoint.
@@ -62,7 +62,7 @@ class CoordinatorSide:
             self.carry_out(self.controller.handle(event, self.queue.now))
 
     def carry_out(self, outcomes: list[Outcome]) -> None:
-        """Send the tasks among `outcomes` and collect the rest."""
+        """Send the tasks among `outcomes`, and collect the other outcomes."""
         unsent = []
         for outcome in outcomes:
             match outcome:
@@ -89,12 +89,12 @@ class CoordinatorSide:
             self.handle(Tick())
 
     def release_next_round(self) -> None:
-        """Let the next round open: the closed one is stored, and the caller has seen it."""
+        """Let the next round open, because the closed round is stored and the caller has seen it."""
         if self.controller.engine_state.paused:
             self.handle(Paused(False))
 
     def take_events(self) -> list[Happening]:
-        """Events since the latest call."""
+        """Return the events since the last call."""
         self.closed = False
         events, self.events = self.events, []
         return events
@@ -113,7 +113,7 @@ class CoordinatorSide:
             self.controller.replan()
 
     def _hold_next_round(self) -> None:
-        """Pause the engine while a round is open, so that the next one waits for `release_next_round`.
+        """Pause the engine while a round is open, so that the next round waits for `release_next_round`.
 
         Another attempt at the open round may follow immediately.
         """

@@ -1,4 +1,4 @@
-"""The devices' side of a simulation: they enrol, report, train, reply, connect and disconnect."""
+"""The devices of a simulation: they enrol, report, train, reply, connect and disconnect."""
 
 from dataclasses import dataclass
 
@@ -31,18 +31,18 @@ from fleetune.tools.simulator.transfers import Transfers
 
 @dataclass(frozen=True)
 class DeviceSide:
-    """Carries out the devices' events.
+    """Carries out the devices' events on the virtual clock.
 
     Attributes:
         coordinator: receives their reports and replies.
         transfers: sends their replies.
         queue: event queue of the simulation.
         fleet: the devices.
-        work: their training in workers.
+        work: training in workers.
         availability: draws which devices are connected.
-        streams: their samples over time; None if their data do not grow.
-        guard: counts the tasks of devices that reconnect.
-        checkpoints: store devices' files from before a round.
+        streams: arriving samples; None if the devices' data do not grow.
+        guard: limits how often a task is sent; raises its limit for devices that reconnect.
+        checkpoints: knows under which round devices' files are stored.
         enrolment: enrolment of the run.
     """
 

@@ -1,4 +1,4 @@
-"""The devices that [fleet] describes: their names, boards and links."""
+"""Describes the devices of [fleet]: their names, boards and links."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ class DeviceSpec:
         index: number of the device and of its part of the data, from 0.
         board: profile of its board.
         link: its link.
-        ratio: fixed ratio; None if it chooses.
+        ratio: fixed model ratio; None if the device chooses its ratio.
         speed: speed of its board relative to the profile.
         charge: charge of its battery at the start of the run; None if it has mains power.
         jitter: variation of its training time between rounds, see [fleet].
@@ -50,20 +50,20 @@ class DeviceSpec:
     key: Key | None = None
 
     def slowness(self, round_attempt: tuple[int, int]) -> float:
-        """Factor on the training time of this attempt at this round."""
+        """Return the factor on the device's training time for this attempt at this round."""
         if not self.jitter or self.key is None:
             return 1.0
         return math.exp(self.jitter * self.key.child("jitter", *round_attempt).generator().standard_normal())
 
 
 def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) -> RunSettings:
-    """The settings with one device for each group of the data where `fleet.devices` is missing.
+    """Return the settings with one device for each group of the data, if `fleet.devices` is missing.
 
-    A warning in the log says when several groups share a device.
+    If several groups share a device, a warning is logged.
 
     Args:
         settings: settings of a run.
-        dataset: its samples; None: they are loaded where necessary.
+        dataset: the run's samples; None loads them if necessary.
 
     Raises:
         DataError: see `edge_agent.datasets.sources.load`.
@@ -86,7 +86,7 @@ def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) ->
 
 
 def device_specs(fleet: FleetSection, seed: int) -> list[DeviceSpec]:
-    """All devices, with boards in the order in which they are listed.
+    """Return all devices; boards are assigned in the order in which [fleet] lists them.
 
     Args:
         fleet: [fleet].
@@ -96,7 +96,10 @@ def device_specs(fleet: FleetSection, seed: int) -> list[DeviceSpec]:
         SettingError: an unknown board or link, or more boards or links than devices.
     """
     if (listed := sum(fleet.boards.values())) > fleet.devices:
-        raise SettingError(f"fleet.boards lists {listed} boards for fleet.devices = {fleet.devices}")
+        raise SettingError(
+            f"fleet.boards lists {listed} boards, but fleet.devices = {fleet.devices}; list at most one for"
+            " each device"
+        )
     names = [name for name, count in fleet.boards.items() for _ in range(count)]
     names += [firmware_profiles.UNKNOWN] * (fleet.devices - len(names))
     width = len(str(fleet.devices - 1))
@@ -107,25 +110,27 @@ def device_specs(fleet: FleetSection, seed: int) -> list[DeviceSpec]:
 
 
 def check_counts(rounds: RoundSection, num_devices: int) -> None:
-    """Raises SettingError: a round waits for more devices than the fleet has."""
+    """Raise SettingError if a round waits for more devices than the fleet has."""
     for key in ("start_with", "quorum"):
         wanted, there = getattr(rounds, key), num_devices
         if wanted is not None and wanted > there:
-            raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
+            raise SettingError(
+                f"round.{key} = {wanted} is more than fleet.devices = {there}; lower it, or add devices"
+            )
 
 
 def with_start(settings: RunSettings) -> RunSettings:
-    """The settings with the simulator's default for `round.start_with`, which is 1."""
+    """Return the settings with the simulator's default for `round.start_with`, which is 1."""
     return replace(settings, round=replace(settings.round, start_with=settings.round.start_with or 1))
 
 
 def check_ends(settings: RunSettings) -> None:
-    """Raises SettingError: the run has no end, or waits for events that never come."""
+    """Raise SettingError if the run has no end, or waits for events that never come."""
     if settings.run.is_open and settings.fleet.days is None:
-        raise SettingError('run.rounds = "open": a simulation ends; say fleet.days, e.g. 30, or a number')
+        raise SettingError('run.rounds = "open": a simulation must end; set fleet.days, e.g. 30, or a number')
     if settings.data.arrivals is not None:
         if settings.fleet.days is None:
-            raise SettingError("data.arrivals: for how many days do samples come? say fleet.days, e.g. 30")
+            raise SettingError("data.arrivals: the number of days is missing; set fleet.days, e.g. 30")
     elif settings.schedule.asks_devices:
         raise SettingError(
             "schedule.new_samples and drift: the data of simulated devices do not grow without"

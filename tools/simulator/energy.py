@@ -1,8 +1,10 @@
-"""Energy that all boards of a simulated fleet have used by the end of each round, idling included.
+"""Computes the energy that all boards of a simulated fleet have used by the end of each round, idling
+included.
 
 A reply reports the energy of its round, from the first byte of its task to the last byte of the reply. In the
-remaining time a board uses its profile's idle power, from the start of the run to the end of the last round
-with this device. The energy of a reply that did not count is unknown, so its time counts as idle.
+remaining time a board uses its profile's idle power, from the start of the run to the end of the device's
+last
+round. The energy of a reply that did not count is unknown, so its time counts as idle.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 
 def idle_watts(settings: RunSettings) -> dict[str, float]:
-    """Idle power of each device of a simulated fleet.
+    """Return the idle power of each device of a simulated fleet.
 
     Raises:
         SettingError: a board or a link is unknown.
@@ -23,7 +25,7 @@ def idle_watts(settings: RunSettings) -> dict[str, float]:
 
 
 def joules_by_round(records: Sequence[RoundRecord], idle_w: Mapping[str, float]) -> Iterator[float]:
-    """Joules until the end of each round, ascending; `idle_w`: idle power of each device of the fleet."""
+    """Yield the joules used until the end of each round, ascending; `idle_w` has each device's idle power."""
     there_until_s = {device: record.closed_s for record in records for device in record.participants}
     at_work_j, busy_s = 0.0, dict.fromkeys(idle_w, 0.0)
     for record in records:

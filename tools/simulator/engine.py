@@ -13,7 +13,7 @@ WORKERS_A_CARD = 4  # each has its own copy of torch's kernels on the GPU, some 
 
 
 class Engine(StrEnum):
-    """The machines on which devices train."""
+    """The machines on which simulated devices train."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -30,29 +30,29 @@ class Workers(NamedTuple):
 def open_workers(
     engine: str, address: str | None, workers: int | None, num_cards: int = 0
 ) -> Iterator[Workers]:
-    """The workers of a command. A Ray cluster that was started for it ends with the block.
+    """Yield the workers of a command; a Ray cluster that was started for it ends with the block.
 
     Args:
         engine: one of `Engine`.
         address: address of the Ray cluster; None: $RAY_ADDRESS, and without it a cluster is started on this
             machine.
-        workers: number of workers; None: one for each core, or a few for each GPU.
-        num_cards: number of GPUs that they share; 0: they train on processors.
+        workers: number of workers; None means one for each core, or a few for each GPU.
+        num_cards: number of GPUs that the workers share; 0 trains on processors.
 
     Raises:
         SettingError: the engine is unknown, address and engine do not match, Ray is not installed, or there
             is no such cluster.
     """
     if engine not in list(Engine):
-        raise SettingError(f"--engine {engine}: choose {', '.join(Engine)}")
+        raise SettingError(f"--engine {engine} is unknown: use one of {', '.join(Engine)}")
     if engine == Engine.LOCAL:
         if address is not None:
-            raise SettingError("--address is that of a Ray cluster: add --engine ray")
+            raise SettingError("--address names a Ray cluster, but the engine is local: add --engine ray")
         most = min(ALL_CORES, WORKERS_A_CARD * num_cards) if num_cards else ALL_CORES
         yield Workers(most if workers is None else workers, None)
         return
     if workers is not None and workers < 1:
-        raise SettingError(f"--workers {workers}: with --engine ray at least 1")
+        raise SettingError(f"--workers {workers}: --engine ray needs at least 1 worker")
     from fleetune.tools.simulator.ray_engine.cluster import cluster
     from fleetune.tools.simulator.ray_engine.ray_workers import end_spare_workers
 

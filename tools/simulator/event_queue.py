@@ -1,4 +1,4 @@
-"""The virtual clock of a simulation, and the events to come as data that a checkpoint stores."""
+"""The virtual clock of a simulation, and its future events, in a form that a checkpoint stores."""
 
 import heapq
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from fleetune.tools.simulator.simulated_device import FinishedReply
 
 
 class TaskArrives(Struct, frozen=True, tag=True):
-    """The last byte of a task has reached its device."""
+    """Event: the last byte of a task has reached its device."""
 
     device: str
     key: TransferKey
@@ -19,14 +19,14 @@ class TaskArrives(Struct, frozen=True, tag=True):
 
 
 class Uploads(Struct, frozen=True, tag=True):
-    """A device that got its task again sends the reply that it already has."""
+    """Event: a device that got its task again sends the reply that it already has."""
 
     device: str
     made: FinishedReply
 
 
 class TrainingDone(Struct, frozen=True, tag=True):
-    """A device has finished a task, after `train_s`.
+    """Event: a device has finished a task, after `train_s` seconds.
 
     `deliveries` is the number of sample deliveries before the task was sent.
     """
@@ -38,7 +38,7 @@ class TrainingDone(Struct, frozen=True, tag=True):
 
 
 class ReplyArrives(Struct, frozen=True, tag=True):
-    """An encoded `Reply` has reached the coordinator."""
+    """Event: an encoded `Reply` has reached the coordinator."""
 
     device: str
     reply: bytes
@@ -46,35 +46,35 @@ class ReplyArrives(Struct, frozen=True, tag=True):
 
 
 class ReplyAcknowledged(Struct, frozen=True, tag=True):
-    """A device has received the acknowledgement of its reply."""
+    """Event: a device has received the acknowledgement of its reply."""
 
     device: str
 
 
 class DeviceRetries(Struct, frozen=True, tag=True):
-    """A device that could afford no option checks its conditions again."""
+    """Event: a device that could afford no option checks its conditions again."""
 
     device: str
 
 
 class AvailabilityDrawn(Struct, frozen=True, tag=True):
-    """Devices connect and disconnect; periods of `deadline_s` count from 0."""
+    """Event: devices connect and disconnect; periods of `deadline_s` count from 0."""
 
     period: int
 
 
 class SamplesArrive(Struct, frozen=True, tag=True):
-    """New samples reach all devices; deliveries count from 0."""
+    """Event: new samples reach all devices; deliveries count from 0."""
 
     delivery: int
 
 
 class DaysEnd(Struct, frozen=True, tag=True):
-    """The simulated days are over: no further round opens."""
+    """Event: the simulated days are over; no further round opens."""
 
 
 class EngineWakes(Struct, frozen=True, tag=True):
-    """The round engine is called at `due`, as it requested."""
+    """Event: the round engine is called at `due`, as it requested."""
 
     due: float
 
@@ -85,13 +85,13 @@ QueueEntry = tuple[float, int, SimulationEvent]  # time, order among events at t
 
 
 class EventQueue:
-    """Events in the order of their time; at one time, in the order in which they were added.
+    """The virtual clock and its future events, ordered by time, then by when they were added.
 
     Args:
         starts_s: time of day at which the clock starts, seconds since 1970.
 
     Attributes:
-        now: time of the event that was popped last, in seconds since the start.
+        now: time of the last popped event, in seconds since the start.
     """
 
     def __init__(self, starts_s: float) -> None:
@@ -103,7 +103,7 @@ class EventQueue:
 
     @property
     def wall_s(self) -> float:
-        """Time of day, seconds since 1970."""
+        """Current time of day, in seconds since 1970."""
         return self.starts_s + self.now
 
     def add(self, time_s: float, event: SimulationEvent) -> int:
@@ -114,11 +114,11 @@ class EventQueue:
         return number
 
     def add_next(self, event: SimulationEvent) -> None:
-        """Add an event that follows the present one immediately, before all others that are due now."""
+        """Add an event that directly follows the present one, before all others that are due now."""
         heapq.heappush(self._entries, (self.now, self._popped, event))
 
     def pop(self) -> QueueEntry:
-        """Remove the next event and set the clock to its time."""
+        """Remove and return the next event, and set the clock to its time."""
         entry = heapq.heappop(self._entries)
         self.now, self._popped, _ = entry
         return entry
@@ -128,10 +128,10 @@ class EventQueue:
 
     @property
     def entries(self) -> list[QueueEntry]:
-        """All events in their order."""
+        """Return all events in their order."""
         return sorted(self._entries, key=lambda entry: entry[:2])
 
     def restore(self, now: float, entries: Iterable[QueueEntry]) -> None:
-        """Set the clock and restore the `entries` of another queue."""
+        """Set the clock, and replace all events by the stored `entries`."""
         self.now, self._entries = now, list(entries)
         self._next_number = 1 + max((number for _, number, _ in self._entries), default=-1)

@@ -1,4 +1,4 @@
-"""The options that simulated devices choose before the first round, from their board and link."""
+"""Computes the options that simulated devices choose before the first round, from board and link."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class FirstChoices:
     Attributes:
         enrolment: enrolment of the run.
         method: method of the run.
-        policy: policy of the devices' owner.
+        policy: the owner's limits for the devices.
     """
 
     enrolment: Enrolment
@@ -45,7 +45,7 @@ class FirstChoices:
     _made: dict[tuple[Any, ...], RatioController] = field(default_factory=dict)
 
     def of(self, device: DeviceSpec, sizes: SampleCounts) -> FirstChoice:
-        """A function from conditions to the choice of a device with these sample counts."""
+        """Return a function from conditions to the choice of a device with these sample counts."""
         return partial(self._chosen, device, sizes)
 
     def _chosen(self, device: DeviceSpec, sizes: SampleCounts, conditions: Conditions) -> RatioController:
@@ -66,7 +66,7 @@ def ratio_controller_of(
     sizes: SampleCounts,
     policy: Policy,
 ) -> RatioController:
-    """The device's possible options, from its board and link at the start of the run; none is chosen yet."""
+    """Return the device's possible options, from its board and link at the start; none is chosen yet."""
     link, board = device.link, device.board
     report = report_of(
         device.name,

@@ -1,4 +1,4 @@
-"""Samples that arrive at simulated devices over time, and the scores of each day."""
+"""Delivers arriving samples to simulated devices, and collects the scores of each day."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
@@ -62,7 +62,7 @@ class FleetStreams:
 
     @property
     def state(self) -> FleetStreamsState:
-        """The stored state, without the devices' own state."""
+        """The present state, without the devices' own states."""
         return FleetStreamsState(self.deliveries_left, self._scores.state)
 
     def restore(self, state: FleetStreamsState) -> None:
@@ -71,7 +71,7 @@ class FleetStreams:
         self._scores.restore(state.scores)
 
     def deliver(self, delivery: int, now: float, wall_s: float, num_closed: int) -> Iterator[SimulatedDevice]:
-        """Deliver samples; yield the devices that have to report them.
+        """Deliver samples to all devices; yield the devices that have to report changed data.
 
         Args:
             delivery: number of the delivery, from 0.

@@ -12,12 +12,12 @@ from fleetune.protocols.wire.messages import TransferKey
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One device's work on one task.
+    """One device's work on one task, as a worker receives it.
 
     Attributes:
         name: name of the device.
         index: number of the device.
-        budget: budget of this work.
+        budget: budget of the task: ratio, local training and encoding.
         key: key of the task.
         payload: the encoded task.
         wall_s: time of day when the task was sent, seconds since 1970.
@@ -41,13 +41,16 @@ class TrainingJob:
 
     @property
     def for_elsewhere(self) -> Self:
-        """The job for another machine: sending the values takes longer than decoding the payload."""
+        """Return the job for another machine, with the payload but without decoded values.
+
+        Sending the values would take longer than decoding the payload there.
+        """
         return replace(self, near=False, content=None)
 
 
 @dataclass(frozen=True)
 class ArrivalJob:
-    """New samples for one device whose data grow.
+    """Delivers new samples to one device whose data grow.
 
     Attributes:
         name, index, wall_s, num_closed: see `TrainingJob`.
@@ -68,8 +71,8 @@ class TrainingResult:
     Attributes:
         reply: the encoded reply. None if the device declined, or if it cannot decode its task; `declined` is
             then empty.
-        figures: statistics of its data that it reports, if they grow.
-        held: its training samples in that round, if its data grow.
+        figures: statistics of the device's data that it reports, if its data grow.
+        held: number of its training samples in that round, if its data grow.
         declined: the reason for declining, in one line.
         base: digest of its model, if tasks are differences to that model.
         compression_error: see `RoundCost`.

@@ -1,4 +1,4 @@
-"""Test and validation marks in users' own data, which hold on every device that gets the samples."""
+"""Splits samples by the test and validation marks in users' own data; marks apply on every device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ Mask = NDArray[np.bool_]
 
 
 class Splits(Protocol):
-    """Each device's training rows and test rows."""
+    """Training rows and test rows of each device."""
 
     def __getitem__(self, device: int) -> Split: ...
 
     def __iter__(self) -> Iterator[Split]: ...
 
     def sizes(self, device: int) -> tuple[int, int]:
-        """Number of training rows and test rows of a device."""
+        """Return the number of training rows and of test rows of a device."""
         ...
 
 
 class RowSplits(list[Split]):
-    """Splits that exist already."""
+    """Splits that are already computed."""
 
     def sizes(self, device: int) -> tuple[int, int]:
         """See `Splits`."""
@@ -80,7 +80,7 @@ def splits_of(
     key: Key,
     by_caller: Sequence[AssignedRows] | None = None,
 ) -> Splits:
-    """Each device's training rows, with marked validation rows among them, and its test rows.
+    """Return each device's training rows, with marked validation rows among them, and its test rows.
 
     A device without training rows, or without test rows, gets one from the device with the most of them.
     Groups that stay whole and rows that the caller assigned are not changed.
@@ -128,7 +128,7 @@ def splits_of(
 
 
 def _by_blocks(dataset: Dataset, settings: Partition, assigned: Sequence[Rows]) -> Splits:
-    """Splits in which overlapping samples have the same role, as on a real device.
+    """Return splits in which overlapping samples have the same role, as on a real device.
 
     Raises:
         SettingError: a device has fewer than two blocks.
@@ -147,7 +147,7 @@ def _by_blocks(dataset: Dataset, settings: Partition, assigned: Sequence[Rows]) 
 
 
 def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split:
-    """A split whose test rows are drawn from the rows that are not marked as validation."""
+    """Return a split whose test rows are drawn from the rows that are not marked for validation."""
     train, test = part(rows[~validation[rows]])
     return np.sort(np.concatenate([train, rows[validation[rows]]])), test
 

@@ -42,7 +42,7 @@ _NAMED = 5  # maximum number of devices that a line names
 
 @dataclass(frozen=True)
 class OpenRun:
-    """An open run and its devices.
+    """An open simulated run and its devices.
 
     Attributes:
         run: the run with its store.
@@ -61,7 +61,7 @@ class OpenRun:
     groups: Mapping[str, str] = field(default_factory=dict)
 
     def completed(self, summary: Summary) -> Summary:
-        """The summary with each device's groups of the data, and with the scores of the days."""
+        """Return the summary with each device's groups of the data, and with the scores of the days."""
         rows = summary.by_device.items()
         named = {name: replace(row, group=self.groups.get(name) or UNSET) for name, row in rows}
         summary = replace(summary, by_device=named)
@@ -77,7 +77,7 @@ def open_new(
     *,
     fresh: bool,
 ) -> OpenRun:
-    """Open a new run. Everything that can fail is tried before an earlier run is removed.
+    """Open a new run. An earlier run is removed only after everything that can fail has been tried.
 
     Args:
         settings: settings of the run.
@@ -135,7 +135,7 @@ def open_stopped(found: ExistingRun, folder: Path, caller_samples: CallerSamples
 
 
 def _single_sample_notice(settings: RunSettings, spec: ModelSpec, data: PartitionedData) -> str:
-    """The line about devices with batches of one sample; empty if there are none."""
+    """Return a line about devices with batches of one sample; empty if there are none."""
     if settings.data.arrivals is not None:
         return ""
     batch_size = settings.training.batch_size
@@ -149,7 +149,10 @@ def _single_sample_notice(settings: RunSettings, spec: ModelSpec, data: Partitio
 
 
 def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
-    """Bytes that each device downloads before its first round, without a backbone that it already has."""
+    """Return the bytes that each device downloads before its first round.
+
+    A backbone that the device already has does not count.
+    """
     before = run_named(run.settings)
     if beginning.backbone is None:
         return len(run.payload)

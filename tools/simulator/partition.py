@@ -1,9 +1,9 @@
-"""Partition one data set over simulated devices by the methods of the papers.
+"""Partitions one data set over simulated devices by the methods of the papers.
 
 For all kinds, each device's rows are split by class into training and test rows. A device has at least two
 samples: missing rows are moved from the device with the most. Groups stay whole, so too few samples in a
-group are an error. The test samples of a published benchmark are assigned like all others, because a personal
-model is tested on its device's own mix. Samples that users mark keep their role (see
+group are an error. The test samples of a published benchmark are assigned like all other samples, because a
+personal model is tested on its device's own class mix. Samples that users mark keep their role (see
 `tools.simulator.marked_samples`).
 """
 
@@ -25,7 +25,7 @@ _DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
 def assign_rows(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Rows]:
-    """The rows of each device.
+    """Return the rows of each device.
 
     Devices have no row in common, except with `mix` and `primary`, which use the rows of an exhausted class
     again. No device has a row twice. `samples` is the number of rows of every device for `iid`, `mix` and
@@ -44,8 +44,8 @@ def assign_rows(
     pool = _pool(y.size, settings.pool, key)
     if settings.samples is not None and settings.samples > pool.size:
         raise SettingError(
-            f"data.partition.samples = {settings.samples} for each device; the source has {pool.size} samples"
-            "; lower it, or raise data.partition.pool"
+            f"data.partition.samples = {settings.samples} for each device, but the source has {pool.size}"
+            " samples; lower it, or raise data.partition.pool"
         )
     classes = np.unique(y[pool], return_inverse=True)[1]
     groups = None if group is None else group[pool]
@@ -60,18 +60,18 @@ def assign_rows(
 
 
 def split_rows(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
-    """A device's rows as training and test rows, by class."""
+    """Return a device's rows as training and test rows, split by class."""
     test = stratified(y[rows], settings.test_fraction, key.child("test", device))
     return rows[~test], rows[test]
 
 
 def num_test_rows(num_rows: int, settings: Partition) -> int:
-    """Number of test rows that `split_rows` assigns to a device."""
+    """Return the number of test rows that `split_rows` assigns to a device."""
     return num_stratified(num_rows, settings.test_fraction)
 
 
 def _pool(num_samples: int, fraction: float, key: Key) -> Rows:
-    """The rows that are assigned, ascending; at least one."""
+    """Return a random part of the rows, ascending, to assign to devices; at least one row."""
     if fraction == 1:
         return np.arange(num_samples)
     size = max(1, round(fraction * num_samples))
@@ -109,7 +109,7 @@ def _check_enough(num_samples: int, wanted: int, num_devices: int) -> None:
 
 
 def _iid(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Equal shares of all rows in random order."""
+    """Return equal shares of all rows, in random order."""
     size = settings.samples or classes.size // num_devices
     _check_enough(classes.size, size, num_devices)
     order = rng.permutation(classes.size)
@@ -117,7 +117,7 @@ def _iid(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Ge
 
 
 def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: every class is split over all devices by Dir(alpha).
+    """Return each row's device: every class is split over all devices by Dir(alpha).
 
     Hsu et al. 2019; FedSPU section 5, KAPC section 7.1.
     """
@@ -129,8 +129,7 @@ def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.ran
 
 
 def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
-    """Each row's device: Bernoulli(rho) draws the classes of each device, and Dir(alpha) splits a class over
-    its devices.
+    """Return each row's device: Bernoulli(rho) draws each device's classes, Dir(alpha) splits a class.
 
     FedCorr (Xu et al. 2022, section 5.1); SRP-pFed section V-A. As in FedCorr's code, a device without any
     class draws again, and a class without any device gets one.
@@ -149,7 +148,7 @@ def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.ran
 
 
 def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Equally many rows for each device, with the device's own class mix, see `_mixes`."""
+    """Return equally many rows for each device, with the device's own class mix, see `_mixes`."""
     size = settings.samples or max(_MIN_SAMPLES, classes.size // num_devices)
     _check_enough(classes.size, size, 1 if settings.samples else num_devices)
     members = _members(classes)
@@ -173,7 +172,7 @@ def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random
 def _mixes(
     settings: Partition, num_devices: int, num_classes: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Class fractions, shape (num_devices, num_classes).
+    """Return the class fractions of each device, shape (num_devices, num_classes).
 
     `mix`: q ~ Dir(alpha) for each device (FedPURIN section 4.1, the split of FedCAC's code). `primary`: a
     primary class 40-60 %, a secondary one 20-40 %, the other classes alike (DC-PFL section V-A).
@@ -194,7 +193,7 @@ def _mixes(
 
 
 def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """`count` rows from the front of `pool`, and the rest of it.
+    """Return `count` rows from the front of `pool`, and the remaining pool.
 
     An empty pool is filled again with all rows of the class except those just taken. From then on devices
     share samples.
@@ -208,9 +207,7 @@ def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) ->
 
 
 def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.random.Generator) -> list[Rows]:
-    """Device i has the i-th group if there are as many devices as groups. Otherwise whole groups are
-    assigned in random order.
-    """
+    """Assign whole groups to devices: group i to device i if their numbers agree, else in random order."""
     if group is None:
         raise SettingError("data.partition.kind: `group` needs a source with a `group` column")
     names, of = np.unique(group, return_inverse=True)
@@ -231,17 +228,17 @@ def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.rando
 
 
 def _rows_by_class(classes: Rows, rng: np.random.Generator) -> list[Rows]:
-    """Each class's rows in random order."""
+    """Return each class's rows in random order."""
     return [rng.permutation(rows) for rows in _members(classes)]
 
 
 def _members(classes: Rows) -> list[Rows]:
-    """Each class's rows, ascending."""
+    """Return each class's rows, ascending."""
     return [np.flatnonzero(classes == label) for label in range(classes.max() + 1)]
 
 
 def _topped_up(shares: list[Rows], rng: np.random.Generator) -> list[Rows]:
-    """Move random rows from the device with the most to devices with fewer than two."""
+    """Move random rows from the largest share to shares with fewer than two rows; return the shares."""
     for device in range(len(shares)):
         while shares[device].size < _MIN_SAMPLES:
             rich = max(range(len(shares)), key=lambda other: shares[other].size)

@@ -1,4 +1,4 @@
-"""The run's data set, partitioned over simulated devices."""
+"""A run's data set, partitioned over simulated devices."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ from fleetune.tools.simulator.partition import Rows
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """Numbers of a device's samples."""
+    """The number of a device's training, test and validation samples."""
 
     train: int
     validation: int
@@ -36,7 +36,7 @@ class SampleCounts:
 
     @classmethod
     def of(cls, data: DeviceData) -> Self:
-        """The counts of these data."""
+        """Return the counts of these data."""
         return cls(data.size("train"), data.size("validation"), data.size("test"))
 
 
@@ -46,12 +46,12 @@ class PartitionedData:
 
     Attributes:
         dataset: all samples.
-        assigned: rows that the caller assigned to each device; None: `section.partition` assigns them.
+        assigned: rows that the caller assigned to each device; None if `section.partition` assigns them.
         section: [data].
         num_devices: number of devices in the fleet.
         seed: seed of the run.
         task: task of the run.
-        held_out: fraction of the training samples that are for validation.
+        held_out: fraction of the training samples that is reserved for validation.
     """
 
     dataset: Dataset
@@ -64,10 +64,10 @@ class PartitionedData:
 
     @classmethod
     def of_run(cls, settings: RunSettings, caller_samples: CallerSamples = NO_CALLER_SAMPLES) -> Self:
-        """The data of a run.
+        """Return the data of a run.
 
         Raises:
-            SettingError: the caller passed samples or rows when the run began, and does not now.
+            SettingError: the caller passed samples or rows when the run began, but passes none now.
             DataError: see `edge_agent.datasets.sources.load`.
         """
         dataset = caller_samples.samples(settings)
@@ -88,11 +88,11 @@ class PartitionedData:
         return splits_of(self.dataset, self.section.partition, self.num_devices, key, self.assigned)
 
     def rows(self, index: int) -> Rows:
-        """Rows of the data set that device `index` has, ascending."""
+        """Return the rows of the data set that device `index` has, ascending."""
         return np.sort(np.concatenate(self._rows[index]))
 
     def device_data(self, index: int, spec: ModelSpec) -> DeviceData:
-        """The samples of device `index`, in the model's shape.
+        """Return the samples of device `index`, in the model's shape.
 
         Raises:
             DataError, SettingError: the data do not fit the model, or cannot be partitioned.
@@ -104,13 +104,13 @@ class PartitionedData:
         return scaled(fitting, self.section.mean, self.section.std, spec)
 
     def group(self, index: int) -> str:
-        """Groups of the data that device `index` has; "": the data are not partitioned by group."""
+        """Return the groups of the data that device `index` has; "" for other kinds of partition."""
         if self.dataset.group is None or self.section.partition.kind != "group":
             return ""
         return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))
 
     def counts(self, spec: ModelSpec) -> list[SampleCounts]:
-        """Sample counts of each device; reads no samples if the rows are sufficient.
+        """Return the sample counts of each device; reads no samples if the rows suffice.
 
         Raises:
             DataError, SettingError: see `device_data`.

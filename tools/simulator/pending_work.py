@@ -1,4 +1,4 @@
-"""Training in workers for simulated devices; the virtual clock waits for a result only when it is due."""
+"""Runs simulated devices' training in workers; the virtual clock waits for a result only when it is due."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
@@ -21,12 +21,12 @@ Read = Callable[[bytes, PayloadContent | None], ReadAhead]
 
 
 class PendingWork:
-    """Training in workers, by the number of its `TrainingDone` in the event queue.
+    """Training in workers, each found by the number of its `TrainingDone` in the event queue.
 
     Args:
         executor: runs `tools.simulator.workers.worker.train`.
-        most: maximum number of payloads that wait in it.
-        model_size: entries of the run's model.
+        most: maximum number of payloads that wait for a worker.
+        model_size: number of entries of the run's model.
     """
 
     def __init__(self, executor: Executor, most: int, model_size: int) -> None:
@@ -40,10 +40,11 @@ class PendingWork:
     def start(
         self, device: SimulatedDevice, job: TrainingJob, reading: Callable[[], Read]
     ) -> Future[TrainingResult]:
-        """Start a device's training after its previous one.
+        """Start a device's training after its previous one, and return its future.
 
-        Its reply is decoded as soon as it arrives, if memory allows, because later a round may wait only for
-        that.
+        If memory allows, the reply is decoded as soon as the worker returns it, so that the round need not
+        wait for
+        the decoding later.
         """
         if device.job is not None:
             # the previous training may belong to an abandoned task; the device's state has one writer at a
@@ -64,13 +65,14 @@ class PendingWork:
         self._jobs[number] = training
 
     def take(self, number: int) -> TrainingResult:
-        """Wait for the training that ends under that number; return its result."""
+        """Wait for the training that ends under that number in the event queue; return its result."""
         return self._jobs.pop(number).result()
 
     def _read_reply(self, device: str, readers: list[Read], job: Future[TrainingResult]) -> None:
-        """Decode a reply, in the thread that waited for its worker.
+        """Decode a reply in the thread that waited for its worker.
 
-        The thread keeps its arguments for long. So the reader is passed in a list, from which it is removed.
+        The thread holds its arguments for a long time. So the reader is passed in a list, from which it is
+        removed.
         """
         read = readers.pop()
         if job.cancelled() or job.exception() is not None:
@@ -82,7 +84,7 @@ class PendingWork:
         object.__setattr__(result, "sent", None)  # the reader is used up, and as large as the model
 
     def take_read(self, device: str, reply: bytes) -> ReadAhead | None:
-        """The decoded form of exactly this reply; None if it was not decoded, or was discarded."""
+        """Return the decoded form of exactly this reply; None if it was not decoded, or was discarded."""
         data, read = self._read.pop(device, (b"", None))
         return read if data is reply else None
 
@@ -92,11 +94,11 @@ class PendingWork:
 
     @property
     def results(self) -> list[tuple[int, TrainingResult]]:
-        """Wait for all results and return them by number."""
+        """Wait for all results, and return them by number."""
         return [(number, replace(job.result(), sent=None)) for number, job in sorted(self._jobs.items())]
 
     def restore(self, results: Iterable[tuple[int, TrainingResult]]) -> None:
-        """Restore stored `results`."""
+        """Restore `results` that a checkpoint stored."""
         for number, result in results:
             self._jobs[number] = future = Future[TrainingResult]()
             future.set_result(result)

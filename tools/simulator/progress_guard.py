@@ -1,4 +1,4 @@
-"""Limits that end a simulation without progress: a virtual clock would run forever."""
+"""Limits that end a simulation without progress, because a virtual clock could run forever."""
 
 from collections import deque
 
@@ -18,7 +18,7 @@ _SHOWN_EVENTS = 10
 
 
 class ProgressGuard:
-    """Counts the events of one simulation and raises an error beyond a limit.
+    """Counts the events of one simulation, and raises an error beyond a limit.
 
     Args:
         num_devices: number of devices in the fleet; limits the number of events at one time.
@@ -36,7 +36,7 @@ class ProgressGuard:
         self._num_overdue, self._absent = 0, ""
 
     def note_event(self, now: float, round_attempt: tuple[int, int], event: SimulationEvent) -> None:
-        """Count an event. Raises FleetuneError: virtual time does not advance."""
+        """Count an event. Raises FleetuneError if virtual time does not advance."""
         self._last.append((now, type(event).__name__, getattr(event, "device", "")))
         if (now, round_attempt) != self._moment:
             self._moment, self._num_events = (now, round_attempt), 0
@@ -47,7 +47,7 @@ class ProgressGuard:
             )
 
     def note_sent(self, device: str, round_attempt: tuple[int, int]) -> None:
-        """Count a task that is sent. Raises FleetuneError: the device got the same task too often."""
+        """Count a sent task. Raises FleetuneError if the device got the same task too often."""
         before, times = self._sends.get(device, (round_attempt, 0))
         times = times + 1 if before == round_attempt else 1
         self._sends[device] = round_attempt, times
@@ -69,7 +69,7 @@ class ProgressGuard:
             self._num_overdue, self._absent = self._num_overdue + 1, readable(", ".join(event.absent))
 
     def check_attempts(self, round_attempt: RoundAttempt) -> None:
-        """Raises SettingError: the open round was tried too often."""
+        """Raise SettingError if the open round was tried too often."""
         number, attempt = round_attempt
         if len(self._refused) > MOST_REFUSED:
             last = self._refused[max(self._refused)]

@@ -1,4 +1,4 @@
-"""A simulated run's progress on a terminal: a bar over rounds, or a line a round."""
+"""Shows a simulated run's progress on a terminal: a bar over rounds, or one line for each round."""
 
 import sys
 import time
@@ -47,7 +47,7 @@ class RoundsProgress(Progress):
 
 @dataclass(eq=False)
 class RoundBar:
-    """Observes a run as a task of a progress bar, and prints lines for people above it.
+    """Shows a run as a task of a progress bar, and prints messages above the bar.
 
     Attributes:
         current: description of the round in progress; None if the run has not begun.
@@ -86,7 +86,7 @@ class RoundBar:
 
 @dataclass(eq=False)
 class RoundLines:
-    """Observes a run and prints a line for each round immediately.
+    """Prints a line for each round of a run as soon as the round closes.
 
     Attributes:
         console: console to print on.
@@ -99,7 +99,7 @@ class RoundLines:
     _closed: int = 0
 
     def observe(self, event: RunEvent) -> None:
-        """Take an event in."""
+        """Handle an event of the run."""
         if isinstance(event, RoundClosed):
             self._closed += 1
             left = "" if event.record.final_evaluation else self._time_left(event.record.number)
@@ -116,7 +116,7 @@ class RoundLines:
 
 
 def progress_bar(console: Console, *, shown: bool = True) -> RoundsProgress:
-    """A bar over rounds, with the time left; its tasks have a field `score`."""
+    """Return a bar over rounds with the remaining time; its tasks have a field `score`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

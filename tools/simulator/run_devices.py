@@ -1,4 +1,4 @@
-"""The devices of a run: from settings and data to simulated devices with their first ratios chosen."""
+"""Makes the devices of a run, from settings and data to simulated devices with their first ratios chosen."""
 
 from pathlib import Path
 
@@ -26,7 +26,9 @@ Arrivals = tuple[ArrivalSchedule, DailyScores]
 
 
 def with_model_shape(settings: RunSettings, data: PartitionedData) -> RunSettings:
-    """The settings with the model's input shape and number of classes, taken from the data if missing."""
+    """Return the settings with the model's input shape and number of classes; missing ones come from the
+    data.
+    """
     x, y = data.dataset.x, data.dataset.y
     shape = x.shape[1:] if x.ndim > 3 or x.dtype != "uint8" else (1, *x.shape[1:])
     model = settings.model
@@ -40,7 +42,7 @@ def with_model_shape(settings: RunSettings, data: PartitionedData) -> RunSetting
 def simulated_devices(
     settings: RunSettings, enrolment: Enrolment, data: PartitionedData
 ) -> list[SimulatedDevice]:
-    """All devices of a run in their initial state.
+    """Return all devices of a run in their initial state.
 
     Raises:
         SettingError: see `device_specs` and `PartitionedData`.
@@ -61,7 +63,7 @@ def simulated_devices(
 
 
 def arrivals_of(settings: RunSettings, data: PartitionedData) -> Arrivals | None:
-    """The samples that arrive at the devices, and their daily scores; None if the data do not grow.
+    """Return the samples that arrive at the devices, and their daily scores; None if the data do not grow.
 
     Raises:
         SettingError: [data.arrivals] is wrong.
@@ -75,14 +77,14 @@ def arrivals_of(settings: RunSettings, data: PartitionedData) -> Arrivals | None
 
 
 def groups_of(settings: RunSettings, data: PartitionedData) -> dict[str, str]:
-    """The groups of the data that each device has; {}: the data are not partitioned by group."""
+    """Return the groups of the data that each device has; {} if the data are not partitioned by group."""
     if settings.data.partition.kind != "group":
         return {}
     return {spec.name: data.group(spec.index) for spec in device_specs(settings.fleet, settings.run.seed)}
 
 
 def devices_before_round_one(settings: RunSettings, devices: list[SimulatedDevice]) -> int:
-    """Number of devices that report before the first round: all of them, unless they connect and disconnect.
+    """Return how many devices report before the first round: all, unless devices connect and disconnect.
 
     Raises:
         SettingError: no device can take part.

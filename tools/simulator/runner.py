@@ -1,4 +1,4 @@
-"""A whole simulated run, from run.toml to its folder."""
+"""Executes a whole simulated run, from run.toml to its folder."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -81,13 +81,13 @@ def simulate(
     Args:
         settings: settings of the run.
         folder: folder of the run.
-        workers: processes that train devices, one torch thread each; 0: this process trains them.
+        workers: number of processes that train devices, one torch thread each; 0 trains in this process.
         fresh: True replaces an earlier run in the folder.
         observers: receive the run's events, and lines about how it started.
         runs: the folder of runs from which this one may continue; None: the parent of `folder`.
         caller_samples: samples that the caller passed; `settings` name them already.
         on_round: see `Simulation`.
-        cluster: address of a Ray cluster whose nodes train; None: this machine trains.
+        cluster: address of a Ray cluster whose nodes train; None for this machine.
 
     Returns:
         The run, still open, and its summary.
@@ -102,10 +102,12 @@ def simulate(
         settings = with_group_devices(settings, caller_samples.samples(settings))
     if cluster is not None and settings.fleet.cards:
         train_on = settings.fleet.train_on
-        raise SettingError(f"fleet.train_on {train_on}: on a Ray cluster only processors train")
+        raise SettingError(
+            f"fleet.train_on {train_on}: on a Ray cluster only processors train; set it to cpu"
+        )
     found = None if fresh else find_existing_run(settings, folder)
     if found is not None and found.finished:
-        raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
+        raise SettingError(f"{folder} already holds this run, finished; --fresh simulates it again")
     if found is None or found.restart_reason:
         anew = fresh or found is not None
         opened = open_new(settings, folder, runs or folder.parent, caller_samples, workers, fresh=anew)
@@ -144,7 +146,7 @@ def simulate(
 
 
 def _what_happens_with(found: ExistingRun | None, folder: Path) -> str:
-    """A line for the user about the run that was found in the folder."""
+    """Return a line for the user about the run that was found in the folder."""
     if found is None:
         return ""
     if found.edited:

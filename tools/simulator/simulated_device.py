@@ -1,4 +1,4 @@
-"""A simulated device: the agent's own planner, and the costs of a round on its board, link and battery."""
+"""A simulated device: the agent's own planner, and a model of its board, link and battery."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -50,7 +50,7 @@ class Battery:
         return self.charge <= 0
 
     def drain(self, now: float, joules: float = 0.0) -> None:
-        """Subtract `joules` of work, and idle power since the latest call."""
+        """Subtract `joules` of work, and idle energy for the time since the last call."""
         idle_j = self.idle_w * max(0.0, now - self.seen_at)
         self.seen_at = max(now, self.seen_at)
         self.charge = max(0.0, self.charge - (joules + idle_j) / self.capacity_j)
@@ -78,11 +78,11 @@ class SimulatedDevice:
     Attributes:
         spec: its board and link.
         planner: the agent's own choices and predictions.
-        policy: policy of its owner.
+        policy: limits that its owner sets.
         flops_per_sample: operations of one training step on the fleet's model, for one sample.
         battery: its battery; None if it has mains power.
         connected: True if the coordinator can reach it.
-        job: its training in a worker.
+        job: its training in a worker, as a future.
         working: its present task.
         replies: replies that the coordinator may request again, by (round, attempt).
         figures: statistics of its data, if they grow.
@@ -116,7 +116,7 @@ class SimulatedDevice:
         compact: bool = False,
         base: str | None = None,
     ) -> Self:
-        """The device at the start of a run, with its first ratio chosen."""
+        """Return the device at the start of a run, with its first ratio chosen."""
         board, battery = spec.board, None
         if spec.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, spec.charge, board.idle_w)
@@ -129,7 +129,7 @@ class SimulatedDevice:
 
     @property
     def state(self) -> DeviceSnapshot:
-        """The whole state without its job."""
+        """The complete state, without the job."""
         return DeviceSnapshot(
             planner=self.planner,
             battery=self.battery,
@@ -151,27 +151,27 @@ class SimulatedDevice:
 
     @property
     def conditions(self) -> Conditions:
-        """Present memory and power of its board."""
+        """Present memory and power of the board."""
         return _conditions(self.spec.board, self.battery)
 
     @property
     def refusal(self) -> str | None:
-        """The reason why it does not take part now; None if it does."""
+        """Why the device does not take part now; None if it does."""
         return reason_not_to_train(self.policy, self.conditions, self.spec.board) or self.planner.refusal
 
     def is_idle(self, now: float) -> bool:
-        """True if it neither works on a task nor sends a reply."""
+        """True if the device neither works on a task nor sends a reply."""
         return self.working is None and now >= self.sends_until
 
     def note_samples(self, now: float, *, claimed: int = 0) -> bool:
-        """Pass growing data to the planner; True if the coordinator needs a report, see `RoundPlanner`."""
+        """Pass grown data to the planner; True if the coordinator needs a report, see `RoundPlanner`."""
         found = self.figures
         return found is not None and self.planner.note_samples(
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
     def train_s(self, budget: Budget, round_attempt: Turn) -> float:
-        """Seconds of its work in this round at one of its ratios, evaluations included."""
+        """Return the seconds of the device's work in this round with this budget, evaluations included."""
         controller = self.planner.ratio_controller
         choice = next(one for one in controller.choices if one.ratio == budget.ratio)
         gflops = self.spec.board.training_gflops * self.spec.speed
@@ -179,7 +179,7 @@ class SimulatedDevice:
         return self.spec.slowness(round_attempt) * samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
-        """Costs of the whole round, including a reply that takes `upload_s` to send."""
+        """Return the costs of the whole round, including a reply that takes `upload_s` to send."""
         board, taken = self.spec.board, work.taken
         joules = (
             board.receive_w * (taken.download_s or 0)
@@ -189,23 +189,23 @@ class SimulatedDevice:
         return work.sent(upload_s, joules)
 
     def spend(self, taken: RoundCost, now: float) -> None:
-        """Drain a round's joules from its battery; they include idle power for the same time."""
+        """Drain a round's joules from the battery; they include idle power for the same time."""
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
             self.battery.drain(now, max(0.0, (taken.joules or 0) - idle_j))
 
     def ready(self) -> DeviceReady:
-        """Its report to the coordinator."""
+        """Return the event with the device's report to the coordinator."""
         return DeviceReady(self.planner.tell(), self.base)
 
     @property
     def drift(self) -> float | None:
-        """The drift that it reports; None if unknown."""
+        """The drift that the device reports; None if unknown."""
         return None if self.figures is None else self.figures.drift
 
     @property
     def is_flat(self) -> bool:
-        """True if its battery is empty; it then never returns."""
+        """True if the battery is empty; the device then never returns."""
         return self.battery is not None and self.battery.is_empty
 
 
@@ -218,7 +218,7 @@ def _conditions(board: Board, battery: Battery | None) -> Conditions:
 
 
 class Fleet:
-    """The devices of a run by name; it tracks which of them the next checkpoint has to store.
+    """The devices of a run by name, with a record of those that the next checkpoint must store.
 
     Args:
         devices: the devices in the order in which they enrol.
@@ -245,7 +245,7 @@ class Fleet:
         self._changed.update(self._devices)
 
     def take_changed(self) -> list[SimulatedDevice]:
-        """Devices that changed since the latest call, ascending."""
+        """Return the devices that changed since the last call, ascending."""
         changed, self._changed = self._changed, set()
         return [self._devices[name] for name in sorted(changed)]
 
@@ -256,7 +256,7 @@ class Fleet:
 
     @property
     def with_replies(self) -> list[SimulatedDevice]:
-        """Devices with stored replies, ascending."""
+        """Return the devices with stored replies, ascending."""
         return [self._devices[name] for name in sorted(self._with_replies)]
 
     def forget_replies(self, awaited_attempt: Callable[[str], Turn | None]) -> None:

@@ -1,7 +1,8 @@
 """The simulator: the fleet's own round engine, methods, codec and sessions on a virtual clock.
 
-Only time is simulated. The real codec encodes every payload, and its length determines how long the device's
-link is busy. Every device really trains, and chooses its ratio by the agent's own rule. The simulator
+Only time is simulated. The real codec encodes every payload, and the payload's length determines how long the
+device's link is busy. Every device really trains, and chooses its ratio by the agent's own rule. The
+simulator
 computes the time of that work on the device's board, its energy, the time of each transfer, and the device's
 availability.
 """
@@ -37,7 +38,7 @@ OnRound = Callable[[RoundRecord], bool]  # called with a closed training round; 
 
 @dataclass(frozen=True)
 class SimulationState:
-    """The mutable state of a simulation, without the coordinator's.
+    """The mutable state of a simulation, except the coordinator's state.
 
     Attributes:
         queue: the virtual clock and its events.
@@ -54,7 +55,7 @@ class SimulationState:
     streams: FleetStreams | None
 
     def snapshot(self, num_closed: int, coordinator: CoordinatorSide) -> Snapshot:
-        """Everything that a checkpoint stores, except the devices."""
+        """Return everything that a checkpoint stores, except the devices."""
         return Snapshot(
             format=FORMAT,
             num_closed=num_closed,
@@ -87,9 +88,9 @@ class Simulation:
         checkpoints: stores each closed round.
         guard: ends a simulation without progress.
         observers: receive events once they are stored.
-        on_round: called with every training round before the next one opens; True ends the run. An exception
-            in it ends the simulation.
-        ends_s: seconds after which no round opens; None: the run ends with its last round.
+        on_round: called with every closed training round before the next one opens; True ends the run. An
+            exception in it ends the simulation.
+        ends_s: seconds after which no round opens; None if the run ends with its last round.
         num_enrolment_bytes: bytes that each device downloads before its first round.
     """
 

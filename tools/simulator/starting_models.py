@@ -1,4 +1,4 @@
-"""The models with which simulated devices start a run that continues from another run.
+"""The models with which simulated devices start a run that continues another run.
 
 The rule is that of a real fleet (`edge_agent.run.joining`). A device that took part in the earlier run, and
 deployed a model of the same kind, starts with that model. Each device keeps its deployed model until a better
@@ -29,22 +29,22 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 def state_file(devices: Path, name: DeviceId) -> FileMemory:
-    """The session of a simulated device; the file exists once the device has worked."""
+    """Return the file of a simulated device's session; it exists once the device has worked."""
     return _memory(devices, name, "state")
 
 
 def deployed_file(devices: Path, name: DeviceId) -> FileMemory:
-    """The file of a simulated device's deployed model."""
+    """Return the file of a simulated device's deployed model."""
     return _memory(devices, name, "deployed")
 
 
 def deployed_files(devices: Path, name: DeviceId) -> DeployedFiles:
-    """The deployed model and the versions before it."""
+    """Return the files of the deployed model and of the versions before it."""
     return DeployedFiles.next_to(deployed_file(devices, name), f"{name}.")
 
 
 def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
-    """The model with which a device starts the run, shape (spec.size,); None for the shared model.
+    """Return the model with which a device starts the run, shape (spec.size,); None for the shared model.
 
     Raises:
         StoreError: the file cannot be read.
@@ -57,7 +57,7 @@ def starting_model(devices: Path, name: DeviceId) -> FlatArray | None:
 def carry_over(
     settings: RunSettings, enrolment: Enrolment, names: Iterable[DeviceId], devices: Path, runs: Path
 ) -> str:
-    """Carry the devices' deployed models over from the run that this run continues.
+    """Copy the devices' deployed models from the run that this run continues.
 
     Args:
         settings: settings of this run.
@@ -67,7 +67,7 @@ def carry_over(
         runs: the folder of the other run's folder.
 
     Returns:
-        A line that says with which models the devices start; "": this run continues no other.
+        A line on the models with which the devices start; "" if this run continues no other.
 
     Raises:
         StoreError: a deployed model is damaged or cannot be read, or the disk is full.
@@ -98,8 +98,9 @@ def _carry_over_one(
     there: Path,
     devices: Path,
 ) -> bool:
-    """Carry over one device's model; True if the device starts with its own. `theirs`: enrolment of the
-    earlier run.
+    """Copy one device's model from the earlier run; True if the device starts with its own model.
+
+    `theirs` is the enrolment of the earlier run.
     """
     file, before = deployed_file(there, name), theirs.spec
     found = _read(file)
@@ -128,9 +129,10 @@ def _carry_over_one(
 def _in_session(
     memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]
 ) -> DeployedModel | None:
-    """The deployed model of a device without a file of it, see `Adoption`.
+    """Return the deployed model of a device that has no file of it, see `Adoption`.
 
-    None: the device has not worked, or [adoption] is on and the device has deployed nothing.
+    The result is None if the device has not worked, or if [adoption] is on and the device has deployed no
+    model.
     """
     try:
         if run.adoption is not UNSET or memory.read() is None:
@@ -157,8 +159,9 @@ def _damaged(memory: FileMemory, problem: PacketError) -> StoreError:
 
 
 def _link(file: FileMemory, to: FileMemory) -> None:
-    """Give a file a second name, which takes no disk space. This is safe because files are only replaced as
-    a whole.
+    """Make a hard link to a file, which takes no disk space.
+
+    This is safe because files are only replaced as a whole.
     """
     if file.path == to.path:
         return

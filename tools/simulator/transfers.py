@@ -1,4 +1,4 @@
-"""Payloads over simulated links: tasks to devices, and replies back.
+"""Transfers payloads over simulated links: tasks to devices, and replies back.
 
 The exchange is that of `protocols.wire.transfer`: a payload follows its offer at once, and its last byte is
 acknowledged. Control messages, such as offers, take the link's delay but none of its bandwidth.
@@ -34,13 +34,13 @@ class Transfer:
 
 
 def downloaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload to the device, which measures from the arrival of the offer."""
+    """Return the transfer of a payload to the device, which measures time from the arrival of the offer."""
     arrives_at = link.finish_s(now_s, num_bytes, "down")
     return Transfer(arrives_at, arrives_at - now_s - link.delay_s)
 
 
 def uploaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
-    """A payload from the device, which measures until the last acknowledgement."""
+    """Return the transfer of a payload from the device, which measures until the last acknowledgement."""
     arrives_at = link.finish_s(now_s, num_bytes, "up")
     return Transfer(arrives_at, arrives_at - now_s + link.delay_s)
 
@@ -56,7 +56,7 @@ class Transfers:
         fleet: the devices.
         work: receives the devices' training.
         guard: counts tasks that are sent again.
-        checkpoints: store devices' files from before a round.
+        checkpoints: knows under which round devices' files are stored.
     """
 
     controller: RunController
@@ -68,7 +68,7 @@ class Transfers:
     checkpoints: Checkpoints
 
     def send_task(self, task: OutgoingTask) -> None:
-        """Send a task; its device trains on it from the arrival on.
+        """Send a task; the device starts to train on it when it arrives.
 
         Raises:
             PacketNotFinite: the task cannot be encoded.

@@ -147,7 +147,7 @@ def test_a_long_table_shows_the_best_and_says_where_the_others_are(swept):
         (["training.epoch=1"], "epoch=1: training.epoch: unknown key; did you mean `epochs`"),
         (["training.epochs=0,1"], r"epochs=0: training.epochs: expected `int` >= 1"),
         (["method.q=0.1,0.2"], r"q=0.1: method.q: fedspu has no such setting"),
-        ([f"{key}={','.join(map(str, range(1, 400)))}" for key in ("a.b", "a.c")], "runs; at most"),
+        ([f"{key}={','.join(map(str, range(1, 400)))}" for key in ("a.b", "a.c")], "runs, but at most"),
         ([], "name at least one setting"),
     ],
 )

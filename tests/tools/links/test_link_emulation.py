@@ -204,7 +204,7 @@ def test_the_commands_from_up_to_down(name, tmp_path):
         os.kill(relay, signal.SIGKILL)
     if not shaping.kernel_has_netem():
         said = edge_sim("status", "--seconds", "0.5", code=1).stdout
-        assert f"{gone}, the hub is not reached" in said
+        assert f"{gone}, the agent cannot reach the hub" in said
     assert "removed" in edge_sim("down").stdout
     assert "nothing is up" in edge_sim("down").stdout
     assert "no network" in edge_sim("status", code=2).stderr
@@ -232,7 +232,7 @@ def test_what_fails_half_way_leaves_nothing(name, monkeypatch):
 def test_a_strangers_namespace_is_left_alone(name):
     subprocess.run(["ip", "netns", "add", f"{name}-1"], check=True)
     try:
-        with pytest.raises(SettingError, match="already; use another --name"):
+        with pytest.raises(SettingError, match="already exist; use another --name"):
             Network([Constant(1e6, 1e6)] * 2, name).up()
         assert down(name) == {}
         assert namespaces(name) == [f"{name}-1"]
@@ -273,12 +273,12 @@ def test_two_networks_do_not_meet(name):
 
 def test_a_half_made_network_says_so(name):
     network_namespaces.folder_of(name).mkdir()
-    with pytest.raises(SettingError, match="left half made"):
+    with pytest.raises(SettingError, match="incomplete"):
         plan_of(name)
-    with pytest.raises(SettingError, match="exists already"):
+    with pytest.raises(SettingError, match="edge-sim link down"):
         Network([Constant(1e6, 1e6)], name).up()
     (network_namespaces.folder_of(name) / "plan.json").write_text("{}")
-    with pytest.raises(SettingError, match="left half made"):
+    with pytest.raises(SettingError, match="incomplete"):
         plan_of(name)
     down(name)
     assert traces_of(name) == []

@@ -163,25 +163,25 @@ def test_a_trace_file_counts_from_its_first_row_and_repeats(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: the first row must be time_s,uplink_bps,downlink_bps"),
-        ("# nothing else\n", "line 1: the first row must be"),
-        ("5,1e6,2e6\n", "line 1: the first row must be"),
-        ("time_s,uplink_bps\n0,1\n", "line 1: the first row must be"),
-        ("time_s,uplink_bps,downlink_bps\n", "needs two rows"),
-        ("time_s,uplink_bps,downlink_bps\n0,1,1\n", "needs two rows"),
-        (GOOD + "19,1,1\n", "line 5: time_s must grow"),
-        (GOOD + "20,1,1\n", "line 5: time_s must grow"),
-        (GOOD + "21,1\n", "line 5: 2 values; it needs 3"),
-        (GOOD + "21,1,1,1\n", "line 5: 4 values; it needs 3"),
+        ("", "line 1: the header must be time_s,uplink_bps,downlink_bps"),
+        ("# nothing else\n", "line 1: the header must be"),
+        ("5,1e6,2e6\n", "line 1: the header must be"),
+        ("time_s,uplink_bps\n0,1\n", "line 1: the header must be"),
+        ("time_s,uplink_bps,downlink_bps\n", "at least two rows"),
+        ("time_s,uplink_bps,downlink_bps\n0,1,1\n", "at least two rows"),
+        (GOOD + "19,1,1\n", "line 5: time_s must be greater"),
+        (GOOD + "20,1,1\n", "line 5: time_s must be greater"),
+        (GOOD + "21,1\n", "line 5: 2 values, but a row needs 3"),
+        (GOOD + "21,1,1,1\n", "line 5: 4 values, but a row needs 3"),
         (GOOD + "21,-1,1\n", "line 5: a rate is negative"),
         (GOOD + "21,fast,1\n", "line 5: 'fast' is no number"),
-        (GOOD + "21,nan,1\n", "line 5: nan is no number a link can have"),
-        (GOOD + "inf,1,1\n", "line 5: inf is no number a link can have"),
+        (GOOD + "21,nan,1\n", "line 5: nan is out of range"),
+        (GOOD + "inf,1,1\n", "line 5: inf is out of range"),
         (GOOD + "21,,1\n", "line 5: '' is no number"),
         (GOOD + f"21,{'9' * 200_000},1\n", "field larger than field limit"),
-        (b"\xff\xfe\x00\x01" * 50, "not a readable CSV file"),
-        ("time_s,uplink_bps,downlink_bps\n0,0,1\n5,0,1\n", "the uplink of a link trace is 0 throughout"),
-        ("time_s,uplink_bps,downlink_bps\n0,1,0\n5,1,0\n", "the downlink of a link trace is 0 throughout"),
+        (b"\xff\xfe\x00\x01" * 50, "cannot be read as CSV"),
+        ("time_s,uplink_bps,downlink_bps\n0,0,1\n5,0,1\n", "the uplink of a link trace is always 0"),
+        ("time_s,uplink_bps,downlink_bps\n0,1,0\n5,1,0\n", "the downlink of a link trace is always 0"),
     ],
 )
 def test_a_wrong_trace_file_gets_one_line_that_names_it(tmp_path, content, message):
@@ -336,11 +336,11 @@ def test_a_cell_takes_the_devices_without_a_link():
     [
         (
             {"links": {"5g": 1}},
-            "no link preset '5g'; there are 4g, rural-dsl, lora-backhaul, factory-wifi, lan",
+            "no link preset '5g'; use one of 4g, rural-dsl, lora-backhaul, factory-wifi, lan",
         ),
         ({"links": {"5g": 0}}, "no link preset '5g'"),
         ({"links": {"nowhere.csv": 1}}, "nowhere.csv: no such file"),
-        ({"links": {"4g": 3}}, "fleet.links lists 3 links for fleet.devices = 2"),
+        ({"links": {"4g": 3}}, "fleet.links lists 3 links, but fleet.devices = 2"),
         ({"links": {"4g": -1}}, "fleet.links"),
         ({"wireless": {"distance": [1, 2]}}, "did you mean `distance_m`?"),
         ({"wireless": {"distance_m": [0, 2]}}, "fleet.wireless.distance_m[0]: expected `float` >= 1"),
@@ -540,7 +540,7 @@ def test_a_wrong_option_gets_one_line(monkeypatch, command, message):
 
 def test_an_impossible_name_of_a_network():
     for name in ("", "a b", "../etc", "x" * 33):
-        with pytest.raises(SettingError, match="cannot be a network's name"):
+        with pytest.raises(SettingError, match="is not a valid name of a network"):
             network_namespaces.check_name(name)
 
 

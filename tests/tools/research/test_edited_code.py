@@ -119,7 +119,7 @@ def test_serve_refuses_to_go_on_with_edited_code(files, weights, tmp_path):
         open_run(world.settings, folder, durable=False)
     assert str(problem.value) == (
         f"{folder} was begun with other code: {files.helper}.py is edited; put that back to go on with the "
-        "run, or take another run.name (--fresh deletes the run)"
+        "run, or set another run.name (--fresh deletes the run)"
     )
     files.scale("1")
     world.restart()

@@ -179,10 +179,10 @@ def test_a_finished_run_is_read_and_not_played_again(result, runs):
 
 def test_another_run_of_the_name_is_refused_in_one_line_that_names_the_key(result, runs):
     with pytest.raises(
-        SettingError, match=r"run.seed was 3 and is 4 now; take another run.name, .*fresh=True"
+        SettingError, match=r"run.seed was 3 and is 4 now; set another run.name, .*fresh=True"
     ):
         fleetune.simulate(SECTIONS, runs, set={"run.seed": 4})
-    with claim(result.folder), pytest.raises(StoreError, match="this run is simulated now"):
+    with claim(result.folder), pytest.raises(StoreError, match="this run simulates this run now"):
         fleetune.simulate(SECTIONS, runs)
 
 
@@ -298,13 +298,13 @@ def test_the_rows_that_were_given_are_those_that_devices_have():
 @pytest.mark.parametrize(
     ("partition", "line"),
     [
-        ([[0, 1]] * 3, "rows of 3 devices for fleet.devices = 4"),
+        ([[0, 1]] * 3, "it assigns rows to 3 devices, but fleet.devices = 4"),
         ([[0, 1]] * 3 + [[7]], "device 3 has 1 rows, and it needs 2"),
         ([[0, 1]] * 3 + [[7, 7]], "device 3 has row 7 twice"),
         ([[0, 1]] * 3 + [[7, 2000]], r"device 3 has rows 7 to 2000; there are 1797"),
         ([[0, 1]] * 3 + [[0.5, 1]], "device 3 has float64 of shape"),
-        ([([0, 1], [1])] * 4, "device 0 trains on and tests on row 1"),
-        (lambda labels, num, rng: 1 / 0, "the function failed: ZeroDivisionError"),
+        ([([0, 1], [1])] * 4, "device 0 has row 1 for training and for testing"),
+        (lambda labels, num, rng: 1 / 0, "your function failed: ZeroDivisionError"),
         (lambda labels, num, rng: None, "NoneType is no list of rows"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_partition_that_is_none_is_refused_in_one_line(tmp_path, partition, li
 def test_what_was_given_has_to_be_given_again(arrays_run, tmp_path):
     folder, options = arrays_run
     stored = fleetune.read_result(folder / "small").settings
-    with pytest.raises(SettingError, match=r"arrays from Python; give them again, data=\(x, y\)"):
+    with pytest.raises(SettingError, match=r"arrays from Python; pass them again as data=\(x, y\)"):
         fleetune.simulate(stored, tmp_path)
     with pytest.raises(SettingError, match="assigned from Python; pass partition= again"):
         fleetune.simulate(stored, tmp_path, data=options["data"])
@@ -374,7 +374,7 @@ def test_rounds_devices_and_gains_of_a_comparison(table):
     assert (gains == (personal["fedspu"] - personal["local-only"])[gains.index]).all()
     assert len(gains) == 8
     with pytest.raises(
-        SettingError, match=r"gains over 'fedavg': it was not compared; known: local-only, fedspu"
+        SettingError, match=r"gains over 'fedavg': no such configuration; known: local-only, fedspu"
     ):
         table.gains("fedavg")
 
@@ -462,9 +462,9 @@ def test_contenders_have_settings_of_their_own_and_data_of_the_callers(runs):
 def test_mistakes_in_a_comparison_are_one_line(tmp_path):
     for options, line in (
         ({"methods": ["fedspuu"]}, "^methods: no method 'fedspuu'; did you mean 'fedspu'"),
-        ({"seeds": 0}, "^seeds 0: at least 1"),
-        ({"seeds": [1, 1]}, r"^seeds \[1, 1\]: name at least one, and none twice"),
-        ({"target": 2}, "^target 2: accuracy is between 0 and 1"),
+        ({"seeds": 0}, "^seeds 0: .*at least 1"),
+        ({"seeds": [1, 1]}, r"^seeds \[1, 1\]: .*no seed twice"),
+        ({"target": 2}, "^target 2: .*accuracy must be between 0 and 1"),
     ):
         with pytest.raises(SettingError, match=line):
             fleetune.compare(SECTIONS, runs=tmp_path, **options)
@@ -482,9 +482,9 @@ def test_a_folder_without_a_run_and_a_damaged_one_are_one_line(table, tmp_path):
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ({"engine": "spark"}, "^engine spark: choose local, ray"),
-        ({"address": "1.2.3.4:6379"}, "^address is that of a Ray cluster"),
-        ({"engine": "ray", "address": "127.0.0.1:9"}, "^no Ray cluster at 127.0.0.1:9"),
+        ({"engine": "spark"}, "^engine spark .*local, ray"),
+        ({"address": "1.2.3.4:6379"}, "^address names a Ray cluster"),
+        ({"engine": "ray", "address": "127.0.0.1:9"}, "^cannot reach a Ray cluster at 127.0.0.1:9"),
     ],
 )
 def test_where_nobody_can_work_it_is_one_line(how, line, tmp_path):

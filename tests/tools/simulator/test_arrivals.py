@@ -159,7 +159,7 @@ def test_an_empty_day_a_new_class_and_one_that_cannot_be_stop_nothing(tmp_path):
 
 def test_a_device_that_cannot_begin_or_run_dry_is_told_in_one_line(tmp_path):
     for arrivals, match in (
-        ({"first": 1}, r"data\.arrivals\.first = 1: device 0 has nothing to train on"),
+        ({"first": 1}, r"data\.arrivals\.first = 1: device 0 has no training sample"),
         ({"per_day": 500}, r"data\.arrivals: device 0 has 8.. samples of digits, and 2740 are to come"),
         ({"change": {"kind": "dusk", "day": 2}}, "is none of rotate-classes, invert, shift"),
     ):

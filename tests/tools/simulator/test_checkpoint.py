@@ -250,7 +250,7 @@ def test_where_a_reply_under_way_is_missing_it_says_so(tmp_path):
     with closing(RunStore.open(tmp_path / STATE)) as store, store.step():
         (name,) = store._rows("SELECT name FROM value WHERE name LIKE 'reply %'")[0]
         store.drop(name)
-    with pytest.raises(StoreError, match=f"is damaged: it has no {name}"):
+    with pytest.raises(StoreError, match=f"is damaged: the entry {name} is missing"):
         play(tmp_path, asked)
 
 
@@ -275,9 +275,9 @@ def test_stopped_before_its_report_it_only_writes_that(tmp_path, stopping):
 def test_a_finished_one_is_not_played_again_and_another_one_is_refused(tmp_path):
     asked = wanted({})
     write_results(*simulate(asked, tmp_path, workers=0, fresh=False), report=False)
-    with pytest.raises(SettingError, match="holds this run, finished; --fresh plays it again"):
+    with pytest.raises(SettingError, match="holds this run, finished; --fresh simulates it again"):
         play(tmp_path, asked)
-    with pytest.raises(SettingError, match=r"run\.rounds was 5 and is 4 now; take another run.name"):
+    with pytest.raises(SettingError, match=r"run\.rounds was 5 and is 4 now; set another run.name"):
         play(tmp_path, wanted({}, rounds=4))
 
 
@@ -331,7 +331,7 @@ def test_killed_with_its_workers_the_same_command_goes_on(tmp_path):
     assert "was stopped: it goes on after round" in whole.stdout
     assert rounds.read_bytes() == (tmp_path / "a" / "sim" / "rounds.jsonl").read_bytes()
     again = subprocess.run(**command("b"), check=True)
-    assert "was finished before; --fresh plays it again" in again.stdout
+    assert "was finished before; --fresh simulates it again" in again.stdout
     table = [line for line in unbroken.stdout.splitlines() if line.startswith("device-")]
     assert table
     assert [line for line in again.stdout.splitlines() if line.startswith("device-")] == table

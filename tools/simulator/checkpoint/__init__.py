@@ -1,1 +1,1 @@
-"""Checkpoints of a simulation: stored at the end of each round, and read to resume an interrupted run."""
+"""Checkpoints of a simulation: stored at the end of each round; an interrupted run resumes from them."""

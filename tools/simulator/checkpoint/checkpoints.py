@@ -22,11 +22,11 @@ class Checkpoints:
     """The checkpoints of one simulation.
 
     Args:
-        run: run whose store holds them.
+        run: run whose store holds the checkpoints.
 
     Attributes:
         num_closed: number of ended rounds, the final evaluation and rolled-back rounds included. Devices'
-            files are stored under it, so that a resumed run can restore them.
+            files are stored under this number, so that a resumed run can restore them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -39,7 +39,7 @@ class Checkpoints:
 
     @contextmanager
     def one_round(self) -> Iterator[None]:
-        """Make all writes inside one transaction.
+        """Put all writes inside this context into one transaction.
 
         Raises:
             StoreError: the disk is full.
@@ -53,7 +53,9 @@ class Checkpoints:
             self._forgetting.start()
 
     def settle(self) -> None:
-        """Wait until the files of the previous round are deleted; that happens during the next round."""
+        """Wait until the files of the previous round are deleted; a thread deletes them during the next
+        round.
+        """
         if self._forgetting is not None:
             self._forgetting.join()
 
@@ -73,8 +75,7 @@ class Checkpoints:
         self.num_closed, self._written = self.num_closed + 1, True
 
     def restore(self, fleet: Fleet) -> Snapshot | None:
-        """Restore devices, their files and the coordinator from the latest checkpoint; None if there is
-        none.
+        """Restore devices, their files and the coordinator from the latest checkpoint; None if there is none.
 
         Raises:
             StoreError: the checkpoint is damaged or of another version, or the disk is full.

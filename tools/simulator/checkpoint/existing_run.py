@@ -1,4 +1,4 @@
-"""Compares the run that a folder holds with the run that the user asks for."""
+"""Compares the run in a folder with the run that the user asks for."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,12 +29,13 @@ class ExistingRun:
     """A run with the same settings in the folder.
 
     Attributes:
-        settings: its settings, with the values that were filled in at its start.
+        settings: its settings, with the values that the simulator filled in at its start.
         enrolment: enrolment of the run.
         rounds: stored rounds.
         finished: True if the run has ended and its results are written.
-        restart_reason: the reason why it cannot be resumed; "" if it can.
-        edited: the user's files that differ from those of the run; "" if none do. Such a run is not finished.
+        restart_reason: why the run cannot be resumed; "" if it can.
+        edited: the user's files that changed since the run; "" if none did. A run with changed files is not
+            finished.
     """
 
     settings: RunSettings
@@ -46,11 +47,11 @@ class ExistingRun:
 
 
 def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
-    """The simulation of these settings that `folder` holds; None: there is none.
+    """Return the simulation with these settings that `folder` holds; None if there is none.
 
     Raises:
         OtherRunError: the folder holds a run with other settings.
-        StoreError: it is damaged or of another version, or another process simulates it now.
+        StoreError: the run is damaged or of another version, or another process simulates it now.
     """
     if not _has_begun(folder):
         return None
@@ -59,7 +60,7 @@ def find_existing_run(asked: RunSettings, folder: Path) -> ExistingRun | None:
         found = differences(stored.settings, going_on(stored.settings, wanted), stored.enrolment.spec)
         if found:
             raise OtherRunError(
-                f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
+                f"{folder} holds a run with other settings: {difference_words(found)}; set another run.name"
             )
         engine, restart_reason = read_engine(stored.store), ""
         if engine is not None and STOPPED in (engine.ending.ends, engine.ending.reason):
@@ -78,13 +79,15 @@ def _has_begun(folder: Path) -> bool:
     if not (folder / STATE).exists():
         return False
     if is_claimed(folder):
-        raise StoreError(f"{folder}: this run is simulated now; wait for it, or take another run.name")
+        raise StoreError(
+            f"{folder}: another process simulates this run now; wait for it, or set another run.name"
+        )
     with closing(RunStore.read(folder / STATE)) as store:
         return store.get("settings") is not None
 
 
 def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
-    """The requested settings, with the values that the earlier simulation filled in at its start."""
+    """Return the requested settings with the values that the earlier simulation filled in at its start."""
     model, round_ = asked.model, with_start(asked).round
     model = replace(
         model,

@@ -1,7 +1,7 @@
 """The simulation's state at the end of a round, in the run's store next to the coordinator's state.
 
-It is written in the round's own transaction. Only devices that changed are stored; the others are as at the
-start of the run. Replies are stored apart, see `stored_replies`.
+The state is written in the round's own transaction. Only devices that changed are stored; other devices are
+still in their initial state. Replies are stored separately, see `stored_replies`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,8 +33,8 @@ class Snapshot:
     """State of a simulation without its devices.
 
     Attributes:
-        format: version, `FORMAT`.
-        num_closed: rounds that have ended, the final evaluation included.
+        format: version of the format, `FORMAT`.
+        num_closed: number of ended rounds, the final evaluation included.
         now: time on the virtual clock.
         events: future events.
         results: results of training that ends later on the virtual clock, by number in the event queue.
@@ -78,16 +78,16 @@ def write_snapshot(
 
 
 def with_replies(snapshot: Snapshot, replies: StoredReplies) -> Snapshot:
-    """The snapshot with its replies. Raises StoreError: one is missing."""
+    """Return the snapshot with its replies. Raises StoreError if a reply is missing."""
     results = swap_in_results(snapshot.results, snapshot.events, replies.get)
     return replace(snapshot, results=results, events=swap_in_events(snapshot.events, replies.get))
 
 
 def read_snapshot(store: RunStore) -> Snapshot | None:
-    """The latest snapshot, without its replies; None: there is none.
+    """Return the latest snapshot without its replies; None if there is none.
 
     Raises:
-        StoreError: it is damaged, or of another version.
+        StoreError: the snapshot is damaged, or of another version.
     """
     data = store.get(_SNAPSHOT)
     if data is None:
@@ -107,10 +107,10 @@ def read_snapshot(store: RunStore) -> Snapshot | None:
 def read_devices(
     store: RunStore, fleet: Fleet, replies: StoredReplies
 ) -> Iterator[tuple[SimulatedDevice, DeviceSnapshot]]:
-    """Each device that had changed, with its stored state.
+    """Yield each changed device with its stored state.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: the stored state is damaged.
     """
     for device in fleet:
         data = store.get(_DEVICE + device.name)

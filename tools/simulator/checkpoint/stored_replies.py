@@ -1,7 +1,8 @@
-"""Replies in flight when a round ends: each is stored once, even if several rounds end meanwhile.
+"""Stores replies in flight when a round ends: each reply once, even if several rounds end meanwhile.
 
-A snapshot has a reply in several places: as the result of training, in transfer, and among those that may be
-sent again. There it is empty. The reply itself is stored under its device's name and its (round, attempt).
+A snapshot has a reply in several places: as the result of training, in transfer, and among replies that may
+be
+sent again. There the reply is empty. Its content is stored under its device's name and its (round, attempt).
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +40,7 @@ class StoredReplies:
         self._wanted: set[str] = set()
 
     def put(self, device: str, key: TransferKey, reply: bytes) -> bytes:
-        """Store a reply unless it is stored; return its placeholder."""
+        """Store a reply unless it is already stored; return the placeholder for it."""
         name = _name(device, key)
         if name not in self._stored | self._wanted:
             self._store.put(name, reply)
@@ -47,30 +48,32 @@ class StoredReplies:
         return _ELSEWHERE
 
     def drop_others(self) -> None:
-        """Delete replies that were not put since the latest call."""
+        """Delete replies that were not put since the last call."""
         for name in self._stored - self._wanted:
             self._store.drop(name)
         self._stored, self._wanted = self._wanted, set()
 
     def get(self, device: str, key: TransferKey, reply: bytes) -> bytes:  # noqa: ARG002 - a `Swap`
-        """Read a stored reply. Raises StoreError: it is not there."""
+        """Return a stored reply. Raises StoreError if it is missing."""
         name = _name(device, key)
         found = self._store.get(name)
         if found is None:
-            raise StoreError(f"{self._store.path} is damaged: it has no {name}")
+            raise StoreError(
+                f"{self._store.path} is damaged: the entry {name} is missing; --fresh simulates the run again"
+            )
         self._stored.add(name)
         return found
 
 
 def swap_in_events(entries: Iterable[QueueEntry], swap: Swap) -> list[QueueEntry]:
-    """Events with their replies replaced."""
+    """Return events with their replies replaced by `swap`."""
     return [(time_s, number, _in_event(one, swap)) for time_s, number, one in entries]
 
 
 def swap_in_results(
     results: Iterable[tuple[int, TrainingResult]], entries: Iterable[QueueEntry], swap: Swap
 ) -> list[tuple[int, TrainingResult]]:
-    """Results of training, whose ends are among `entries`, with their replies replaced."""
+    """Return results of training, whose ends are among `entries`, with their replies replaced."""
     ends = {number: one for _, number, one in entries if isinstance(one, TrainingDone)}
     return [
         (number, one)
@@ -81,7 +84,7 @@ def swap_in_results(
 
 
 def swap_in_device(device: str, state: DeviceSnapshot, swap: Swap) -> DeviceSnapshot:
-    """A device's state with its replies replaced."""
+    """Return a device's state with its replies replaced."""
     return replace(
         state,
         replies=[(round_attempt, _in_made(device, made, swap)) for round_attempt, made in state.replies],

@@ -1,4 +1,4 @@
-"""The Ray cluster of a command: an existing one, or its own, which ends with the command."""
+"""Connects a command to a Ray cluster: an existing cluster, or one that ends with the command."""
 
 import logging
 import os
@@ -38,13 +38,14 @@ class Cluster:
 
 @contextmanager
 def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
-    """Connect to a cluster for the length of the block. An existing connection of this process, as in a
-    notebook, is used and kept.
+    """Connect to a cluster for the length of the block; yield the cluster.
+
+    A connection that this process already has, as in a notebook, is used and stays open.
 
     Args:
         address: address of a running cluster, or "auto"; None: $RAY_ADDRESS, and without it a cluster on this
             machine that ends with the block.
-        num_cpus: workers of such a cluster.
+        num_cpus: number of processors of a cluster that is started here.
 
     Raises:
         SettingError: Ray is not installed, or there is no such cluster.
@@ -66,26 +67,27 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
 
 
 def _of_this_process(ray: ModuleType, address: str | None) -> Cluster:
-    """The cluster that this process is connected to. Raises SettingError: its address is not `address`."""
+    """Return the cluster to which this process is connected. Raises SettingError if its address differs."""
     there = ray.get_runtime_context().gcs_address
     if address not in (None, "auto", there):
         raise SettingError(
-            f"--address {address}: this process is a client of the Ray cluster at {there} already"
+            f"--address {address}: this process is already connected to the Ray cluster at {there}; use that"
+            " address"
         )
     return Cluster(there, int(ray.cluster_resources().get("CPU", 0)))
 
 
 def _check_reached(address: str) -> None:
-    """Check that the address can be reached, because Ray itself would try for minutes. Raises
-    SettingError.
-    """
+    """Raise SettingError if the address cannot be reached, because Ray itself would try for minutes."""
     host, separator, port = address.rpartition(":")
     if not (separator and port.isdecimal() and "/" not in host):
         return  # for example "auto"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TO_REACH_S).close()
     except OSError as problem:
-        raise SettingError(f"no Ray cluster at {address}: {problem.strerror or problem}") from None
+        raise SettingError(
+            f"cannot reach a Ray cluster at {address}: {problem.strerror or problem}"
+        ) from None
 
 
 def join(address: str) -> ModuleType:
@@ -101,7 +103,7 @@ def join(address: str) -> ModuleType:
 
 
 def imported() -> ModuleType:
-    """The module `ray`. Raises SettingError: it is not installed."""
+    """Return the module `ray`. Raises SettingError if it is not installed."""
     for name, value in _OF_OUR_CLUSTER.items():
         os.environ.setdefault(name, value)
     try:
@@ -120,7 +122,11 @@ def _begin(ray: ModuleType, **how: Any) -> None:
     try:
         ray.init(**how, **options)
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, ValueError and others
-        what = "Ray cannot begin here" if how["address"] == _OWN else f"no Ray cluster at {how['address']}"
+        what = (
+            "cannot start Ray here"
+            if how["address"] == _OWN
+            else f"cannot reach a Ray cluster at {how['address']}"
+        )
         raise SettingError(f"{what}: {flat(problem)[:300]}") from None
     finally:
         signal.signal(signal.SIGTERM, heard)

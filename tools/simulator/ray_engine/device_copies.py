@@ -1,6 +1,4 @@
-"""Copies the files of simulated devices between the run's folder and the nodes' disks: all files, or the
-changed ones.
-"""
+"""Copies simulated devices' files between the run's folder and the nodes' disks: all, or the changed ones."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,7 @@ _NEW = ".coming"
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that a device's work made to its files.
+    """Changes of a device's files by a task.
 
     Attributes:
         written: new and changed files, by their path below the folder of devices.
@@ -32,10 +30,10 @@ class Changes:
 
 
 def all_of(devices: Path, name: str) -> dict[str, Content]:
-    """A device's files, by their path below the folder of devices.
+    """Return a device's files, by their path below the folder of devices.
 
     Raises:
-        StoreError: one cannot be read.
+        StoreError: a file cannot be read.
     """
     try:
         return {str(path.relative_to(devices)): np.fromfile(path, np.uint8) for path in _files(devices, name)}
@@ -44,12 +42,12 @@ def all_of(devices: Path, name: str) -> dict[str, Content]:
 
 
 def stamps(devices: Path, name: str) -> dict[str, Stamp]:
-    """A stamp of each of a device's files, by which `changes` finds the changed ones."""
+    """Return a stamp of each of a device's files, from which `changes` finds the changed files."""
     return {str(path.relative_to(devices)): _stamp(path) for path in _files(devices, name)}
 
 
 def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
-    """The changes to a device's files since `stamps`."""
+    """Return the changes to a device's files since `stamps`."""
     now = stamps(devices, name)
     other = [path for path, one in now.items() if before.get(path) != one]
     written = {path: np.fromfile(devices / path, np.uint8) for path in other}
@@ -57,8 +55,9 @@ def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
 
 
 def apply(devices: Path, found: Changes) -> None:
-    """Apply the changes here. Each file is replaced as a whole, so a second name of it keeps the old
-    content.
+    """Apply the changes to the files on this machine.
+
+    Each file is replaced as a whole, so a hard link to the old file keeps the old content.
 
     Raises:
         StoreError: the disk is full.
@@ -77,7 +76,7 @@ def apply(devices: Path, found: Changes) -> None:
 
 
 def replace_all(devices: Path, name: str, files: Mapping[str, Content]) -> None:
-    """Give a device exactly these files. Raises StoreError: the disk is full."""
+    """Replace a device's files by exactly these. Raises StoreError if the disk is full."""
     forget(devices, name)
     apply(devices, Changes(files))
 
@@ -93,7 +92,7 @@ def forget(devices: Path, name: str) -> None:
 
 
 def _files(devices: Path, name: str) -> Iterator[Path]:
-    """A device's files, by their known names, because searching the folder of 100,000 devices takes long."""
+    """Yield a device's files by their known names; searching a folder of 100,000 devices would take long."""
     for part in ALL_PARTS:
         path = devices / f"{name}.{part}"
         if path.is_dir():

@@ -2,7 +2,7 @@
 
 Ray moves an argument or a result above 100 kB through the object stores of both nodes. That takes 2 to 3 ms
 of processor time each way, as long as training a small network. Ray still places the workers and reports
-deaths. A peer must first send a key that it got through Ray; nothing from it is unpickled before that.
+deaths. A peer must first send a key that it got through Ray; before that, no data from it is unpickled.
 """
 
 import hmac
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 class ChannelError(Exception):
-    """The connection broke, or was never made."""
+    """The connection broke, or could not be opened."""
 
 
 class DirectChannel:
@@ -54,7 +54,7 @@ class DirectChannel:
             raise ChannelError(str(problem)) from None
 
     def poll(self, patience_s: float) -> bool:
-        """True if a message starts to arrive within that time. Raises ChannelError."""
+        """True if a message starts to arrive within `patience_s` seconds. Raises ChannelError."""
         self._connection.settimeout(patience_s)
         try:
             if not self._connection.recv(1, socket.MSG_PEEK):
@@ -92,7 +92,7 @@ class DirectChannel:
 
 
 class ChannelListener:
-    """Waits for one connection.
+    """Listens for one connection.
 
     Args:
         host: an address of this machine that the peer can reach.
@@ -108,8 +108,10 @@ class ChannelListener:
         self.key = secrets.token_bytes(_KEY_BYTES)
 
     def accept(self) -> DirectChannel:
-        """Return the first connection that shows the key, then close the port. Raises ChannelError: none
-        came.
+        """Return the first connection that sends the key, then close the port.
+
+        Raises:
+            ChannelError: no connection arrived in time.
         """
         ends_at = time.monotonic() + _TO_CONNECT_S
         with self._server:
@@ -122,7 +124,7 @@ class ChannelListener:
                 if self._knows_key(connection):
                     return DirectChannel(connection)
                 connection.close()
-        raise ChannelError("nobody connected")
+        raise ChannelError("no worker connected in time")
 
     def _knows_key(self, connection: socket.socket) -> bool:
         connection.settimeout(_TO_CONNECT_S)
@@ -133,7 +135,7 @@ class ChannelListener:
 
 
 def connect(address: tuple[str, int], key: bytes) -> DirectChannel:
-    """Connect to a `ChannelListener`. Raises ChannelError: it cannot be reached from here."""
+    """Connect to a `ChannelListener`. Raises ChannelError if the listener cannot be reached."""
     try:
         connection = socket.create_connection(address, timeout=_TO_CONNECT_S)
         connection.sendall(key)

@@ -15,14 +15,13 @@ _DEATH_REPORT_S = 10.0  # how long to wait for Ray's report of a worker's death
 
 @dataclass(eq=False)
 class Node:
-    """A worker on a node.
+    """A worker on a node of the Ray cluster, as seen from this machine.
 
     Attributes:
-        ray: the module `ray`, which knows where the worker is and if it lives.
+        ray: the module `ray`, which locates the worker and reports its death.
         actor: Ray's handle of the worker.
-        where: name of the node and folder of the run there; "": not asked yet.
-        channel: direct connection to the worker; None: it is reached through Ray only, as from outside the
-            cluster.
+        where: name of the node, and folder of the run there; "" if not asked yet.
+        channel: direct connection to the worker; None if only Ray reaches it, as from outside the cluster.
         stale: devices whose files on the node are out of date.
     """
 
@@ -35,11 +34,11 @@ class Node:
 
     @property
     def is_here(self) -> bool:
-        """True if the worker is on this machine."""
+        """True if the worker runs on this machine."""
         return self.where[0] == socket.gethostname()
 
     def connect(self) -> None:
-        """Open a direct connection if one is possible. Raises Ray's error if the worker died."""
+        """Open a direct connection if possible. Raises Ray's error if the worker died."""
         try:
             self.channel = connect(*self.ray.get(self.actor.listen.remote()))
         except (ChannelError, self.ray.exceptions.RayTaskError):
@@ -48,7 +47,7 @@ class Node:
             self._serving = self.actor.serve.remote()
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
-        """The answer to a call of `NodeWorker.work`. Raises Ray's error if the worker died."""
+        """Call `NodeWorker.work`, and return its answer. Raises Ray's error if the worker died."""
         if self.channel is None or not self.is_here:
             arguments = tuple(one.for_elsewhere if isinstance(one, TrainingJob) else one for one in arguments)
         piece = (function, arguments, *of)
@@ -64,7 +63,7 @@ class Node:
             raise self._death() from None
 
     def _death(self) -> BaseException:
-        """Ray's report of why the worker died."""
+        """Return Ray's report of why the worker died."""
         errors = self.ray.exceptions
         death: BaseException = errors.RayError("its connection broke")
         try:

@@ -1,4 +1,4 @@
-"""The worker on a node: it works for one device after another, with their states on the node's own disk."""
+"""The worker on a node: trains one device after another, with their states on the node's own disk."""
 
 import os
 import shutil
@@ -25,11 +25,11 @@ _FOLDERS = "fleetune-node-"  # prefix of its folders for temporary files on the 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a task.
+    """The result of a task on a node.
 
     Attributes:
         result: result of the function.
-        fault: its exception, which is raised where the task was submitted.
+        fault: the function's exception, which is raised where the task was submitted.
         changes: changes to the device's files.
     """
 
@@ -49,11 +49,11 @@ class NodeWorker:
         self._awaited: ChannelListener | None = None
 
     def where(self) -> tuple[str, str]:
-        """The node's name, and the folder of the run there."""
+        """Return the node's name, and the folder of the run there."""
         return socket.gethostname(), str(self._folder)
 
     def begin(self, run: RunPackage) -> Answer:
-        """Set up for a run, and remove everything of the previous one."""
+        """Set up for a run, and remove everything of the previous run."""
         try:
             _check_versions(run.versions)
             self._devices, code = self._new_folders()
@@ -67,8 +67,8 @@ class NodeWorker:
         return Answer()
 
     def listen(self) -> tuple[tuple[str, int], bytes]:
-        """Open a port for a direct connection; return its address and key. Raises OSError: this node
-        cannot.
+        """Open a port for a direct connection; return address and key. Raises OSError if the port cannot be
+        opened.
         """
         import ray
 
@@ -76,9 +76,7 @@ class NodeWorker:
         return self._awaited.address, self._awaited.key
 
     def serve(self) -> None:
-        """Do the tasks that arrive through the direct connection, until None arrives or the connection
-        breaks.
-        """
+        """Do tasks from the direct connection until None arrives or the connection breaks."""
         assert self._awaited is not None, "listen() runs first"
         with suppress(ChannelError), closing(self._awaited.accept()) as channel:
             while (asked := channel.receive()) is not None:
@@ -98,7 +96,8 @@ class NodeWorker:
             function: the function.
             arguments: its arguments.
             device: name of the device.
-            files: all files of the device, which replace those on this node; None: this node has the latest.
+            files: all files of the device, which replace those on this node; None if this node has the
+                latest.
             stale: other devices whose files on this node are out of date.
         """
         try:

@@ -1,8 +1,7 @@
-"""An executor whose workers are on the nodes of a Ray cluster, with the interface of
-`workers.worker_processes`.
+"""An executor with workers on the nodes of a Ray cluster; same interface as `workers.worker_processes`.
 
 A thread of this process serves each worker. The run's folder on this machine always has every device's latest
-files: an answer brings the changed files, and they are written before its future is done. A node also keeps
+files: an answer contains the changed files, and they are written before its future is done. A node also keeps
 the files, so they need not be sent again. If a worker or a node dies, another worker repeats its task from
 the same files.
 """
@@ -37,9 +36,7 @@ _spare: list["Node"] = []  # workers that a run of this process left for its nex
 
 
 def end_spare_workers() -> None:
-    """End the workers that this process keeps for its next run, so that other programs can use the
-    processors.
-    """
+    """End the workers that this process keeps for its next run, which frees their processors."""
     import ray
 
     while _spare:
@@ -77,8 +74,9 @@ class _Schedule:
     no_node_since: float = field(default_factory=time.monotonic)
 
     def next_for(self, node: Node) -> _Task | None:
-        """The next task for a node: first of a device whose files it has, then of one whose files no idle
-        node has.
+        """Return the next task for a node; None if there is none.
+
+        Devices whose files this node has come first, then devices whose files no idle node has.
         """
         seen, free = set(self.busy), None
         for task in self.waiting:
@@ -92,7 +90,7 @@ class _Schedule:
         return free
 
     def remove(self, node: Node) -> None:
-        """Forget a node that has ended."""
+        """Remove a node that has ended."""
         if node in self.nodes:
             self.nodes.discard(node)
             self.no_node_since = time.monotonic()
@@ -101,7 +99,7 @@ class _Schedule:
 
 
 class RayWorkers(Executor):
-    """Workers on the nodes of a cluster, as many as it has room for, each with one task at a time.
+    """Workers on the nodes of a cluster, as many as fit, each with one task at a time.
 
     On an exception inside the block (Ctrl-C too) it kills the workers. Otherwise it waits for all tasks.
 
@@ -131,9 +129,10 @@ class RayWorkers(Executor):
             thread.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit a call of a function of `workers.worker`; its first argument is a job or a device's name.
+        """Submit a call of a function of `workers.worker`, whose first argument is a job or a device's name.
 
-        The future raises the function's exception, or FleetuneError if workers die at it or there are none.
+        The future raises the function's exception, or FleetuneError if the call kills workers or there are
+        none.
         """
         assert not kwargs, "functions of `workers.worker` take no keywords"
         self._print_lines()
@@ -221,8 +220,10 @@ class RayWorkers(Executor):
         return self._ray.remote(**how)(NodeWorker).remote()
 
     def _started(self, node: Node) -> bool:
-        """Start the run on a node; True once it is ready. Raises FleetuneError after `PATIENCE_S` without
-        any node.
+        """Start the run on a node; True once the node is ready.
+
+        Raises:
+            FleetuneError: no node was ready within `PATIENCE_S`.
         """
         node.where, node.channel, node.stale = ("", ""), None, []
         asked = node.actor.begin.remote(self._run)
@@ -245,7 +246,7 @@ class RayWorkers(Executor):
         return False
 
     def _next(self, node: Node) -> _Task | None:
-        """Wait for a node's next task; None: there will be none."""
+        """Wait for a node's next task; None if there will be none."""
         with self._changed:
             self._schedule.idle.add(node)
             while (task := self._schedule.next_for(node)) is None and not self._over:
@@ -304,7 +305,7 @@ class RayWorkers(Executor):
             task.done.set_exception(fault)
 
     def _retry(self, task: _Task, death: BaseException) -> None:
-        """Queue a task again, unless several workers died at it."""
+        """Queue a task again, unless several workers died during it."""
         task.deaths += 1
         with self._changed:
             self._schedule.busy.discard(task.device)
@@ -352,7 +353,7 @@ class RayWorkers(Executor):
             shutil.rmtree(node.where[1], ignore_errors=True)
 
     def _break(self, fault: BaseException) -> None:
-        """Fail every waiting and every further task with this exception."""
+        """Fail every waiting and every future task with this exception."""
         with self._changed:
             self._broken = self._broken or fault
             tasks, self._schedule.waiting = self._schedule.waiting, []

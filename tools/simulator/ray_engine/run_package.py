@@ -1,4 +1,4 @@
-"""The data of a run that a node needs. It is sent once, so nodes need no access to this machine's files."""
+"""The data of a run that a node needs, sent once, so that nodes need no access to this machine's files."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ _USER_CODE = re.compile(r"(?:^|:)([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*$")
 
 @dataclass(frozen=True)
 class RunPackage:
-    """A run as its workers need it.
+    """A run's settings, samples, code and other data, as workers on a node need them.
 
     Attributes:
         settings: settings of the run.
         enrolment: payload of the enrolment.
         caller_samples: the caller's samples and their assignment, if any.
         backbone: the file of the model's frozen part; None if nothing is frozen.
-        bundle: bundle from which its model is trained; None: torch trains.
+        bundle: bundle from which the model is trained; None if torch trains.
         code: the user's own Python files, by their path below the current folder.
         versions: versions of the packages `SAME_BITS`.
     """
@@ -49,17 +49,17 @@ def pack_run(
     caller_samples: CallerSamples,
     bundle: bytes | None,
 ) -> RunPackage:
-    """The arguments of `worker.set_up`, without paths.
+    """Return the data that `worker.set_up` needs, without paths of this machine.
 
     Args:
         settings: settings of the run.
         enrolment: payload of the enrolment.
-        devices: the folder of its devices' states.
+        devices: the folder of the devices' states.
         caller_samples: samples that the caller passed.
-        bundle: bundle from which its model is trained; None: torch trains.
+        bundle: bundle from which the model is trained; None if torch trains.
 
     Raises:
-        DataError: its samples cannot be read.
+        DataError: the run's samples cannot be read.
         SettingError: the user's own code is too large to send.
     """
     frozen = devices.parent / BACKBONE
@@ -75,12 +75,12 @@ def pack_run(
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages `SAME_BITS`."""
+    """Return the installed versions of the packages `SAME_BITS`."""
     return {name: _version(name) for name in SAME_BITS}
 
 
 def user_code_of(settings: RunSettings, folder: Path) -> dict[str, bytes]:
-    """The Python files of a folder and of its packages, by path, if the settings name a module in it.
+    """Return the Python files of a folder and its packages, by path, if the settings name a module in it.
 
     Raises:
         SettingError: the files are too large for code.
@@ -96,7 +96,7 @@ def user_code_of(settings: RunSettings, folder: Path) -> dict[str, bytes]:
     files += [path for package in packages - {folder} for path in package.rglob("*.py")]
     if (size := sum(path.stat().st_size for path in set(files))) > _MOST_CODE_BYTES:
         raise SettingError(
-            f"{folder}: {size / 2**20:.0f} MiB of Python files beside {min(there)} are too much to send"
+            f"{folder}: {size / 2**20:.0f} MiB of Python files next to {min(there)} are too much to send"
             " to the nodes; give the run a folder of its own"
         )
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(set(files))}

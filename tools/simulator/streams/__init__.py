@@ -1,1 +1,1 @@
-"""Devices whose data grow: arriving samples, sample stores, and daily scores."""
+"""Simulated devices whose data grow: arriving samples, sample stores, and daily scores."""

@@ -1,6 +1,4 @@
-"""The samples of each simulated device over time: some before the run begins, the others in daily
-deliveries.
-"""
+"""The samples of each simulated device over time: some before the run, the others in daily deliveries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from fleetune.tools.simulator.partition import Rows
 from fleetune.tools.simulator.partitioned_data import PartitionedData
 
 Drifting = Callable[[NDArray[Any], NDArray[Any], int, int], tuple[Any, Any]]
-"""Maps inputs, labels, the day and the device's number to changed inputs and labels."""
+"""A function that maps inputs, labels, the day and the device's number to changed inputs and labels."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class ArrivalSchedule:
         return int(self.days * self.arrivals.times_a_day)
 
     def check(self) -> None:
-        """Raises SettingError: a device has too few samples for its days, or the change is unknown."""
+        """Raise SettingError if a device has too few samples for its days, or the change is unknown."""
         dataset = self.data.dataset
         if not dataset.benchmark and (dataset.test is not None or dataset.validation is not None):
             raise SettingError(
@@ -69,17 +67,17 @@ class ArrivalSchedule:
         _ = self._changed
 
     def at_first(self, index: int) -> Arrays:
-        """A device's samples at the start of the run."""
+        """Return a device's samples at the start of the run."""
         return self._taken(index, 0, self.arrivals.first, 1)
 
     def of_delivery(self, index: int, delivery: int) -> Arrays:
-        """The samples of a delivery, counted from 0; may be empty."""
+        """Return the samples of a delivery, counted from 0; may be empty."""
         begins = self.arrivals.first + self._come(index, delivery)
         ends = self.arrivals.first + self._come(index, delivery + 1)
         return self._taken(index, begins, ends, 1 + delivery // self.arrivals.times_a_day)
 
     def _come(self, index: int, deliveries: int) -> int:
-        """Number of samples that have arrived after so many deliveries."""
+        """Return the number of samples that have arrived after that many deliveries."""
         left = len(self._order(index)) - self.arrivals.first
         a_day = left / self.days if self.arrivals.per_day is None else self.arrivals.per_day
         return int(a_day * deliveries / self.arrivals.times_a_day + 1e-9)

@@ -1,6 +1,4 @@
-"""Daily scores of simulated devices: each device's deployed model on samples that arrive after its
-training.
-"""
+"""Daily scores of simulated devices: each deployed model is tested on samples that arrive later."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ Written = tuple[str, tuple[int, ...], bytes]  # an array as its type, shape and 
 
 @dataclass(frozen=True)
 class DailyScoresState:
-    """The state of `DailyScores`, as a checkpoint stores it; attributes as there."""
+    """The state of `DailyScores` with the same attributes, as a checkpoint stores it."""
 
     ended: list[DaySummary]
     joules: float
@@ -32,10 +30,10 @@ class DailyScoresState:
 
 @dataclass
 class DailyScores:
-    """The scores of one run.
+    """The daily scores of one run.
 
     Attributes:
-        task: task of the run; its score is used.
+        task: task of the run; it defines the score.
         ended: days that are over.
         joules: energy of all rounds so far.
         rounds: number of closed rounds so far.
@@ -73,7 +71,7 @@ class DailyScores:
         self.joules += joules
 
     def note(self, device: DeviceId, came: ArrivalResult) -> None:
-        """Store a device's predictions on samples of today."""
+        """Store a device's predictions for samples of the present day."""
         if came.judged is not None and came.labels is not None:
             self._today.setdefault(device, []).append((came.judged, came.labels))
 

@@ -1,4 +1,4 @@
-"""Simulated devices whose data grow: the agent's own store, snapshots and drift, on the virtual clock.
+"""Simulated devices whose data grow: the agent's own store, snapshots and drift test, on the virtual clock.
 
 The device's deployed model predicts each delivery before the device stores it. A round's samples are pinned
 when its task is sent; an agent pins them when the task arrives.
@@ -48,7 +48,7 @@ class ArrivalResult:
 
     Attributes:
         figures: statistics of the device's data that it reports from now on.
-        judged: predictions, see `Task.judged`, for the samples that the model can predict, shape (n, ...).
+        judged: predictions (see `Task.judged`) for the samples that the model can predict, shape (n, ...);
             None if the device has deployed no model of the run yet.
         labels: labels of the same samples.
     """
@@ -66,8 +66,8 @@ class StreamDevices:
         schedule: samples and times of the deliveries.
         enrolment: enrolment of the run.
         folder: folder of the devices' files.
-        backend: computes predictions; None: no predictions are computed here.
-        test_fraction: fraction of test samples, chosen by each sample's own content.
+        backend: computes predictions; None in a process that computes none.
+        test_fraction: fraction of test samples; a sample's content decides whether it is a test sample.
     """
 
     schedule: ArrivalSchedule
@@ -77,7 +77,7 @@ class StreamDevices:
     test_fraction: float = field(default=0.3)
 
     def first_data(self, index: int) -> DeviceData:
-        """A device's samples at the start of the run, before it has a store.
+        """Return a device's samples at the start of the run, before it has a store.
 
         Raises:
             SettingError: the device has no training sample, or no test sample.
@@ -119,7 +119,7 @@ class StreamDevices:
 
     @contextmanager
     def opened(self, name: str, wall_s: float) -> Iterator[GrowingData]:
-        """Open a device's growing data in the form of the run."""
+        """Open a device's growing data in the form that the run needs, during this context."""
         bounds = convert(self.schedule.arrivals.keep, RetentionLimits, "data.arrivals.keep")
         path = self.folder / f"{name}.samples.sqlite"
         store = SampleStore.open(path, bounds, wall=lambda: wall_s, durable=False)
@@ -156,7 +156,7 @@ class StreamDevices:
         return judge.judged(deployed, "train"), data.y_train
 
     def as_trained(self, data: DeviceData) -> DeviceData:
-        """The data in the form for training: unknown token ids are replaced by ids that the model knows."""
+        """Return the data in the form for training: unknown token ids become ids that the model knows."""
         assert self.backend is not None, "asked by who trains"
         vocabulary = self.backend.vocabulary
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
@@ -168,7 +168,7 @@ class StreamDevices:
 
 
 def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Iterator[Sample]:
-    """Yield the valid samples; the store counts the others."""
+    """Yield the valid samples; the store counts the invalid ones."""
     for one, label in zip(x, y, strict=True):
         try:
             yield make_sample(one, label if np.size(label) else None)
@@ -178,7 +178,7 @@ def _samples(store: SampleStore | None, x: NDArray[Any], y: NDArray[Any]) -> Ite
 
 
 def _label(growing: GrowingData, sample: Sample) -> NDArray[Any]:
-    """The label of a valid sample in the task's form; zeros if the task needs no label."""
+    """Return the label of a valid sample in the task's form; zeros if the task needs no label."""
     if sample.label is None:
         return np.zeros((), np.int64)
     found = growing.requirements.label(sample.label.class_number, sample.label.data)
@@ -205,7 +205,7 @@ def stream_devices(
     folder: Path,
     backend: Backend | None,
 ) -> StreamDevices | None:
-    """The devices of a run with [data.arrivals]; None: the run has no such section."""
+    """Return the devices of a run with [data.arrivals]; None if the run has no such section."""
     if settings.data.arrivals is None:
         return None
     schedule = ArrivalSchedule(settings, shares)

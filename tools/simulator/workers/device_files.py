@@ -1,4 +1,4 @@
-"""Copies of simulated devices' files from the end of a round, kept during the next round for a resume.
+"""Keeps copies of simulated devices' files from the end of a round, so that a run can resume there.
 
 A device's files are only replaced as a whole. So a hard link keeps the old content, and takes no disk space
 until the file is replaced. The sample stores of growing data change in place, so they are copied. The copies
@@ -22,10 +22,10 @@ ALL_PARTS = (*_PARTS, *_IN_PLACE, "begins")
 
 
 def keep_before(devices: Path, name: str, closed: int) -> None:
-    """Keep a device's files as they are before its work, once in a round.
+    """Copy a device's files before it works in a round; the first call in a round counts.
 
     Args:
-        devices: the folder of their states.
+        devices: the folder of the devices' states.
         name: name of the device.
         closed: number of ended rounds.
 
@@ -53,7 +53,7 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
 
 
 def forget_before(devices: Path, closed: int) -> None:
-    """Delete the copies of a round, after the next one has been stored."""
+    """Delete the copies of a round, after the next round has been stored."""
     shutil.rmtree(devices / _BEFORE / str(closed), ignore_errors=True)
 
 
@@ -82,7 +82,7 @@ def restore(devices: Path, closed: int) -> None:
 
 
 def _keep(file: Path, copies: Path) -> None:
-    """Link a file, or a folder's files. Most often it is one file or nothing, which takes one call each."""
+    """Link a file, or all files of a folder. A single file, the usual case, takes one system call."""
     try:
         os.link(file, copies)
     except FileNotFoundError:

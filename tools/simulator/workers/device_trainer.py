@@ -28,8 +28,7 @@ _MOST_FEATURE_BYTES = 2**28  # memory limit of features in each worker
 
 @dataclass(frozen=True)
 class DeviceTrainer:
-    """The objects that all devices of a worker share: one model, one data set. The devices' states are
-    files.
+    """Trains devices in a worker; all of them share one model and one data set, and their states are files.
 
     Attributes:
         enrolment: enrolment of the run.
@@ -38,7 +37,7 @@ class DeviceTrainer:
         data: data of all devices.
         folder: folder of the devices' files.
         cache: cache of the latest tasks.
-        upper: the part above a frozen backbone; None: the whole model trains.
+        upper: the part above a frozen backbone; None if the whole model trains.
         streams: devices whose data grow; None if the data do not grow.
         features: features of the latest devices, if a backbone is frozen.
     """
@@ -106,8 +105,9 @@ class DeviceTrainer:
         )
 
     def _with_features(self, name: str, data: DeviceData) -> DeviceData:
-        """The device's features, computed once if memory allows, because an agent with enough memory caches
-        its own.
+        """Return the device's data as features of the frozen backbone, computed once if memory allows.
+
+        An agent with enough memory caches its features, too.
         """
         if self.upper is None:
             return data
@@ -120,7 +120,7 @@ class DeviceTrainer:
 
 
 def _reply(session: Session, job: TrainingJob) -> bytes | None:
-    """The encoded reply; None if the task is a difference to a model that the device does not have."""
+    """Return the encoded reply; None if the task is a difference to a model that the device does not have."""
     try:
         return session.reply(job.payload, job.budget, mask_time=job.mask_time)
     except ReferenceModelUnknown:

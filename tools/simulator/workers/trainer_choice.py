@@ -1,6 +1,6 @@
-"""The model and the trainer of a simulated run, `fleet.trainer`.
+"""Chooses the model and the trainer of a simulated run (`fleet.trainer`).
 
-Answers that need torch come from a worker, so that the process of the rounds never imports torch.
+Results that need torch come from a worker, so that the process of the rounds never imports torch.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class TrainerChoice:
 
     Attributes:
         kind: kind of the trainer.
-        bundle: the encoded bundle that it trains from; None: torch needs none.
-        notice: a line for the user about cards and precision, or "".
+        bundle: the encoded bundle from which the trainer trains; None for torch, which needs none.
+        notice: a line for the user about GPUs and precision, or "".
     """
 
     kind: Literal["torch", "onnx"] = "torch"
@@ -40,16 +40,16 @@ class TrainerChoice:
 
 
 def run_model(settings: RunSettings, *, workers: int) -> Model:
-    """The run's model; with `workers` = 0 this process computes it."""
+    """Return the run's model; with `workers` = 0 this process computes it."""
     return _ask(find_model, settings, workers=0 if is_at_hand(settings) else workers)
 
 
 def run_trainer(settings: RunSettings, enrolment: Enrolment, *, workers: int) -> TrainerChoice:
-    """The trainer that `fleet.trainer` names; with `workers` = 0 this process prepares it.
+    """Return the trainer that `fleet.trainer` names; with `workers` = 0 this process prepares it.
 
     Raises:
-        SettingError: the trainer is not installed or cannot do what [fleet] asks for, the model has no
-            bundle, or a card is missing.
+        SettingError: the trainer is not installed or does not support the settings in [fleet], the model has
+            no bundle, or a GPU is missing.
     """
     fleet = settings.fleet
     if fleet.trainer == "torch" and "torch" not in installed():
@@ -82,7 +82,7 @@ def _ask(function: Callable[..., _Answer], *arguments: Any, workers: int) -> _An
 
 
 def _cards(settings: RunSettings) -> str:
-    """A line about the cards that torch trains on. Raises SettingError: they are missing."""
+    """Return a line about the GPUs on which torch trains. Raises SettingError if they are missing."""
     from fleetune.edge_agent.training.gpu.torch_device import name_of, torch_device
 
     fleet = settings.fleet
@@ -99,7 +99,9 @@ def _cards(settings: RunSettings) -> str:
 
 
 def _onnx_trainer(settings: RunSettings, enrolment: Enrolment) -> TrainerChoice:
-    """ONNX Runtime with the run's bundle. Raises SettingError: it is not installed, or there is no bundle."""
+    """Return ONNX Runtime with the run's bundle. Raises SettingError if it is not installed, or has no
+    bundle.
+    """
     if "onnx" not in installed():
         raise SettingError(
             f'fleet.trainer = "onnx": ONNX Runtime is not installed here; pip install {PIP["onnx"]}, or set'

@@ -32,14 +32,14 @@ def set_up(
     caller_samples: CallerSamples = NO_CALLER_SAMPLES,
     bundle: bytes | None = None,
 ) -> None:
-    """Set this process up, once.
+    """Set this worker process up for a run; called once.
 
     Args:
         settings: settings of the run.
         enrolment: payload of the enrolment.
         folder: folder of the devices' files, in the run's folder.
         caller_samples: samples that the caller passed.
-        bundle: bundle from which the model is trained; None: torch trains.
+        bundle: bundle from which the model is trained; None if torch trains.
     """
     global _trainer  # noqa: PLW0603 - the executor calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
@@ -69,17 +69,17 @@ def set_up(
 
 
 def train(job: TrainingJob) -> TrainingResult:
-    """Do one device's work on one task."""
+    """Do one device's work on one task, and return its result."""
     return _here().train(job)
 
 
 def receive_first_samples(name: str, index: int, wall_s: float) -> DataStatistics:
-    """See `StreamDevices.begin`."""
+    """Store a device's first samples in this worker, see `StreamDevices.begin`."""
     return _streams().begin(name, index, wall_s)
 
 
 def receive_samples(job: ArrivalJob) -> ArrivalResult:
-    """See `StreamDevices.deliver`."""
+    """Deliver samples to a device in this worker, see `StreamDevices.deliver`."""
     if job.num_closed is not None:
         keep_before(_here().folder, job.name, job.num_closed)
     return _streams().deliver(job.name, job.index, job.delivery, job.wall_s)

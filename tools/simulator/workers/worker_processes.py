@@ -79,7 +79,7 @@ def _without_script() -> Iterator[None]:
 
 
 def _no_start() -> None:
-    """Set up nothing in a worker."""
+    """Do nothing: the default set-up of a worker."""
 
 
 class WorkerProcesses(Executor):
@@ -91,7 +91,7 @@ class WorkerProcesses(Executor):
         most: maximum number of processes.
         start: called first in each process, with `arguments`; every job raises its exception.
         arguments: arguments of `start`.
-        with_script: whether workers import the script that this process runs.
+        with_script: True if workers import the script that this process runs.
     """
 
     def __init__(
@@ -115,8 +115,9 @@ class WorkerProcesses(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; `fn` is a function of a module.
 
-        The future raises the exception of `fn`, with the worker's traceback as its cause. If the worker died
-        it raises FleetuneError, and another worker replaces it.
+        The future raises the exception of `fn`, with the worker's traceback as its cause. If the worker dies,
+        the
+        future raises FleetuneError, and another worker replaces the dead one.
         """
         return self._threads.submit(self._run_job, fn, args, kwargs)
 
@@ -128,9 +129,7 @@ class WorkerProcesses(Executor):
                 process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
-        """Wait for all submitted jobs, after `kill` or a cancellation for none, and for the end of the
-        workers.
-        """
+        """Wait for all submitted jobs and for the end of the workers; after `kill`, do not wait for jobs."""
         self._threads.shutdown(cancel_futures=cancel_futures)
         for process, channel in self._workers:
             channel.close()
@@ -146,7 +145,7 @@ class WorkerProcesses(Executor):
             raise
 
     def _run_job(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a job in this thread's worker, which is started first if necessary."""
+        """Run a job in this thread's worker, which is started first if necessary; return its result."""
         channel: SharedMemoryChannel | None = getattr(self._of_thread, "channel", None)
         if channel is None or channel.closed:
             channel = self._of_thread.channel = self._start_worker()
@@ -161,7 +160,7 @@ class WorkerProcesses(Executor):
         return self._call(channel, fn, args, kwargs)
 
     def _start_worker(self) -> SharedMemoryChannel:
-        """Start a worker for this thread."""
+        """Start a worker for this thread, and return the channel to it."""
         warm_up()
         resource_tracker.ensure_running()  # started later, it would unblock signals in this thread
         context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
@@ -204,9 +203,9 @@ def tell(news: object) -> None:
 
 
 def number() -> int:
-    """The number of this worker, from 0.
+    """Return the number of this worker, from 0.
 
-    Workers that a worker starts are numbered from its own number on, so that GPUs are shared evenly.
+    If a worker starts workers itself, their numbers begin at its own number, so that GPUs are shared evenly.
     """
     return _number
 

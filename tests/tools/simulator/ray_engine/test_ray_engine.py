@@ -225,7 +225,7 @@ def test_from_python_it_is_an_argument(tmp_path, cluster):
     )
     assert far.frame.equals(here.frame)
     assert ray.is_initialized(), "who has Ray already keeps it"
-    with pytest.raises(SettingError, match=r"address 1\.2\.3\.4:6379: this process is a client of the Ray"):
+    with pytest.raises(SettingError, match=r"address 1\.2\.3\.4:6379: this process is already connected"):
         fleetune.simulate(asked, tmp_path / "c", data=data, engine="ray", address="1.2.3.4:6379")
 
 
@@ -407,5 +407,5 @@ def test_no_cluster_is_one_line(tmp_path):
         **command(tmp_path, "a", "--address", "127.0.0.1:1"), capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("edge-sim: no Ray cluster at 127.0.0.1:1: ")
+    assert done.stderr.startswith("edge-sim: cannot reach a Ray cluster at 127.0.0.1:1: ")
     assert done.stderr.count("\n") == 1

@@ -32,8 +32,11 @@ def test_it_is_one_line_that_says_what_to_install(run_here, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--address", "1.2.3.4:6379"), "--address is that of a Ray cluster: add --engine ray"),
-        (("--engine", "ray", "--workers", "0"), "--workers 0: with --engine ray at least 1"),
+        (
+            ("--address", "1.2.3.4:6379"),
+            "add --engine ray",
+        ),
+        (("--engine", "ray", "--workers", "0"), "--workers 0: --engine ray needs at least 1"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(run_here, words, line):
