@@ -24,8 +24,7 @@ def tied(command: list[str], number: int, user: str = "") -> list[str]:
     """Return a command line that runs `command` so that the kernel signals it when its parent thread ends.
 
     This works on Linux; on other systems no signal is sent. Start the command from a thread that lives as
-    long as
-    the child.
+    long as the child.
 
     Args:
         command: absolute path of a program, and its arguments.

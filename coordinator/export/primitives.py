@@ -83,10 +83,8 @@ class _Standardised(Function):
     """Computes (x - mean) / sqrt(variance + eps) * weight + bias over `axes`, with an explicit backward pass.
 
     Also returns the mean and the biased variance. `weight` and `bias` have one value for each normalised
-    group,
-    in a shape that broadcasts. Where `single` is True, a group has one value; its mean and variance are then
-    the
-    running ones, as constants.
+    group, in a shape that broadcasts. Where `single` is True, a group has one value; its mean and variance
+    are then the running ones, as constants.
 
     `weight` and `bias` have one value for each group of entries that is normalised, in a shape that
     broadcasts. Where `single` is True, a group has one value. Then mean and variance are the running ones, as

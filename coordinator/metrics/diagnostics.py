@@ -20,8 +20,7 @@ def values_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
     """Return a diagnostic's values in one round: a mapping from part to value for each update.
 
     A diagnostic of the method's state has one mapping, for the state after the round. A diagnostic without
-    parts
-    has the single part "".
+    parts has the single part "".
     """
     of_updates = diagnostic.of == "update"
     sources: Iterable[Diagnostics] = (

@@ -100,8 +100,7 @@ def rounds(folder: Path, since: int = 0) -> tuple[RoundRecord, ...]:
     """Return closed rounds with numbers above `since`, ascending. Raises the errors of `status`.
 
     The final evaluation comes last. After a rollback, a new round replaces the old one with the same number.
-    An
-    open-ended run drops some of its old rounds.
+    An open-ended run drops some of its old rounds.
     """
     return tuple(record for record in _Stored.read(folder).records if record.number > since)
 

@@ -7,10 +7,9 @@ A simulation and a fleet drive the same engine:
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
 `now` is in seconds of a finite clock that never goes back, such as `coordinator.run.run_clock`. When the
-clock
-jumps ahead, at most one attempt is lost. No event raises an error: the engine counts an invalid event, and
-answers a rejected reply with `DropReply`. After `FinishRun` no action follows; later replies are counted as
-late.
+clock jumps ahead, at most one attempt is lost. No event raises an error: the engine counts an invalid event,
+and answers a rejected reply with `DropReply`. After `FinishRun` no action follows; later replies are counted
+as late.
 
 Where each decision is made:
 

@@ -221,9 +221,8 @@ class EngineState:
     """State of the whole run in the round engine.
 
     Only the engine changes this state, and only with `change`, `put` and `count`. So an event costs as much
-    as it
-    changes, regardless of the number of devices. Other code reads the state, and uses `copy` to store it.
-    Members are immutable: a change replaces them.
+    as it changes, regardless of the number of devices. Other code reads the state, and uses `copy` to store
+    it. Members are immutable: a change replaces them.
 
     Attributes:
         stage: see `coordinator.rounds.stages`; only `move` changes it.

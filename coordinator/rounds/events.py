@@ -1,8 +1,7 @@
 """Events: the inputs of the round engine. Each is a fact about a device, the clock or the owner.
 
 The engine answers events with `coordinator.rounds.actions`. A round that misses its quorum is tried again
-under
-the same number, with the next attempt. The final evaluation works like any other round.
+under the same number, with the next attempt. The final evaluation works like any other round.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 `RunController` calls `rejection_of` once for every complete reply. Before that, `offer_rejection` in
 `message_checks` calls it for every offered reply, so that a reply that would not count is not sent. The
-engine
-also calls it when a device declines a round.
+engine also calls it when a device declines a round.
 """
 
 from typing import Literal

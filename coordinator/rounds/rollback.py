@@ -2,8 +2,7 @@
 
 A round fails if its updates do not aggregate to finite numbers. It is then tried again. A closed round is
 rolled back if the training of all devices in the next round diverges. If no round can be rolled back, the
-open
-round is tried again.
+open round is tried again.
 """
 
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState

@@ -2,12 +2,10 @@
 
 A device may send `MESSAGES` messages at once and `MESSAGES_PER_S` on average, plus one for each chunk that
 the coordinator sends, because the device acknowledges every chunk. Chunks of an accepted transfer are free:
-the
-sender's congestion window limits their rate. Further messages are dropped unread. A device that sends too
-many
-messages is throttled: for `THROTTLED_S` all its messages are dropped, then it is enrolled again. Presence
-messages have a budget of their own and never lead to throttling, because an agent sends each of them only
-once.
+the sender's congestion window limits their rate. Further messages are dropped unread. A device that sends too
+many messages is throttled: for `THROTTLED_S` all its messages are dropped, then it is enrolled again.
+Presence messages have a budget of their own and never lead to throttling, because an agent sends each of them
+only once.
 
 At most `MAX_UNKNOWN` names without an enrolment are remembered. A new name replaces the name that was silent
 for the longest time, if that time was at least `MIN_SILENCE_S`.

@@ -135,8 +135,7 @@ def finish(run: Run, reason: str | None, console: Console, following: Following 
     """Write the report of a finished run, or print how to continue a stopped run.
 
     Trackers that follow the run receive its summary. A stopped open-ended run also gets its summary.json,
-    because
-    it has no last round after which to write one. If writing the report is interrupted, the next
+    because it has no last round after which to write one. If writing the report is interrupted, the next
     `edge-coordinator serve` of the run writes it.
 
     Args:

@@ -3,8 +3,7 @@
 Each coordinator announces itself on a topic of its fleet: when it connects, and when another coordinator that
 has to leave announces itself. Both apply the same rule. A coordinator that is starting leaves before one that
 already serves devices; of equals, the younger leaves. The broker retains no announcement, so a dead
-coordinator
-blocks no other. A coordinator that lost its connection applies the rule again when it reconnects.
+coordinator blocks no other. A coordinator that lost its connection applies the rule again when it reconnects.
 """
 
 import logging

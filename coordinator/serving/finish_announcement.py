@@ -36,8 +36,7 @@ class FinishAnnouncement:
         """Send the last message to connected devices and to devices that connect meanwhile.
 
         This call returns when all devices have confirmed, at the latest at `until`. For other devices the
-        broker
-        stores the message.
+        broker stores the message.
         """
         self._tell_all()
         while self.waiting and timer() < until:

@@ -108,8 +108,7 @@ class Joining:
         """Enrol a device again that left because a message announced the end of this run.
 
         The announcement came from an earlier coordinator or from an unknown client. The broker may still
-        retain it
-        for the device, so it is removed first.
+        retain it for the device, so it is removed first.
         """
         self.exchange.transfers.clear_retained(session.device)
         if run != self.run.enrolment.run or self.exchange.asks_too_often(

@@ -28,8 +28,7 @@ def check_ready(ready: Ready, session: DeviceSession, run: Run) -> None:
     """Check that a device's report is plausible and comes from an enrolled device.
 
     Any client can invent a device name. So a report counts only if the device is present at the broker and
-    has
-    confirmed the enrolment that was sent to its own topic.
+    has confirmed the enrolment that was sent to its own topic.
 
     Raises:
         PacketForeign: the report names another device or model, or the device was not enrolled.

@@ -1,10 +1,8 @@
 """The coordinator's event loop: takes events from one queue and handles them in transactions.
 
 One thread does everything. A payload is written to disk before it is acknowledged. A step of the run is
-stored
-before any device or observer learns of it. Events that wait together form one transaction. The cost of an
-event
-does not grow with the fleet.
+stored before any device or observer learns of it. Events that wait together form one transaction. The cost of
+an event does not grow with the fleet.
 """
 
 import time

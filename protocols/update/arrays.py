@@ -1,7 +1,7 @@
 """Arrays in a payload: [dtype, shape, data]. Booleans are a bitmap; the bytes of numbers are shuffled.
 
-Shuffled: the first bytes of all numbers, then all second bytes, and so on. Neighbouring numbers have similar
-sign and exponent bytes, which then compress well. The low mantissa bytes do not.
+Shuffling writes the first bytes of all numbers, then all second bytes, and so on. Neighbouring numbers have
+similar sign and exponent bytes, which then compress well. The low mantissa bytes do not.
 
 The dtype field may also hold the name of an encoding, for the values of a patch, or `CODED_MASK`, for a
 compressed mask (`protocols.update.patch_values`).
@@ -35,12 +35,12 @@ _ROWS = 2**15  # numbers shuffled at a time; they fit into a processor's cache
 
 
 def shuffled(array: NDArray[Any]) -> bytes:
-    """The shuffled bytes of `array`."""
+    """Return the bytes of `array` in shuffled order: all first bytes, then all second bytes, and so on."""
     return _places(array).T.tobytes()
 
 
 def shuffle_into(array: NDArray[Any], out: memoryview | bytearray) -> None:
-    """Write the shuffled bytes of `array` into `out`, which has the same length."""
+    """Write the shuffled bytes of `array` into `out`, which has the same number of bytes."""
     places = _places(array)
     planes = np.frombuffer(out, np.uint8).reshape(array.itemsize, -1)
     for start in range(0, len(places), _ROWS):
@@ -48,7 +48,7 @@ def shuffle_into(array: NDArray[Any], out: memoryview | bytearray) -> None:
 
 
 def unshuffled(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The numbers whose shuffled bytes are `data`, shape (len(data) // dtype.itemsize,).
+    """Return the numbers whose shuffled bytes are `data`, shape (len(data) // dtype.itemsize,).
 
     The caller must check that the length is a multiple of the type's size.
     """
@@ -56,7 +56,7 @@ def unshuffled(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def read_unshuffled(source: Source, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Read `size` numbers whose shuffled bytes come next in `source`."""
+    """Read `size` numbers from `source`, which supplies their shuffled bytes."""
     numbers = np.empty(size, dtype)
     places = numbers.view(np.uint8).reshape(-1, dtype.itemsize)
     for place in range(dtype.itemsize):
@@ -76,19 +76,19 @@ def can_travel(array: Array) -> bool:
 
 
 def dtype_name(array: Array) -> str:
-    """Name of the array's element type in a payload. Raises TypeError if payloads cannot hold it."""
+    """Return the name of the array's element type. Raises TypeError if payloads cannot hold this type."""
     if array.dtype not in _NAMES:
-        raise TypeError(f"cannot send an array of {array.dtype}")
+        raise TypeError(f"cannot send an array of type {array.dtype}; use one of {', '.join(_DTYPES)}")
     return _NAMES[array.dtype]
 
 
 def num_array_bytes(array: Array) -> int:
-    """Number of bytes of the array's data in a payload."""
+    """Return the number of bytes of the array's data in a payload."""
     return -(-array.size // 8) if array.dtype == bool else array.nbytes
 
 
 def bytes_of(array: Array) -> memoryview:
-    """The array's bytes in memory order, row by row."""
+    """Return the array's bytes in memory order, row by row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -102,13 +102,13 @@ def write_array(array: Array, out: memoryview) -> None:
 
 @dataclass
 class Arrays:
-    """Reads the arrays of one payload.
+    """Reads the arrays of one payload, and checks them against the payload's limits.
 
     Attributes:
-        finite: reject NaN and infinite numbers.
-        largest: most elements of one array; None: no limit.
-        left: bytes that the arrays still to come may take in memory, all together; None: no limit.
-        plain: accept arrays whose bytes are not shuffled.
+        finite: True rejects NaN and infinite numbers.
+        largest: largest number of elements of one array; None for no limit.
+        left: memory in bytes that all further arrays may take together; None for no limit.
+        plain: True if the bytes of arrays are not shuffled.
     """
 
     finite: bool = True
@@ -117,11 +117,12 @@ class Arrays:
     plain: bool = False
 
     def read(self, source: Source, name: str, shape: list[int], length: int) -> Array:
-        """Read an array whose `length` bytes of data come next in `source`. The caller passes it to
+        """Read an array whose `length` bytes of data come next in `source`; the caller must pass it to
         `checked`.
 
         Raises:
-            PacketCorrupt: no array of this type and shape has so many bytes.
+            PacketCorrupt: the type is unknown, or an array of this type and shape has another number of
+                bytes.
             PacketTooLarge, or any error of `source`.
         """
         lies = self.plain and name.startswith(AS_IT_LIES)
@@ -133,7 +134,7 @@ class Arrays:
         dtype, size = _DTYPES[name], math.prod(shape)
         fits = length == (-(-size // 8) if name == "?" else size * dtype.itemsize)
         if not fits or (not size and max(shape, default=0) > 2**31):
-            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} does not take {length} bytes")
+            raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} cannot have {length} bytes")
         self.take(size, size * dtype.itemsize)
         if lies and name != "?":
             return _read_as_it_lies(source, size, dtype).reshape(shape)
@@ -146,7 +147,7 @@ class Arrays:
         return bits.view(bool).reshape(shape)
 
     def checked(self, array: Array) -> Array:
-        """The array itself. Raises PacketNotFinite if its numbers must be finite and are not."""
+        """Return the array. Raises PacketNotFinite if its numbers must be finite and are not."""
         if self.finite and not all_finite(array):
             raise PacketNotFinite("array holds NaN or infinite values")
         return array
@@ -154,7 +155,7 @@ class Arrays:
     def take(self, size: int, num_bytes: int) -> None:
         """Count an array against the limits before it is allocated. Raises PacketTooLarge."""
         if self.largest is not None and size > self.largest:
-            raise PacketTooLarge(f"array of {size} elements; the model has {self.largest}")
+            raise PacketTooLarge(f"array of {size} elements, but the model has only {self.largest}")
         if self.left is not None:
             self.left -= num_bytes
             if self.left < 0:
@@ -162,7 +163,7 @@ class Arrays:
 
 
 def all_finite(array: Array) -> bool:
-    """True if no number is NaN or infinite. It works in chunks, without a copy of the array."""
+    """True if no number is NaN or infinite. The check works in chunks, without a copy of the array."""
     if array.dtype.kind != "f":
         return True
     numbers = array.reshape(-1)

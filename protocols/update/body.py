@@ -13,19 +13,19 @@ _READ = 2**17
 
 
 class Source(Protocol):
-    """A stream of bytes."""
+    """A stream of bytes to read from."""
 
     def read(self, size: int, /) -> bytes:
-        """The next `size` bytes, or fewer at the end of the stream."""
+        """Return the next `size` bytes, or fewer at the end of the stream."""
         ...
 
 
 class Body:
-    """The content of a zstd frame, or of plain bytes, read from the front.
+    """The uncompressed body of a payload, read from front to back.
 
     Attributes:
-        num_bytes: length of the whole content; the frame states it.
-        at: number of bytes that were read.
+        num_bytes: length of the whole uncompressed body.
+        at: number of bytes read so far.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Body:
         Args:
             packed: the zstd frame.
             num_bytes: length of its content.
-            plain: `packed` is the content itself, without a frame.
-            dictionary: dictionary that the frame was compressed with; None: none.
+            plain: True if `packed` is the content itself, without a frame.
+            dictionary: dictionary with which the frame was compressed; None for none.
 
         Raises:
-            PacketCorrupt: `packed` is no frame, or its content has another length.
+            PacketCorrupt: `packed` is not a zstd frame, or its content has another length.
         """
         self.num_bytes, self.at = num_bytes, 0
         self._made = 0  # number of bytes decompressed so far
@@ -56,14 +56,16 @@ class Body:
             return
         try:
             if zstandard.get_frame_parameters(packed).content_size != num_bytes:
-                raise PacketCorrupt("the compressed body has another length than the header says")
+                raise PacketCorrupt("the compressed body has another length than its header states")
         except zstandard.ZstdError as problem:
             raise _not_unpacked(problem) from None
         unpacker = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=_MOST_WINDOW)
         self._unpacking = unpacker.stream_reader(packed, read_size=_READ)
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, without reading them; fewer at the end. Raises PacketCorrupt, PacketTruncated."""
+        """Return the next bytes without reading them; fewer at the end. Raises PacketCorrupt,
+        PacketTruncated.
+        """
         if len(self._ahead) - self._passed < size:
             self._ahead = self._ahead[self._passed :] + self._unpacked(max(size, STEP))
             self._passed = 0

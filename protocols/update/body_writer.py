@@ -1,6 +1,6 @@
-"""Assemble the body of a payload: MessagePack with arrays in it, then compressed.
+"""Assembles the body of a payload: MessagePack that contains arrays, then compressed.
 
-The bytes of an array are written directly into their place, so that a body needs little more memory than its
+The bytes of an array are written directly to their position, so that a body needs little more memory than its
 length.
 """
 
@@ -20,19 +20,19 @@ _PIECE = 2**20  # bytes that are compressed at a time
 
 
 class BodyWriter:
-    """Keeps the data of arrays while the message around them is encoded."""
+    """Holds the data of arrays while the message around them is encoded."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_bytes(12)  # random, so that no message can contain it
         self._held: list[Data] = []
 
     def hold(self, name: str, shape: list[int], data: Data) -> tuple[str, list[int], Ext]:
-        """Keep the data of an array. Returns the array's [name, shape, placeholder] for the message."""
+        """Store the data of an array, and return the array's [name, shape, placeholder] for the message."""
         self._held.append(data)
         return name, shape, Ext(PLACE, self._mark + (len(self._held) - 1).to_bytes(4, "big"))
 
     def parts(self, around: bytes) -> list[Data]:
-        """The parts of the body in order: the encoded message, with the arrays' data in place of the
+        """Return the parts of the body in order: the encoded message, with arrays' data instead of
         placeholders.
         """
         parts, whole, at = list[Data](), memoryview(around), 0
@@ -45,12 +45,12 @@ class BodyWriter:
 
 
 def num_bytes(data: Data) -> int:
-    """Number of bytes of a part."""
+    """Return the number of bytes of a part."""
     return len(data) if isinstance(data, bytes | memoryview) else num_array_bytes(data)
 
 
 def joined(parts: Sequence[Data]) -> bytearray:
-    """The parts one after the other, uncompressed."""
+    """Return the parts one after the other, uncompressed."""
     body = bytearray(sum(map(num_bytes, parts)))
     at = 0
     with memoryview(body) as whole:
@@ -61,7 +61,7 @@ def joined(parts: Sequence[Data]) -> bytearray:
 
 
 def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
-    """A zstd frame of all parts, compressed in one call, after `blank` zero bytes."""
+    """Return a zstd frame of all parts, compressed in one call, after `blank` zero bytes."""
     body = joined(parts)
     packed = zstandard.ZstdCompressor(level=level).compress(body)
     del body  # free up to a whole model before the next lines copy the compressed bytes
@@ -74,7 +74,7 @@ def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
 def streamed(
     parts: Sequence[Data], level: int, blank: int, dictionary: zstandard.ZstdCompressionDict | None = None
 ) -> BytesIO:
-    """A zstd frame of all parts, compressed one part at a time, after `blank` zero bytes."""
+    """Return a zstd frame of all parts, compressed one part at a time, after `blank` zero bytes."""
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
     made = zstandard.ZstdCompressor(level=level, dict_data=dictionary)
@@ -99,8 +99,8 @@ def _write(part: Data, out: memoryview) -> None:
 
 
 def _head(length: int) -> bytes:
-    """The MessagePack header of `length` bytes of binary data."""
+    """Return the MessagePack header of `length` bytes of binary data."""
     for code, width in ((0xC4, 1), (0xC5, 2), (0xC6, 4)):
         if length < 1 << 8 * width:
             return bytes([code]) + length.to_bytes(width, "big")
-    raise ValueError(f"{length} bytes in one array; MessagePack has room for 4 GiB")
+    raise ValueError(f"an array of {length} bytes is too long; MessagePack allows less than 4 GiB")

@@ -1,4 +1,4 @@
-"""Encode dataclasses with arrays and patches, and decode them: payloads on the wire and states on disk.
+"""Encodes dataclasses with arrays and patches, and decodes them: payloads on the wire and states on disk.
 
 Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash (8 bytes), length of the
 uncompressed body (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd frame.
@@ -8,12 +8,12 @@ shuffled (`protocols.update.arrays`). An encoding may write the values of a patc
 (`protocols.update.patch_values`). In a state on disk, an array may be replaced by the name under which it is
 stored elsewhere (see `encode`).
 
-Version 4 is the compact frame of updates (`protocols.update.compact_frame`). Version 3 holds the state that a
+Version 4 is the compact frame of updates (`protocols.update.compact_frame`). Version 3 is the state that a
 simulation keeps in memory: the same header with a CRC-32, an uncompressed body, and numbers in memory order.
-Version 3 never travels, and the wire refuses it.
+Version 3 is never sent, and the wire rejects it.
 
-Decoding trusts nothing. Every length is checked before memory is allocated, msgspec checks types against the
-dataclass, and patches are checked against the model. Pickle is never used.
+Decoding trusts no length or type in the data. Every length is checked before memory is allocated, msgspec
+checks types against the dataclass, and patches are checked against the model. Pickle is never used.
 """
 
 import hashlib
@@ -70,17 +70,20 @@ M = TypeVar("M")
 
 
 def payload_limit(spec: ModelSpec) -> int:
-    """The largest payload accepted from the wire, in bytes, compressed or not: a few whole models."""
+    """Return the size of the largest payload accepted from the wire, in bytes: a few whole models.
+
+    The limit holds for the compressed and for the uncompressed payload.
+    """
     return MODELS_PER_PAYLOAD * 4 * spec.size + 1_048_576
 
 
 def estimate_bytes(num_values: int, encoding: str = encodings.RAW) -> int:
-    """Approximate bytes of a payload with `num_values` values; `FRAME_BYTES` without values."""
+    """Return the approximate bytes of a payload with `num_values` values; `FRAME_BYTES` without values."""
     return FRAME_BYTES + encodings.find(encoding).size(num_values)
 
 
 def estimate_bitmap_bytes(num_selected: int, num_entries: int) -> int:
-    """Approximate bytes of a compressed bitmap whose set bits are scattered at random."""
+    """Return the approximate bytes of a compressed bitmap whose set bits are scattered at random."""
     share = num_selected / max(1, num_entries)
     if not 0 < share < 1:
         return 0
@@ -105,12 +108,12 @@ def encode(
     Args:
         message: the object to encode.
         spec: the model.
-        keep: called with every array. It returns the name under which the caller stores the array elsewhere;
-            then only the name is written. None: the array itself is written.
-        writer: writes the values of patches, and masks; None: as plain arrays, like encoding `raw`.
-        compact: use the compact frame.
-        own: for this side's own disk. It takes half the time and gives other bytes than payloads have.
-        plain: for a state in memory: neither compressed nor shuffled, faster still and larger.
+        keep: function called with every array. It returns the name under which the caller stores the array
+            elsewhere, and only this name is written; or None to write the array itself.
+        writer: writes the values of patches, and masks; None writes plain arrays, like the encoding `raw`.
+        compact: True uses the compact frame.
+        own: True for a state on this machine's own disk: twice as fast, but other bytes than a payload.
+        plain: True for a state in memory: neither compressed nor shuffled, so faster still but larger.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
     body = BodyWriter()
@@ -165,20 +168,20 @@ def decode(
     verified: bool = False,
     decode_cache: DecodeCache | None = None,
 ) -> M:
-    """Read a `kind` back.
+    """Decode what `encode` made, and return it as a `kind`.
 
     Args:
-        data: what `encode` made.
-        kind: the dataclass to expect.
-        spec: the model both sides have; None: not known yet (an enrolment brings it).
-        limit: largest number of bytes of the unpacked body; None: no limit (own state on disk).
+        data: the encoded bytes.
+        kind: the expected dataclass.
+        spec: the model of both sides; None if not known yet (an enrolment contains it).
+        limit: largest number of bytes of the uncompressed body; None for no limit (own state on disk).
         elements: largest number of elements if there is a limit, see `protocols.update.elements`.
-        finite: refuse NaN and infinite numbers in arrays.
-        stored_array: returns the array of a name that `encode` wrote in its place; None: there are none.
-        reference: the reference model that patches were written with, or a function that returns it for the
-            message whose patches are not read yet (it may raise); None: there is none.
-        verified: the caller has just compared the digest of all of `data` (a transfer does), so the header's
-            checksum is not needed.
+        finite: True rejects NaN and infinite numbers in arrays.
+        stored_array: returns the array that is stored under a name that `keep` gave; None if there are none.
+        reference: the reference model with which patches were written, or a function that returns it (or
+            raises) for the message whose patches are not decoded yet; None for none.
+        verified: True if the caller has just checked the digest of all of `data`, as a transfer does; the
+            header's checksum is then skipped.
         decode_cache: cache of decoded patches, for readers of the same payload in one process; None: no
             cache.
 
@@ -219,8 +222,9 @@ def decode(
 
 
 def _make_ready(kind: Any) -> None:
-    """Let msgspec inspect a dataclass once, under a lock: msgspec 0.22 crashes if two threads do so at the
-    same time.
+    """Let msgspec inspect a dataclass once, under a lock.
+
+    msgspec 0.22 crashes if two threads inspect the same dataclass at the same time.
     """
     if kind not in _ready:
         with _making_ready:
@@ -229,8 +233,9 @@ def _make_ready(kind: Any) -> None:
 
 
 def unpacked_bytes(data: bytes) -> int:
-    """Length of the uncompressed body of an enrolment, task or bundle, from its header; 0 if there is no
-    header.
+    """Return the length of an uncompressed body from the header of an enrolment, task or bundle.
+
+    The result is 0 if there is no header.
     """
     return 0 if len(data) < _HEADER.size else int(_HEADER.unpack_from(data)[3])
 

@@ -1,4 +1,4 @@
-"""Combining: weighted updates become one vector. A method says what it does with the vector."""
+"""Combines weighted updates into one vector. The method decides what it does with the vector."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,28 +17,28 @@ Weights = NDArray[np.float64] | NDArray[np.uint32]
 
 
 class Combination(Protocol):
-    """Combines patches that are added one by one, so that a round never holds all its updates."""
+    """Combines patches that are added one by one, so that a round never holds all its updates in memory."""
 
     def add(self, patch: Patch, weight: float) -> None:
         """Add one patch. `weight` is at least 0, usually the device's number of samples."""
         ...
 
     def over(self, previous: FlatArray) -> FlatArray:
-        """The combined vector, shape (spec.size,). Entries that no patch holds are those of `previous`.
+        """Return the combined vector, shape (spec.size,); entries that no patch holds come from `previous`.
 
-        The last call on a combination: it may reuse its memory.
+        This must be the last call on a combination, because it may reuse the combination's memory.
         """
         ...
 
 
 class CoveredMean:
-    """The weighted mean of each entry over the patches that contain it. It takes the memory of two to three
+    """The weighted mean of each entry over the patches that contain it; takes the memory of two to three
     models.
 
     Sums are float64 in the order of `add`, so the same patches in the same order give the same bits. Two
-    shortcuts save memory. While all patches select `Everything`, one number is the weight of every parameter.
-    While all weights are whole numbers, such as numbers of samples, the weights of entries take four bytes
-    each.
+    shortcuts save memory. While all patches select `Everything`, one number is the summed weight of every
+    parameter. While all weights are whole numbers, such as numbers of samples, each entry's summed weight
+    takes four bytes.
 
     Attributes:
         sums: sum of weight * value for each entry, shape (spec.size,).
@@ -52,7 +52,7 @@ class CoveredMean:
 
     @property
     def weights(self) -> Weights:
-        """Sum of the weights of the patches that contain an entry, shape (spec.size,)."""
+        """Sum of the weights of the patches that contain each entry, shape (spec.size,)."""
         return self._alike(np.float64) if self._apart is None else self._apart
 
     def _alike(self, kind: type[np.float64] | type[np.uint32]) -> Weights:
@@ -79,9 +79,7 @@ class CoveredMean:
             start = stop
 
     def _weights_for(self, weight: float) -> Weights:
-        """The weights of the entries, in a type that holds one more patch's weight exactly as float64
-        would.
-        """
+        """Return the entries' summed weights in a type that can add one more weight as exactly as float64."""
         counted = float(weight).is_integer() and self._total + weight <= _MOST_COUNTED
         if self._apart is None:
             counted = counted and float(self._total).is_integer()
@@ -91,7 +89,7 @@ class CoveredMean:
         return self._apart
 
     def over(self, previous: FlatArray) -> FlatArray:
-        """The means; entries that no patch contains are taken from `previous`, shape (spec.size,).
+        """Return the means, shape (spec.size,); entries that no patch contains come from `previous`.
 
         The means overwrite the sums, so this must be the last call.
         """
@@ -115,6 +113,6 @@ class CoveredMean:
 
 
 Combine = Callable[[ModelSpec], Combination]
-"""Makes an empty combination for a model. The default is the weighted mean, `CoveredMean`."""
+"""A function that makes an empty combination for a model. The default is the weighted mean, `CoveredMean`."""
 
 MEAN: Combine = CoveredMean

@@ -65,13 +65,13 @@ DICTIONARY = zstandard.ZstdCompressionDict(
 
 
 class Opened(NamedTuple):
-    """The body of a payload, after its header was read.
+    """The body of a payload in compact form, found by reading the header.
 
     Attributes:
         packed: the body, compressed unless `plain` is True.
         num_bytes: length of the uncompressed body.
         plain: True if the body is not compressed.
-        dictionary: dictionary that the body was compressed with; None: none.
+        dictionary: dictionary with which the body was compressed; None for none.
     """
 
     packed: memoryview
@@ -81,7 +81,7 @@ class Opened(NamedTuple):
 
 
 def framed(parts: Sequence[Data], model_hash: str) -> bytes:
-    """A payload: the header, and the compressed body after it."""
+    """Return a payload: the header, and the compressed body after it."""
     packed = streamed(parts, ZSTD_LEVEL, 0, DICTIONARY).getvalue()
     return HEADER.pack(MAGIC, VERSION, bytes.fromhex(model_hash), _checksum(packed)) + packed
 
@@ -92,7 +92,7 @@ def is_compact(data: bytes) -> bool:
 
 
 def model_of(data: bytes) -> bytes:
-    """The hash of the model that a payload belongs to. Raises PacketTruncated."""
+    """Return the hash of the model to which a payload belongs. Raises PacketTruncated."""
     if len(data) < HEADER.size:
         raise PacketTruncated(f"payload of {len(data)} bytes, shorter than its header of {HEADER.size}")
     return bytes(HEADER.unpack_from(data)[2])

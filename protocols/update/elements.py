@@ -1,8 +1,8 @@
-"""Walk a MessagePack body element by element, take its arrays out, and count everything against limits.
+"""Walks a MessagePack body element by element, separates its arrays, and checks everything against limits.
 
-This protects the reader from three attacks or wastes. A megabyte of empty maps would become 64 MB of objects.
-Deeply nested lists would overflow a recursive reader. An array that is decoded with the rest would be in
-memory twice.
+This protects the reader from three problems. A megabyte of empty maps would become 64 MB of objects. Deeply
+nested lists would overflow a recursive reader. An array that is decoded with the rest would be in memory
+twice.
 Format: github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Head:
-    """The bytes before the data of an array [name, shape, data].
+    """The bytes of an array [name, shape, data] before its data.
 
     Attributes:
         name: dtype, or name of the encoding that wrote the values.
@@ -63,15 +63,15 @@ def without_arrays(
     most: int | None = None,
     most_bytes: int | None = None,
 ) -> tuple[bytes, list[T]]:
-    """Read the one value in `body` and take the arrays' data out of it.
+    """Read the value in `body`, and return it separately from the data of its arrays.
 
     The running time is limited by `most` and by the length of the body.
 
     Args:
         body: the body, at its start.
         lift: called with the head of each array; it reads the data from the body and returns an object.
-        most: most elements, keys included; None: no limit.
-        most_bytes: most bytes of all that stays; None: no limit.
+        most: largest number of elements, keys included; None for no limit.
+        most_bytes: largest number of bytes without the arrays' data; None for no limit.
 
     Returns:
         The value as MessagePack, with a numbered `PLACE` for the data of each array; and the objects from
@@ -108,27 +108,28 @@ def without_arrays(
 
 @dataclass
 class _Remainder:
-    """Copies the parts of `body` that stay into `data`, at most `most` bytes."""
+    """Copies the parts of `body` other than arrays' data into `data`, at most `most` bytes."""
 
     body: Body
     most: int | None
     data: bytearray = field(default_factory=bytearray)
 
     def element(self) -> int:
-        """Copy the next element without its children. Returns the number of its children."""
+        """Copy the next element without its children, and return the number of its children."""
         size, held = _extent(self.body.peek(_LONGEST_START))
         if self.most is not None and len(self.data) + size > self.most:
             raise PacketTooLarge(f"the payload has more than {self.most} bytes in addition to its arrays")
         for start in range(0, size, STEP):
             self.data += self.body.read(min(STEP, size - start))
         if held > self.body.num_bytes - self.body.at:  # each element takes at least one byte
-            raise PacketCorrupt(f"the payload announces {held} elements in fewer bytes")
+            raise PacketCorrupt(f"the payload announces {held} elements, but has fewer bytes left")
         return held
 
 
 def _extent(first: bytes) -> tuple[int, int]:
-    """Length of the element that starts with these bytes, without its children, and the number of its
-    children.
+    """Return the length of the element that starts with these bytes, and the number of its children.
+
+    The children do not count towards the length.
     """
     if not first:
         raise PacketCorrupt("the payload ends in the middle of a value")
@@ -154,7 +155,7 @@ def _extent(first: bytes) -> tuple[int, int]:
 
 
 def _head(body: Body) -> Head | None:
-    """The head of an array, if [text, [whole numbers], bytes] comes next; otherwise None. Nothing is read."""
+    """Return the head of an array if [text, [whole numbers], bytes] comes next, else None; read nothing."""
     if body.peek(1) != b"\x93":
         return None
     ahead = body.peek(_LONGEST_HEAD)
@@ -178,8 +179,9 @@ def _head(body: Body) -> Head | None:
 
 
 def _whole(ahead: bytes, at: int) -> tuple[int, int]:
-    """The non-negative whole number at position `at`, and the position after it. Raises ValueError if there
-    is none.
+    """Return the non-negative whole number at position `at`, and the position after it.
+
+    Raises ValueError if there is none.
     """
     code = ahead[at]
     if code < 0x80:

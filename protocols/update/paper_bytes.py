@@ -1,4 +1,4 @@
-"""The size of a message as papers count it: numbers at full width, masks at one bit for each entry."""
+"""Computes the size of a message as papers count it: full-width numbers, and one bit for each mask entry."""
 
 from dataclasses import fields, is_dataclass
 
@@ -7,8 +7,9 @@ import numpy as np
 
 
 def paper_bytes(message: object) -> float:
-    """Bytes of all arrays in a task or an update: 4 for a number and 1/8 for a boolean. Single numbers count
-    nothing.
+    """Return the bytes of all arrays in a task or update: 4 for a number, 1/8 for a boolean.
+
+    Single numbers outside arrays do not count.
     """
     if isinstance(message, np.ndarray):
         return message.size / 8 if message.dtype == np.bool_ else 4.0 * message.size

@@ -13,7 +13,7 @@ from fleetune.protocols.update.selection import Layers, Selection
 
 @dataclass(frozen=True)
 class Patch:
-    """Values for the selected entries, in the order of the flat vector.
+    """The values of the selected entries of the flat vector, in the order of that vector.
 
     Attributes:
         selection: the selected entries.
@@ -25,20 +25,20 @@ class Patch:
 
     @classmethod
     def of(cls, weights: FlatArray, selection: Selection, spec: ModelSpec) -> Self:
-        """A patch with the selected entries of `weights`, shape (spec.size,)."""
+        """Return a patch with the selected entries of `weights`, shape (spec.size,)."""
         return cls(selection, weights[selection.mask(spec)])
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise PacketCorrupt if there is not one float32 for each selected entry."""
+        """Raise PacketCorrupt unless there is one float32 for each selected entry."""
         if self.values.dtype != np.float32:
             raise PacketCorrupt(f"patch with values of type {self.values.dtype}; they must be float32")
         if self.values.shape != (self.selection.count(spec),):
             raise PacketCorrupt(
-                f"patch with {self.values.size} values for {self.selection.count(spec)} selected entries"
+                f"patch has {self.values.size} values for {self.selection.count(spec)} selected entries"
             )
 
     def apply(self, weights: FlatArray, spec: ModelSpec) -> FlatArray:
-        """A copy of `weights`, shape (spec.size,), with the selected entries overwritten."""
+        """Return a copy of `weights`, shape (spec.size,), with the selected entries overwritten."""
         patched = weights.copy()
         patched[self.selection.mask(spec)] = self.values
         return patched
@@ -58,7 +58,7 @@ def patches_in(value: Any) -> Iterator[Patch]:
 
 
 def values_of_one(value: Any) -> FlatArray | None:
-    """The values of the only patch in `value`; None if there is none or more than one."""
+    """Return the values of the only patch in `value`; None if there is none or more than one."""
     found = list(patches_in(value))
     return found[0].values if len(found) == 1 else None
 

@@ -1,9 +1,9 @@
-"""Encode and decode the values of patches: [name of the encoding, [number of values], data].
+"""Encodes and decodes the values of patches: [name of the encoding, [number of values], data].
 
 Values of the encoding `raw` have the form of any other float32 array, so that their bytes stay those of
-earlier versions. An encoding sees only the entries that a patch selects; this file cuts the reference model
-and the residual to these. If an encoding writes the values, the payload's masks are compressed too:
-[CODED_MASK, shape, data], see `protocols.update.masks`.
+earlier versions. An encoding sees only the entries that a patch selects; this module restricts the reference
+model and the residual to these entries. If an encoding writes the values, the payload's masks are compressed
+too: [CODED_MASK, shape, data], see `protocols.update.masks`.
 """
 
 import math
@@ -50,13 +50,13 @@ class PatchWriter:
         encoding: the encoding of all patches.
         spec: the model.
         key: key of random draws; each patch uses a child of it.
-        reference: the reference model; None: none. A patch with an entry outside it is sent in full, because
-            such a value is no small difference.
-        residual: residual of earlier payloads (error feedback), shape (spec.size,); None: none.
-        written: cache of encoded patches, for writers without a residual; None: no cache.
-        measures: compute `compression_error`.
-        mask_time: time that the device needs to code a mask; None: time does not matter.
-        next_residual: the residual for the next payload; None: none. Where patches overlap, the last one
+        reference: the reference model; None for none. A patch with an entry outside the reference is sent
+            without differences.
+        residual: residual of earlier payloads (error feedback), shape (spec.size,); None for none.
+        written: cache of encoded patches, for writers without a residual; None for no cache.
+        measures: True computes `compression_error`.
+        mask_time: time that the device needs to code a mask; None to ignore time.
+        next_residual: the residual for the next payload; None for none. Where patches overlap, the last one
             counts.
         encoded: True if an encoding other than `raw` wrote a patch.
     """
@@ -88,7 +88,7 @@ class PatchWriter:
 
     @property
     def compression_error(self) -> float | None:
-        """Norm of the new residual over the norm of all changes, earlier residual included; None if not
+        """Norm of the new residual, divided by the norm of all changes with the earlier residual; None if not
         measured.
         """
         if not self.measures:
@@ -115,7 +115,7 @@ class PatchWriter:
         return framed
 
     def write_mask(self, mask: MaskArray) -> WireArray | None:
-        """Compress an array of booleans; None: it is sent as a bitmap."""
+        """Compress an array of booleans; None if the array is sent as a bitmap."""
         if self.encoding.name == encodings.RAW:
             return None
         data = write_mask(mask, self.spec, self.reference, self.mask_time)
@@ -125,14 +125,13 @@ class PatchWriter:
         return CODED_MASK, list(mask.shape), data
 
     def content(self, message: object) -> PayloadContent | None:
-        """The content that was written, for a reader in the same process.
+        """Return the written content for a reader in the same process; None if the reader would gain nothing.
 
         Args:
             message: the message with the patches and masks.
 
         Returns:
-            None if the reader would gain nothing. Values are included only if the reader decodes exactly
-            these.
+            The content. Values are included only if the reader would decode exactly these values.
         """
         values = values_of_one(message) if self.sends_all else None
         return None if values is None and not self._masks else PayloadContent(values, self._masks)
@@ -163,7 +162,7 @@ class PatchWriter:
     def _measure(
         self, values: FlatArray, where: Where, waited: FlatArray | None, waits: FlatArray | None
     ) -> None:
-        """Add a patch to the sums of `compression_error`. Patches without a residual count, too."""
+        """Add a patch to the sums of `compression_error`; patches without a residual count too."""
         reference = None if self.reference is None else self.reference.values[where]
         for chunk in chunks(values.size):
             wanted = wanted_of(values, waited, chunk)
@@ -171,7 +170,7 @@ class PatchWriter:
             self._left += 0.0 if waits is None else _square(waits[chunk])
 
     def _leave(self, where: Where, residual: FlatArray | None) -> None:
-        """Store the new residual of these entries; None: it is zero."""
+        """Store the new residual of these entries; None stands for zeros."""
         before = self.next_residual
         if residual is not None and residual.size == self.spec.size:
             self.next_residual = residual
@@ -186,7 +185,8 @@ class PatchWriter:
 
 @dataclass(frozen=True)
 class _Unread:
-    """Encoded values that are not decoded yet: `count` values in `length` bytes.
+    """Encoded values that are not decoded yet: `count` values in `length` bytes from byte `start` of the
+    body.
 
     The bytes start at byte `start` of the body.
     """
@@ -199,15 +199,14 @@ class _Unread:
 
 @dataclass
 class PatchReader:
-    """Decodes the arrays of one payload. Masks and patch values follow once the rest of the message is
-    known.
+    """Decodes the arrays of one payload; masks and patch values follow once the rest of the message is known.
 
     Attributes:
-        spec: the model; None: not known, and then encoded values cannot be decoded.
+        spec: the model; None if not known, and then encoded values cannot be decoded.
         arrays: reads plain arrays, and counts all arrays against the limits.
-        body: opens the payload's body from its start. It is decompressed twice if there are encoded values:
-            first to read the message around them, then to decode them as a stream.
-        decode_cache: cache of decoded patches; None: no cache.
+        body: function that opens the payload's body at its start. With encoded values, the body is
+            decompressed twice: to read the message around them, and to decode them as a stream.
+        decode_cache: cache of decoded patches; None for no cache.
     """
 
     spec: ModelSpec | None
@@ -222,8 +221,9 @@ class PatchReader:
     _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)
 
     def without_arrays(self, most: int | None, most_bytes: int | None) -> bytes:
-        """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
-        is raised are those of `elements.without_arrays`.
+        """Return the body with numbers instead of its arrays, which are held for `read`.
+
+        Arguments and errors are those of `elements.without_arrays`.
         """
         self._most_bytes = most_bytes
         data, self._lifted = without_arrays(self.body(), self._lift, most=most, most_bytes=most_bytes)
@@ -232,7 +232,9 @@ class PatchReader:
     def _lift(self, head: Head, body: Body) -> Array | _Unread:
         if head.name in encodings.REGISTRY and len(head.shape) == 1:
             if self._most_bytes is not None and head.length > self._most_bytes:
-                raise PacketTooLarge(f"values of {head.length} encoded bytes; at most {self._most_bytes}")
+                raise PacketTooLarge(
+                    f"encoded values of {head.length} bytes; at most {self._most_bytes} are allowed"
+                )
             written = _Unread(head.name, head.shape[0], head.length, body.at)
             body.skip(head.length)
             return written
@@ -244,7 +246,7 @@ class PatchReader:
         return self.arrays.read(body, head.name, head.shape, head.length)
 
     def read(self, obj: Any) -> Array:
-        """An array of the message. Until `fill` is called, encoded values are empty and coded masks have no
+        """Return an array of the message; until `fill`, encoded values are empty and coded masks have no
         True.
 
         Raises:
@@ -252,7 +254,7 @@ class PatchReader:
         """
         # `without_arrays` lets only our own extensions through
         if not (isinstance(obj, list) and obj and isinstance(obj[-1], Ext)):
-            raise PacketCorrupt("array that is not [dtype, shape, data] in the shortest MessagePack form")
+            raise PacketCorrupt("an array is not [dtype, shape, data] in the shortest MessagePack form")
         found = self._lifted[int.from_bytes(obj[-1].data, "big")]
         if id(found) in self._coded:
             # only once, even if the message refers to it several times
@@ -265,18 +267,18 @@ class PatchReader:
         return stand_in
 
     def _may_be_mask(self, shape: list[int], length: int) -> bool:
-        """True if a mask of this shape can have a code of `length` bytes: a code is never longer than a
+        """True if a mask of this shape can have a code of `length` bytes; a code is never longer than a
         bitmap.
         """
         size = math.prod(shape)
         return self.spec is not None and 0 < size <= self.spec.size and 8 * length < size
 
     def fill(self, message: object, reference: ReferenceModel | None = None) -> None:
-        """Decode masks and values of the patches in `message`, and hold every patch against the model.
+        """Decode masks and values of the patches in `message`, and check every patch against the model.
 
         Args:
-            message: as it was read.
-            reference: what both sides hold; None: nothing.
+            message: the message as read, with undecoded masks and values.
+            reference: the values that both sides hold; None for none.
 
         Raises:
             PacketCorrupt, PacketNotFinite, or another PacketError of the encoding.
@@ -305,7 +307,7 @@ class PatchReader:
     ) -> None:
         count, mask = written.count, patch.selection.mask(spec)
         if count != np.count_nonzero(mask):
-            raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
+            raise PacketCorrupt(f"patch has {count} values for {np.count_nonzero(mask)} selected entries")
         where = _where(mask)
         del mask
         encoding, known = encodings.find(written.name), _KnownOfPatch(spec, reference, where)
@@ -324,7 +326,7 @@ class PatchReader:
 
 
 class _KnownOfPatch(Known):
-    """Side information for a patch's entries. Large arrays are computed when an encoding asks for them."""
+    """Facts about a patch's entries that both sides know; large arrays are computed only on request."""
 
     _spec: ModelSpec
     _where: Where
@@ -366,7 +368,7 @@ def _square(numbers: FlatArray) -> float:
 
 
 def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
-    """For each tensor, a mask of its selected entries."""
+    """Yield a mask of the selected entries of each tensor."""
     start = 0
     for tensor in spec.tensors:
         stop = start + tensor.size
@@ -380,7 +382,7 @@ def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
 
 
 def _where(mask: MaskArray) -> Where:
-    """The selected entries, as a range if they are contiguous: ranges give views instead of copies."""
+    """Return the selected entries, as a range if contiguous, because ranges give views instead of copies."""
     first, count = int(np.argmax(mask)), int(np.count_nonzero(mask))
     if mask[first : first + count].all():
         return slice(first, first + count)

@@ -1,4 +1,4 @@
-"""A matrix of changes as a sum of few outer products of integers, and the search for these products.
+"""Approximates a matrix of changes by a sum of few outer products of integers, and finds these products.
 
 Training changes a layer by a sum of outer products: the change of each neuron, times its inputs. A few of
 them have most of the energy. In the first layer of an MLP on UCI HAR (one device, rounds 2 to 40), four of 64
@@ -72,7 +72,8 @@ def rounded_down(vector: FlatArray) -> Ints:
 
 
 def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, Steps]]:
-    """Sum of the products in steps, in parts: a range of entries, counted row by row, and their values.
+    """Yield the sum of the products in steps, in parts: a range of entries, counted row by row, and their
+    values.
 
     All terms are multiples of 2^-MAX_OCTAVES and take less than 53 bits. So every order of addition, and
     every library, gives the same result.
@@ -101,7 +102,9 @@ Array = NDArray[np.float64]
 
 
 def product(left: Array, right: Array) -> Array:
-    """Matrix product with both factors rounded to about 18 bits; shapes (n, k), (k, m), k up to 2^16."""
+    """Return the matrix product with both factors rounded to about 18 bits; shapes (n, k), (k, m), k up to
+    2^16.
+    """
     left_whole, left_scale = whole(left, _SMALL)
     right_whole, right_scale = whole(right.T, _SMALL)
     found: Array = left_whole @ right_whole.T
@@ -109,21 +112,21 @@ def product(left: Array, right: Array) -> Array:
 
 
 def gram(columns: Array) -> Array:
-    """Gram matrix columns.T @ columns, shape (k, k)."""
+    """Return the Gram matrix columns.T @ columns, shape (k, k)."""
     numbers, scale = whole(columns, min(_SMALL, (_ROOM - len(columns).bit_length()) // 2))
     found: Array = (numbers.T @ numbers) * scale * scale
     return found
 
 
 def whole(numbers: Array, bits: int) -> tuple[Array, float]:
-    """Round to whole numbers of `bits` bits, and return them with the power of 2 that restores the scale."""
+    """Round to whole numbers of `bits` bits; return them with the power of 2 that restores the scale."""
     most = max(float(numbers.max(initial=0)), -float(numbers.min(initial=0)))
     exponent = math.frexp(most)[1] - bits
     return np.rint(np.ldexp(numbers, -exponent)), math.ldexp(1.0, exponent)
 
 
 class WholeMatrix:
-    """A float32 matrix, of which one panel at a time is converted to whole numbers.
+    """A float32 matrix whose products are exact: one panel at a time is converted to whole numbers.
 
     Attributes:
         matrix: the matrix, shape (rows, columns), finite.
@@ -135,7 +138,7 @@ class WholeMatrix:
         self._exponent = math.frexp(most)[1] - _LARGE
 
     def times(self, columns: Array) -> Array:
-        """Matrix product matrix @ columns, shape (rows, k)."""
+        """Return the matrix product matrix @ columns, shape (rows, k)."""
         numbers, scale = self._whole(columns)
         found = np.empty((self.matrix.shape[0], columns.shape[1]))
         for rows, panel in self._panels():
@@ -143,7 +146,7 @@ class WholeMatrix:
         return found * math.ldexp(scale, self._exponent)
 
     def transposed_times(self, columns: Array) -> Array:
-        """Matrix product matrix.T @ columns, shape (columns, k)."""
+        """Return the matrix product matrix.T @ columns, shape (columns, k)."""
         numbers, scale = self._whole(columns)
         found = np.zeros((self.matrix.shape[1], columns.shape[1]))
         for rows, panel in self._panels():
@@ -177,12 +180,12 @@ _LEAST_WEIGHT = 0.05  # least weight of a row with gaps, as a share of its weigh
 
 
 def products_of(matrix: Matrix, there: Matrix | None, most: int) -> list[Product]:
-    """Outer products that are worth their bytes, for a matrix in steps.
+    """Return the outer products that are worth their bytes, for a matrix in steps.
 
     Args:
         matrix: changes in steps, 0 where there is no entry.
         there: 1 for each entry, 0 for each gap, same shape; None if there are no gaps. The values of products
-            in gaps do not matter.
+            in gaps are ignored.
         most: largest number of products.
     """
     tall = matrix.shape[0] > matrix.shape[1]
@@ -206,7 +209,7 @@ def _in_blocks(matrix: Matrix, most: int) -> list[Product]:
 
 
 def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
-    """The largest products, found with `count` columns, and True if the search is complete."""
+    """Return the largest products, found with `count` columns, and True if the search is complete."""
     whole = WholeMatrix(matrix)
     signs = _DRAWS.generator().choice(np.array([-1.0, 1.0]), (matrix.shape[0], count))
     directions, squares = _directions(whole, signs)
@@ -223,7 +226,7 @@ def _directions(matrix: WholeMatrix, start: Array) -> tuple[Array, Array]:
     """Refine some left vectors by one and a half power iterations; `start` has the shape (rows, k).
 
     Returns:
-        At most k orthonormal left vectors, and the square that each removes, largest first.
+        At most k orthonormal left vectors, and the squared norm that each removes, largest first.
     """
     right = _orthonormal(matrix.transposed_times(start))
     left = _orthonormal(matrix.times(right))
@@ -233,7 +236,7 @@ def _directions(matrix: WholeMatrix, start: Array) -> tuple[Array, Array]:
 
 
 def _orthonormal(columns: Array) -> Array:
-    """Orthonormal basis of the independent columns, shape (n, at most k)."""
+    """Return an orthonormal basis of the independent columns, shape (n, at most k)."""
     lengths = np.sqrt(np.square(columns).sum(axis=0))
     columns = columns[:, lengths > 0] / lengths[lengths > 0]
     squares, turn = np.linalg.eigh(gram(columns))
@@ -242,7 +245,7 @@ def _orthonormal(columns: Array) -> Array:
 
 
 def _rounded(matrix: WholeMatrix, directions: Array, squares: Array) -> list[Product]:
-    """Products whose left factors approximate these directions in whole numbers."""
+    """Return products whose left factors approximate these directions in whole numbers."""
     octaves = np.clip(np.rint(np.log2(np.sqrt(squares))), 0, MAX_OCTAVES).astype(np.int64)
     short = np.clip(np.rint(np.ldexp(directions, octaves)), -LARGEST, LARGEST)
     there = short.any(axis=0)
@@ -269,9 +272,7 @@ def _without(matrix: Matrix, products: list[Product]) -> Matrix:
 
 
 def _one_by_one(left_over: Matrix, there: Matrix, most: int) -> list[Product]:
-    """Products of a matrix with gaps, found one after the other. Subtracts them from `left_over`, in
-    place.
-    """
+    """Find products of a matrix with gaps one by one, and subtract them from `left_over` in place."""
     found = list[Product]()
     while len(found) < most and (one := _largest(left_over, there)) is not None:
         change = _scaled(one.left, one.octaves)[:, None] * one.right.astype(np.float32)
@@ -281,8 +282,9 @@ def _one_by_one(left_over: Matrix, there: Matrix, most: int) -> list[Product]:
 
 
 def _largest(matrix: Matrix, there: Matrix) -> Product | None:
-    """The outer product that removes most from a matrix with no more rows than columns; None if none pays
-    off.
+    """Return the outer product that reduces the matrix's norm most; None if no product pays off.
+
+    The matrix has no more rows than columns.
     """
     right, gain = matrix[np.einsum("rc,rc->r", matrix, matrix).argmax()], 0.0
     for _ in range(_ITERATIONS):
@@ -298,7 +300,8 @@ def _largest(matrix: Matrix, there: Matrix) -> Product | None:
 
 
 def _beside(right: FlatArray, matrix: Matrix, there: Matrix) -> tuple[FlatArray, float]:
-    """The best left factor for `right` by least squares, and the square that both remove from `matrix`.
+    """Return the best left factor for `right` by least squares, and the squared norm that the product
+    removes.
 
     A least weight limits the factor in rows with few entries where `right` is large.
     """

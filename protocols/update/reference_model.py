@@ -1,4 +1,4 @@
-"""The reference model: values that both sides of a transfer hold. Payloads contain differences to it."""
+"""The reference model: values that both sides of a transfer hold; payloads contain differences to it."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _FEWEST, _ROOM = 4, 2**24  # smallest number of models in a cache, and bytes of 
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """Values that both sides hold.
+    """Values that both sides of a transfer hold.
 
     Attributes:
         values: shape (spec.size,); 0 at entries that the sides do not hold.
@@ -29,21 +29,21 @@ class ReferenceModel:
 
     @classmethod
     def of_task(cls, task: Any, spec: ModelSpec) -> Self:
-        """A reference model made of a task's patches only; later patches overwrite earlier ones."""
+        """Return a reference model made of a task's patches only; later patches overwrite earlier ones."""
         return cls.nothing(spec).after(task, spec)
 
     @classmethod
     def nothing(cls, spec: ModelSpec) -> Self:
-        """A reference model without any entry, for sides that hold nothing in common."""
+        """Return a reference model without any entry, for sides that have no values in common."""
         return cls(np.zeros(spec.size, np.float32), np.zeros(spec.size, np.bool_))
 
     @classmethod
     def whole(cls, values: FlatArray) -> Self:
-        """A reference model with all entries: `values`, shape (spec.size,)."""
+        """Return a reference model with all entries: `values`, shape (spec.size,)."""
         return cls(values, np.ones(values.size, np.bool_))
 
     def after(self, task: Any, spec: ModelSpec) -> Self:
-        """The reference model after a task has arrived; later patches overwrite earlier ones."""
+        """Return the reference model after a task has arrived; later patches overwrite earlier ones."""
         values, held = self.values.copy(), self.held.copy()
         for patch in patches_in(task):
             mask = patch.selection.mask(spec)
@@ -53,20 +53,20 @@ class ReferenceModel:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of 32 hex digits, by which the sides check that they hold the same values."""
+        """Digest of 32 hex digits, with which the sides check that they hold the same values."""
         found = hashlib.blake2b(self.values.astype("<f4").tobytes(), digest_size=16)
         found.update(np.packbits(self.held).tobytes())
         return found.hexdigest()
 
 
 def num_remembered(spec: ModelSpec) -> int:
-    """Number of reference models that a process caches. Small models get more places in the same memory."""
+    """Return how many reference models a process caches; the same memory holds more small models."""
     return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))  # a float32 and a boolean for each entry
 
 
 @dataclass
 class ReferenceModelCache:
-    """The most recent reference models. Comparing two models is ten times faster than computing a digest
+    """Caches recent reference models, because comparing two is ten times faster than computing a digest
     again.
 
     Attributes:
@@ -77,8 +77,9 @@ class ReferenceModelCache:
     _latest: list[tuple[bytes, ReferenceModel]] = field(default_factory=list, init=False)
 
     def known(self, reference: ReferenceModel) -> ReferenceModel:
-        """The cached model with the same content, or else `reference`, which is then cached and must not
-        change.
+        """Return the cached model with the same content.
+
+        Without one, `reference` is cached and returned; it must not change afterwards.
         """
         few = reference.values[:_FEW].tobytes()  # different models usually differ in their first entries
         for begins, one in self._latest:

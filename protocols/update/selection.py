@@ -45,7 +45,7 @@ class Layers(Struct, frozen=True, tag=True):
     names: Annotated[tuple[Label, ...], Meta(max_length=MAX_LAYERS)]
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """The selected entries. Raises PacketCorrupt if the model lacks a layer."""
+        """Return the selected entries. Raises PacketCorrupt if the model lacks a layer."""
         chosen = np.zeros(spec.size, dtype=bool)
         for name in self.names:
             chosen[_layer(spec, name)] = True
@@ -56,35 +56,35 @@ class Layers(Struct, frozen=True, tag=True):
 
 
 class Neurons(_Masked, frozen=True, tag=True):
-    """All entries between randomly drawn neurons. Both sides draw the same neurons from `key`.
+    """All entries between randomly drawn neurons; both sides draw the same neurons from `key`.
 
     In each group of n neurons, `num_active(n, ratio)` are drawn, as a sample of `Key(key).child(group)`. An
-    entry is selected if all neurons on its axes are.
+    entry is selected if all neurons on its axes are drawn.
     """
 
     ratio: Ratio
     key: Bits64
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """The selected entries. Raises PacketCorrupt if the ratio is outside (0, 1] or the key is no 64-bit
-        number.
+        """Return the selected entries. Raises PacketCorrupt if the ratio is outside (0, 1] or the key is
+        invalid.
         """
         return neuron_mask(spec, draw_neurons(spec.groups, self.ratio, self.key))
 
 
 class ChosenNeurons(_Masked, frozen=True, tag=True):
-    """All entries between neurons that the sender chose. They travel as a bitmap with one bit for each
-    neuron.
-    """
+    """All entries between neurons that the sender chose; they are sent as one bit for each neuron."""
 
     active: MaskArray  # shape (sum(spec.groups),), one group after the other
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """The selected entries. Raises PacketCorrupt if there is not one bit for each neuron of the model."""
+        """Return the selected entries. Raises PacketCorrupt if there is not one bit for each neuron of the
+        model.
+        """
         return neuron_mask(spec, self.by_group(spec))
 
     def by_group(self, spec: ModelSpec) -> list[MaskArray]:
-        """The active neurons of each group, bool, shape (neurons,). Raises as `mask`."""
+        """Return the active neurons of each group, bool, shape (neurons,). Raises as `mask`."""
         if self.active.dtype != np.bool_ or self.active.shape != (sum(spec.groups),):
             raise PacketCorrupt(
                 f"bitmap of shape {self.active.shape} for a model of {sum(spec.groups)} neurons"
@@ -93,12 +93,12 @@ class ChosenNeurons(_Masked, frozen=True, tag=True):
 
 
 class Entries(_Masked, frozen=True, tag=True):
-    """Any set of entries. They travel as a bitmap over the parameters."""
+    """Any set of entries, sent as a bitmap over the parameters."""
 
     bitmap: MaskArray  # shape (spec.num_parameters,)
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """The selected entries. Raises PacketCorrupt if the bitmap has another length than the model."""
+        """Return the selected entries. Raises PacketCorrupt if the bitmap and the model differ in length."""
         if self.bitmap.dtype != np.bool_ or self.bitmap.shape != (spec.num_parameters,):
             raise PacketCorrupt(
                 f"bitmap of shape {self.bitmap.shape} for a model of {spec.num_parameters} parameters"
@@ -107,7 +107,7 @@ class Entries(_Masked, frozen=True, tag=True):
 
 
 class DrawnEntries(_Masked, frozen=True, tag=True):
-    """A random fraction of the parameters. Both sides draw the same entries from `start`.
+    """A random fraction of the parameters; both sides draw the same entries from `start`.
 
     Each entry has a random position on a circle of 2**64 points: draw i of key 0 for entry i. The selected
     entries lie on the arc that begins at `start` and covers the fraction `share` of the circle. Every layer
@@ -119,15 +119,13 @@ class DrawnEntries(_Masked, frozen=True, tag=True):
 
     @classmethod
     def of_round(cls, share: float, number: int, key: Key) -> Self:
-        """The entries of round `number`. Arcs of successive rounds are adjacent; `key` gives the first
-        position.
+        """Return the entries of round `number`. Arcs of successive rounds are adjacent; `key` draws the first
+        one.
         """
         return cls(share, (key.value + number * _arc(share)) % 2**64)
 
     def mask(self, spec: ModelSpec) -> MaskArray:
-        """The selected entries. Raises PacketCorrupt if the share is outside (0, 1] or the start is no
-        64-bit number.
-        """
+        """Return the selected entries. Raises PacketCorrupt if the share or the start is out of range."""
         if not 0 < self.share <= 1 or not 0 <= self.start < 2**64:
             raise PacketCorrupt(
                 f"DrawnEntries: share {self.share} and start {self.start}; expected a share in (0, 1] and a"
@@ -147,7 +145,7 @@ def _arc(share: float) -> int:
 
 
 def num_active(neurons: int, ratio: float) -> int:
-    """Number of active neurons of a group at `ratio`: max(1, floor(ratio * neurons)).
+    """Return the number of active neurons of a group at `ratio`: max(1, floor(ratio * neurons)).
 
     FedSPU section 3.1. Adding 1e-9 keeps 0.6 * 120 at 72 in binary arithmetic.
     """
@@ -173,15 +171,15 @@ def draw_neurons(groups: Sequence[int], ratio: float, key: int) -> list[MaskArra
 
 
 def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray], *, statistics: bool = False) -> MaskArray:
-    """The entries between active neurons, bool, shape (spec.size,).
+    """Return the entries between active neurons, bool, shape (spec.size,).
 
-    FedSPU section 3.1 and Lemma 1: an entry is active if both neurons that it connects are. Bias and norm
-    parameters belong to their output neuron. Inputs and outputs of the network are always active.
+    FedSPU section 3.1 and Lemma 1: an entry is active if both neurons that it connects are active. Bias and
+    norm parameters belong to their output neuron. Inputs and outputs of the network are always active.
 
     Args:
         spec: the model.
         active: the active neurons of each group, bool, shape (neurons,).
-        statistics: include the running statistics of active neurons, which no selection contains.
+        statistics: True includes the running statistics of active neurons, which no selection contains.
     """
     parts = []
     for tensor in spec.tensors:
@@ -193,15 +191,15 @@ def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray], *, statistics: boo
 
 
 def expected_count(spec: ModelSpec, ratio: float) -> int:
-    """Number of entries that `Neurons(ratio, ...)` selects, without drawing.
+    """Return the number of entries that `Neurons(ratio, ...)` selects, without drawing.
 
-    It is exact if each axis covers whole groups.
+    The number is exact if each axis covers whole groups.
 
     Raises:
         SettingError: the ratio is outside (0, 1].
     """
     if not 0 < ratio <= 1:
-        raise SettingError(f"ratio {ratio}: it must be in (0, 1]")
+        raise SettingError(f"ratio {ratio} must be above 0 and at most 1")
     total = 0.0
     for tensor in spec.tensors:
         if tensor.kind != "stat":
@@ -254,13 +252,12 @@ def _axis_count(spec: ModelSpec, size: int, axis: Axis, ratio: float) -> float:
 
 
 def norm_layers(spec: ModelSpec) -> frozenset[str]:
-    """The names of the layers that only normalise."""
+    """Return the names of the layers that only normalise."""
     return frozenset(tensor.layer for tensor in spec.tensors if tensor.kind == "norm")
 
 
 def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
-    """The layers of the body and of the head. The head is the last `count` layers with weights and their
-    norm layers.
+    """Return the layers of the body and of the head: the last `count` layers with weights and their norms.
 
     Raises:
         SettingError: the body would have no layer with weights.

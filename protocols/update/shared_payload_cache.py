@@ -1,4 +1,4 @@
-"""Caches for payloads that many peers share: encode a patch once, and decode it once in a process."""
+"""Caches for payloads that many peers share: a patch is encoded once, and decoded once in a process."""
 
 import hashlib
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from fleetune.protocols.update.reference_model import same_bits
 
 @dataclass
 class EncodeCache:
-    """Recently encoded patches, for tasks that several devices with the same reference model receive.
+    """Caches recently encoded patches, for tasks to several devices with the same reference model.
 
     Attributes:
         most: largest number of cached patches.
@@ -27,10 +27,10 @@ class EncodeCache:
     def found(
         self, context: str, mask: MaskArray, values: FlatArray, write: Callable[[], WireArray]
     ) -> WireArray:
-        """The encoded form of a patch, from the cache or from `write`.
+        """Return the encoded form of a patch, from the cache or from `write`.
 
         Args:
-            context: everything else that the bytes depend on: encoding, settings, reference model, key.
+            context: all else that determines the bytes: encoding, settings, reference model, key.
             mask: the patch's entries, shape (spec.size,).
             values: the values of these entries.
             write: encodes the patch.
@@ -44,7 +44,7 @@ class EncodeCache:
         return self._latest[digest]
 
     def _content(self, mask: MaskArray, values: FlatArray) -> bytes:
-        """A digest of mask and values. If they equal those of the last call, its digest is used again."""
+        """Return a digest of mask and values; the last digest is reused if they are unchanged."""
         last = self._last
         if last is not None and same_bits(last[1], values) and same_bits(last[0], mask):
             return last[2]
@@ -69,7 +69,7 @@ class PayloadContent:
 
 @dataclass
 class DecodeCache:
-    """The last decoded patch, for readers in one process that receive the same payload one after the other.
+    """Caches the last decoded patch, for readers in one process that receive the same payload in turn.
 
     Attributes:
         content: content of the next payload, if its writer is in this process; otherwise None.
@@ -79,10 +79,10 @@ class DecodeCache:
     _last: "tuple[str, bytes, MaskArray, FlatArray] | None" = field(default=None, init=False)
 
     def found(self, context: str, data: bytes, mask: MaskArray, read: Callable[[], FlatArray]) -> FlatArray:
-        """The decoded values of a patch. The caller may change the array.
+        """Return the decoded values of a patch. The caller may change the array.
 
         Args:
-            context: everything else that the values depend on: encoding and reference model.
+            context: all else that determines the values: encoding and reference model.
             data: the encoded bytes.
             mask: the patch's entries, shape (spec.size,).
             read: decodes the bytes.
@@ -96,7 +96,7 @@ class DecodeCache:
         return last[3].copy()
 
     def found_mask(self, data: bytes, size: int, read: Callable[[], MaskArray]) -> MaskArray:
-        """A decoded mask, shape (size,). The caller must not change it.
+        """Return a decoded mask, shape (size,). The caller must not change it.
 
         Args:
             data: the encoded bytes.

@@ -1,9 +1,9 @@
-"""What an agent can read, beyond what every agent must read.
+"""Describes what an agent can read, beyond the formats that every agent must read.
 
-Every agent reads values in the encoding `raw`, masks as bitmaps, and messages in JSON. All else is a feature.
-`SETS` numbers the sets of features. An agent reports the number of a set and its differences from that set,
-so an agent that reads everything reports only a number. A later version of Fleetune adds a set to `SETS`,
-and never changes an earlier one.
+Every agent reads values in the encoding `raw`, masks as bitmaps, and messages in JSON. All other formats are
+features. `SETS` numbers the sets of features. An agent reports the number of a set and its differences from
+that set, so an agent that reads everything reports only a number. A later version of Fleetune adds a set to
+`SETS`, and never changes an earlier one.
 """
 
 from typing import Annotated
@@ -36,13 +36,13 @@ class Features(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     operators: FeatureNames = ()
 
     def without(self, other: "Features") -> "Features":
-        """The features of this object that `other` does not have, in their order."""
+        """Return the features of this object that `other` lacks, in their order."""
         return Features(
             *(tuple(one for one in mine if one not in theirs) for mine, theirs in self._pairs(other))
         )
 
     def with_all(self, other: "Features") -> "Features":
-        """The features of both objects."""
+        """Return the features of both objects."""
         return Features(*(tuple(dict.fromkeys(mine + theirs)) for mine, theirs in self._pairs(other)))
 
     def _pairs(self, other: "Features") -> "zip[tuple[tuple[str, ...], tuple[str, ...]]]":
@@ -52,7 +52,7 @@ class Features(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         return any(astuple(self))
 
     def __str__(self) -> str:
-        """The features in one line, such as `encoding sketch, operators Conv and Gemm`."""
+        """Return the features in one line, such as `encoding sketch, operators Conv and Gemm`."""
         return ", ".join(
             _listed(kind.name.removesuffix("s"), names)
             for kind, names in zip(fields(self), astuple(self), strict=True)
@@ -88,13 +88,13 @@ SETS = (
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an agent reads: a numbered set of features, and the differences from it.
+    """The formats that an agent reads: a numbered set of features, and the differences from it.
 
     Attributes:
-        set: index in `SETS`. A number above the last one stands for the last one, because later sets hold
-            all features of earlier ones.
+        set: index in `SETS`. A number above the last index means the last set, because later sets contain all
+            earlier features.
         lacks: features of the set that the agent does not read.
-        also: features that it reads although the set does not hold them.
+        also: features that the agent reads, but that are not in the set.
     """
 
     set: Number = 0

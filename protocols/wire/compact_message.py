@@ -33,7 +33,7 @@ class CompactForm:
         return msgspec.msgpack.encode([self._kinds.index(type(message)), *_values(message)])
 
     def reader(self, kinds: Collection[Any]) -> "CompactReader[Any]":
-        """A reader for those of these message classes that have a compact form."""
+        """Return a reader for those of these message classes that have a compact form."""
         found = {kind: number for number, kind in enumerate(self._kinds) if kind in kinds}
         return CompactReader(_one_of(_row_type(kind, number) for kind, number in found.items()))
 
@@ -58,7 +58,7 @@ class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 @cache
 def _row_type(kind: Any, tag: int | None = None) -> Any:
-    """A struct with the same fields but without names; in it None means the default value."""
+    """Return a struct with the same fields but without names; a None in it means the field's default."""
     hints = get_type_hints(kind, include_extras=True)
     fields: list[tuple[Any, ...]] = []
     for field in _fields(kind):
@@ -92,7 +92,7 @@ def _fields(kind: Any) -> Sequence[Any]:
 
 
 def _values(message: Any) -> list[Any]:
-    """The field values up to the last that differs from its default; None replaces a default."""
+    """Return the field values up to the last one that differs from its default; None replaces a default."""
     values: list[Any] = []
     kind: Any = type(message)
     for field in _fields(kind):
@@ -108,7 +108,7 @@ def _values(message: Any) -> list[Any]:
 
 
 def _original(row: Any) -> Any:
-    """The message or value that a row encodes."""
+    """Return the message or value that a row encodes."""
     if not isinstance(row, _Row):
         return row
     values = {name: _original(getattr(row, name)) for name in row.__struct_fields__}

@@ -1,4 +1,4 @@
-"""Incoming payloads of one peer; see `protocols.wire.peer_link` for how it is used."""
+"""The inbox: receives payloads from one peer; `protocols.wire.peer_link` describes its use."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Arrived:
-    """A complete payload that is not answered yet: store and `accept` it, or `refuse` it.
+    """A complete payload that is not answered yet: store it and call `accept`, or call `refuse`.
 
     Attributes:
         offer: the offer of the payload.
-        part: holds the payload.
+        part: the storage that holds the payload.
         received_bytes: bytes of received chunks since the last start, including repeats and headers.
         goodput_bps: payload bits per second while it flowed; None if not measured.
     """
@@ -32,7 +32,7 @@ class Arrived:
     goodput_bps: float | None
 
     def payload(self) -> bytes:
-        """The bytes of the payload. Raises StoreError."""
+        """Return the bytes of the payload. Raises StoreError."""
         return self.part.payload()
 
 
@@ -41,11 +41,11 @@ class Inbox:
 
     Args:
         device: name of the device, in either direction.
-        open_part: opens the part of an offer, see `part_folder`.
+        open_part: function that opens the storage for an offer, see `part_folder`.
         max_bytes: size of the largest accepted payload.
-        have: returns True if this payload was stored before, perhaps by an earlier process.
-        objects: returns the reason why a transfer key is unwanted; None if it is wanted.
-        lacks: returns the reason why a wanted payload has no room; None if it has.
+        have: function that returns True if this payload is already stored, perhaps by an earlier process.
+        objects: function that returns the reason why a transfer key is unwanted; None if it is wanted.
+        lacks: function that returns the reason why there is no space for a payload; None if there is.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Inbox:
         return receiver.part.size / max(1, receiver.offer.num_bytes)
 
     def expects(self, packet: bytes) -> bool:
-        """True if a chunk may add to an arriving payload. Reads only the chunk's header."""
+        """True if a chunk may add to an arriving payload; only the chunk's header is read."""
         receiver = self._open.get(packet[:TRANSFER_BYTES].hex())
         return receiver is not None and not receiver.has(packet)
 
@@ -91,7 +91,7 @@ class Inbox:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes still missing of all arriving payloads."""
+        """Bytes of all arriving payloads that have yet to arrive."""
         return sum(receiver.offer.num_bytes - receiver.part.size for receiver in self._open.values())
 
     def handle_offer(self, offer: Offer) -> Receipt | Arrived | None:
@@ -122,7 +122,7 @@ class Inbox:
         """Handle a chunk: return the answer, or `Arrived` if the payload is complete, or None.
 
         Raises:
-            PacketTruncated, PacketTooLarge: the packet is no chunk, or does not fit the offer.
+            PacketTruncated, PacketTooLarge: the packet is too short for a chunk, or does not fit the offer.
             PacketForeign: the chunk's transfer is not open. After a restart, chunks may arrive before the
                 peer has repeated its offer.
             StoreError: the disk is full.
@@ -134,18 +134,18 @@ class Inbox:
         if receiver is None and chunk.transfer in self._unopened:
             return None  # the peer sent it right after its offer
         if receiver is None:
-            raise PacketForeign(f"chunk of transfer {chunk.transfer}, which is not open")
+            raise PacketForeign(f"a chunk belongs to transfer {chunk.transfer}, which is not open")
         self._open.move_to_end(chunk.transfer)
         receipt = receiver.handle_chunk(chunk, now)
         return None if receipt is None else self._outcome(receiver, receipt)
 
     def accept(self, arrived: Arrived) -> Ack:
-        """Note that the payload is stored; return the answer, which is repeated for later offers."""
+        """Record that the payload is stored; return the answer, which is repeated for later offers."""
         self.settle(arrived.offer.transfer)
         return Ack(arrived.offer.transfer, arrived.offer.num_bytes)
 
     def refuse(self, arrived: Arrived, reason: str) -> Refuse:
-        """Note that the payload is rejected; return the answer, which is repeated for later offers."""
+        """Record that the payload is rejected; return the answer, which is repeated for later offers."""
         self.settle(arrived.offer.transfer, reason)
         return Refuse(arrived.offer.transfer, reason)
 
@@ -160,18 +160,18 @@ class Inbox:
         _remember(self._settled, transfer, refused)
 
     def note_unopened(self, transfer: str) -> None:
-        """Note an offer of which no chunk was requested, so that early chunks of it raise no error."""
+        """Record an offer of which no chunk was requested, so that early chunks of it raise no error."""
         _remember(self._unopened, transfer, None)
 
     def is_settled(self, transfer: str) -> bool:
         return transfer in self._settled
 
     def forget(self, transfer: str) -> None:
-        """Accept this payload again when it is offered, because its stored copy is gone."""
+        """Accept this payload again when it is offered, because its stored copy no longer exists."""
         self._settled.pop(transfer, None)
 
     def refuse_unwanted(self) -> list[Refuse]:
-        """Reject arriving payloads that are no longer wanted."""
+        """Reject arriving payloads that are no longer wanted, and return the answers."""
         reasons = {
             transfer: self._objects(receiver.offer.transfer_key) for transfer, receiver in self._open.items()
         }
@@ -206,7 +206,7 @@ class Inbox:
 
 
 def _remember(transfers: OrderedDict[str, T], transfer: str, what: T) -> None:
-    """Add an entry, and keep only the latest `MAX_REMEMBERED`."""
+    """Add an entry, and delete all but the latest `MAX_REMEMBERED`."""
     transfers[transfer] = what
     if len(transfers) > MAX_REMEMBERED:
         transfers.popitem(last=False)

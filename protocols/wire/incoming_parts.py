@@ -13,11 +13,11 @@ DIGEST_BYTES = 16
 
 
 class Part(Protocol):
-    """The bytes received so far: the beginning of the payload, without gaps."""
+    """The bytes of an incoming payload received so far: its beginning, without gaps."""
 
     @property
     def size(self) -> int:
-        """Number of bytes held; a `PartFile` keeps them over a restart."""
+        """Number of bytes received; a `PartFile` keeps them over a restart."""
         ...
 
     def append(self, data: bytes | memoryview) -> None:
@@ -25,11 +25,11 @@ class Part(Protocol):
         ...
 
     def clear(self) -> None:
-        """Remove all bytes held."""
+        """Remove all received bytes."""
         ...
 
     def digest(self) -> str:
-        """BLAKE2b-128 digest of all bytes held, 32 hex digits. Raises StoreError."""
+        """Return the BLAKE2b-128 digest of all received bytes, 32 hex digits. Raises StoreError."""
         ...
 
     def seal(self) -> None:
@@ -37,7 +37,7 @@ class Part(Protocol):
         ...
 
     def payload(self) -> bytes:
-        """All bytes held. Raises StoreError."""
+        """Return all received bytes. Raises StoreError."""
         ...
 
 
@@ -68,7 +68,7 @@ class PartMemory:
 
 
 class PartFile:
-    """A part on disk, so that a restarted process resumes the transfer.
+    """A part in a file, so that a restarted process resumes the transfer.
 
     The first append creates the file. Each append opens and closes it. So a thousand devices that disconnect
     in the middle of a transfer hold no file descriptors.
@@ -114,9 +114,10 @@ class PartFile:
 
 
 def part_folder(folder: Path, keep: int = 4) -> Callable[[Offer], PartFile]:
-    """Return a function that opens the part of an offer in `folder`. Each peer has its own folder.
+    """Return a function that opens the part file of an offer in `folder`. Each peer has its own folder.
 
-    Parts of earlier processes are removed, except the `keep` last written ones: the peer may resume those.
+    Part files of earlier processes are removed, except the `keep` last written ones, which the peer may
+    resume.
     """
     left = sorted(folder.glob("*.part"), key=lambda path: path.stat().st_mtime)
     for path in left[: max(len(left) - keep, 0)]:

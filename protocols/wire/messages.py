@@ -41,15 +41,15 @@ class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Presence(Message, frozen=True):
-    """Retained on `state`: reports if the agent is connected, and introduces it.
+    """Retained message on `state`: reports whether the agent is connected, and introduces the agent.
 
     Attributes:
         online: True if it is connected.
-        instance: id of the agent's process, new at each of its starts.
+        instance: id of the agent's process, new at each start.
         agent: program and version.
         version: version of the messages that it uses. A coordinator refuses other versions than its own.
         name: the device's name for people; omitted if it is the device's id.
-        reads: what the agent reads; omitted by an agent that reads only the minimum.
+        reads: formats that the agent reads; omitted by an agent that reads only the minimum.
     """
 
     online: bool
@@ -85,7 +85,7 @@ class TransferKey(Struct, frozen=True):
 
 
 class Offer(Message, frozen=True, omit_defaults=True):
-    """Sender: offers a payload.
+    """Sent by either side: offers a payload.
 
     `transfer` has 32 hex digits. The same payload under the same transfer key has the same id in every offer.
     `digest` is the payload's BLAKE2b-128 digest in 32 hex digits. `ratio` comes with an enrolment: it is the
@@ -100,28 +100,31 @@ class Offer(Message, frozen=True, omit_defaults=True):
 
 
 class Resume(Message, frozen=True):
-    """Receiver: asks for the payload from this offset on; everything before it is on disk."""
+    """Sent by the receiver: asks for the payload from this offset on; everything before it is on disk."""
 
     transfer: Digest
     offset: NumBytes
 
 
 class Ack(Message, frozen=True):
-    """Receiver: has everything before this offset. At the end, the payload is verified and on disk."""
+    """Sent by the receiver: everything before this offset has arrived.
+
+    At the end of the payload, it also means that the payload is verified and on disk.
+    """
 
     transfer: Digest
     offset: NumBytes
 
 
 class Refuse(Message, frozen=True):
-    """Receiver: rejects this payload."""
+    """Sent by the receiver: rejects this payload."""
 
     transfer: Digest
     reason: Words
 
 
 class Fetch(Message, frozen=True, omit_defaults=True):
-    """Device: asks for the run's bundle (to train without torch) or backbone (the model's frozen part).
+    """Sent by a device: asks for the run's bundle (to train without torch) or backbone (the frozen part).
 
     The answer is an offer of the payload. If the run has no bundle, the answer is `Lacking`.
     """
@@ -131,17 +134,17 @@ class Fetch(Message, frozen=True, omit_defaults=True):
 
 
 class Lacking(Message, frozen=True):
-    """Coordinator: this run has no bundle."""
+    """Sent by the coordinator: this run has no bundle."""
 
     run: RunId
     reason: Words
 
 
 class Ready(Message, frozen=True):
-    """Device: is enrolled in this run.
+    """Sent by a device: it is enrolled in this run and can take part.
 
-    `base` is the digest of the model that it holds (`protocols.update.reference_model`), if tasks are
-    differences to it.
+    `base` is the digest of the model that the device has (`protocols.update.reference_model`), if tasks are
+    differences to that model.
     """
 
     run: RunId
@@ -151,9 +154,9 @@ class Ready(Message, frozen=True):
 
 
 class Working(Message, frozen=True):
-    """Device, from time to time: reports its activity for the live view. `progress` is 0..1.
+    """Sent by a device from time to time: its activity, for the live view. `progress` is 0..1.
 
-    Our own agent reports only "training". "evaluating" is reserved for agents that report that too.
+    Fleetune's own agent reports only "training". "evaluating" is reserved for other agents.
     """
 
     run: RunId
@@ -163,7 +166,7 @@ class Working(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Device, before it offers its reply: reports the cost of its work and the cost that it had predicted."""
+    """Sent by a device before it offers its reply: the actual and the predicted cost of its work."""
 
     run: RunId
     round: Number
@@ -173,7 +176,7 @@ class Measured(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """Device: declines this round (round 0: declines to join this run).
+    """Sent by a device: declines this round (round 0: declines to join this run).
 
     `diverged`: training produced non-finite numbers; the model may be the reason.
     """
@@ -186,20 +189,20 @@ class Decline(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """Coordinator: this run is over; the device waits for the next one. Answered by `Left`."""
+    """Sent by the coordinator: this run is over; the device waits for the next run. Answered by `Left`."""
 
     run: RunId
     reason: Words
 
 
 class Left(Message, frozen=True):
-    """Device: has noted that this run is over."""
+    """Sent by a device: it knows that this run is over."""
 
     run: RunId
 
 
 class NotAdmitted(Message, frozen=True):
-    """Coordinator: this run does not admit the device, because its agent lacks a feature that it needs.
+    """Sent by the coordinator: this run does not admit the device, because its agent lacks a needed feature.
 
     The coordinator checks again when the device connects again.
     """
@@ -317,7 +320,7 @@ def _read_if(decoder: msgspec.json.Decoder[M], beginning: bytes, data: bytes) ->
 
 def _read(decoder: msgspec.json.Decoder[M], data: bytes, compact: CompactReader[M] | None = None) -> M:
     if len(data) > MAX_CONTROL_BYTES:
-        raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
+        raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES} are allowed")
     try:
         if compact is not None and is_compact(data):
             return compact.read(data)

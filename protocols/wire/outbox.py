@@ -1,4 +1,4 @@
-"""Outgoing payloads for one peer, sent one after another; see `protocols.wire.peer_link` for its use."""
+"""The outbox: sends payloads to one peer, one after another; `protocols.wire.peer_link` describes its use."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from fleetune.protocols.wire.transfer import Outgoing, Payload, Receipt
 
 @dataclass(frozen=True)
 class Sent:
-    """A payload has left the outbox: it was delivered, or the peer refused it.
+    """Event: a payload was delivered, or the peer refused it.
 
     Attributes:
         transfer_key: key of the payload.
@@ -44,7 +44,7 @@ class Outbox:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` must be called next; None for never."""
+        """Time of the next call of `tick`; None for never."""
         return self._queue[0].wake_at if self._queue else None
 
     @property
@@ -69,10 +69,10 @@ class Outbox:
         ratio: float | None = None,
         perhaps_there: bool = False,
     ) -> list[Outgoing]:
-        """Queue `payload`. A payload that already waits is not queued twice.
+        """Queue `payload`, unless the same payload already waits; return what to send now.
 
-        `ratio`: see `Offer`. `perhaps_there`: True if it may have been offered before, so the peer may have a
-        part.
+        `ratio`: see `Offer`. `perhaps_there`: True if the payload may have been offered before, so that the
+        peer may have a part of it.
         """
         window = self._window
         sender = Sender(self._device, key, payload, ratio=ratio, window=window, perhaps_there=perhaps_there)

@@ -1,4 +1,4 @@
-"""The congestion window: how many bytes of a payload may be unacknowledged.
+"""The congestion window: limits how many bytes of a payload may be unacknowledged.
 
 A control message waits behind the bytes in flight. So the window aims at a fixed queueing delay instead of a
 fixed size. It follows FAST TCP (Wei, Jin, Low and Hegde 2006, eq. 1 with gamma = 1) with a target in seconds:
@@ -19,11 +19,11 @@ class Window:
     """The congestion window of one peer's outgoing transfers; it is kept from one transfer to the next.
 
     Attributes:
-        limit_bytes: payload that may be unacknowledged; at least two of the smallest chunks.
+        limit_bytes: bytes of payload that may be unacknowledged; at least two of the smallest chunks.
         base_s: the shortest round trip since the last `reset`, in seconds; infinite before the first.
         answer_s: seconds that the peer took to answer the latest offer, counted from its first copy.
-        goes_along: True if the first window is sent with its offer. False once such chunks were lost: a
-            broker may reorder two topics, and a receiver drops a chunk that arrives before its offer.
+        goes_along: True if the first window is sent together with its offer. False once such chunks were
+            lost: a broker may reorder two topics, and a receiver drops a chunk that arrives before its offer.
     """
 
     def __init__(self, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
@@ -37,18 +37,18 @@ class Window:
         return min(max(self.limit_bytes // 4, self._min_chunk), self._max_chunk)
 
     def reset(self) -> None:
-        """Forget all measurements: the new connection may use another link."""
+        """Discard all measurements, because the new connection may use another link."""
         self.limit_bytes = 2 * self._min_chunk
         self.base_s = float("inf")
         self.answer_s = 0.0
         self.goes_along = True
 
     def collapse(self) -> None:
-        """Restart with a small window on the same link, because no acknowledgement came for long."""
+        """Restart with a small window on the same link, because no acknowledgement came for a long time."""
         self.limit_bytes = 2 * self._min_chunk
 
     def observe(self, rtt_s: float) -> None:
-        """Note a round trip, which may be the shortest so far."""
+        """Record a round trip, which may be the shortest so far."""
         self.base_s = min(self.base_s, rtt_s)
 
     def adjust(self, rtt_s: float) -> None:
@@ -58,7 +58,7 @@ class Window:
         self._scale(min(max(ratio, 0.5), 2.0))
 
     def lost(self) -> None:
-        """Shrink the window, because a lost chunk means that some queue overflowed."""
+        """Shrink the window, because a lost chunk means that a queue overflowed."""
         self._scale(0.5)
 
     def _scale(self, ratio: float) -> None:

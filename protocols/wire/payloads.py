@@ -74,14 +74,14 @@ class Enrolment:
         task: the [task] section; omitted for the default: classification with accuracy.
         adoption: the [adoption] section, if it is enabled.
         encoding: encoding of the [encoding] section; omitted if values are not encoded.
-        compact: compact messages, from the [encoding] section; omitted if not wanted.
-        quick_masks: from the [encoding] section: entropy-code a mask only if that saves time.
+        compact: True if messages are compact, from the [encoding] section; omitted otherwise.
+        quick_masks: True if a mask is entropy-coded only if that saves time, from the [encoding] section.
         proposes: True if the coordinator proposes each task's ratio. A device then reports which ratios it
             can afford (`DeviceReport.affords`). Omitted otherwise.
-        least_work, most_work: smallest and largest share of local training that it proposes; omitted if that
-            is the full training.
-        encodings: further encodings of updates that it may propose, in addition to `encoding`; omitted if
-            none.
+        least_work, most_work: smallest and largest share of local training that the coordinator proposes;
+            omitted if that is the full training.
+        encodings: further encodings of updates that the coordinator may propose, in addition to `encoding`;
+            omitted if there are none.
         late: share of a device's rounds that may take longer than the deadline; omitted if the coordinator
             proposes no ratios.
         asks_validation: True if devices report their model's score on their validation samples in the final
@@ -142,7 +142,7 @@ class Enrolment:
         return self._encoding.downlink
 
     def mask_time(self, report: DeviceReport | None, direction: Literal["down", "up"]) -> CodingTime | None:
-        """Time that a device needs to code a mask, from its report; None if irrelevant or not known."""
+        """Return the time that a device needs to code a mask, from its report; None if unknown."""
         if self.quick_masks is not True or report is None:
             return None
         bps = report.downlink_bps if direction == "down" else report.uplink_bps
@@ -154,7 +154,7 @@ class Enrolment:
 
     @property
     def learns(self) -> Task:
-        """The learning task of the run. Raises SettingError if the task has no such loss or score."""
+        """Return the learning task of the run. Raises SettingError if the task has no such loss or score."""
         return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
 
@@ -164,7 +164,7 @@ class Assignment(Generic[T]):
 
     Attributes:
         release: version of the shared model that the device may deploy, in runs with adoption.canary.
-        base: digest of the model that the values are differences to (`protocols.update.reference_model`).
+        base: digest of the model to which the values are differences (`protocols.update.reference_model`).
         ratio: ratio that the coordinator proposes for the device, in runs with an objective.
         local_work: proposed share of the local training; omitted for the full training.
         uplink: proposed index in `Enrolment.uplinks` for the update's encoding; omitted for the first.
@@ -185,14 +185,14 @@ class Assignment(Generic[T]):
 
     @property
     def final_evaluation(self) -> bool:
-        """The same as in `Round` and `TransferKey`, under its name on the wire."""
+        """True in the final evaluation, as in `Round` and `TransferKey`."""
         return self.rehearsal
 
 
 def proposed_budget(
     ratio: float | UnsetType, local_work: float | UnsetType, uplink: int | UnsetType = UNSET
 ) -> Budget | None:
-    """The budget that an `Assignment` proposes; None if the device chooses."""
+    """Return the budget that an `Assignment` proposes; None if the device chooses."""
     if ratio is UNSET:
         return None
     return Budget(ratio, 1.0 if local_work is UNSET else local_work, uplink or 0)
@@ -200,7 +200,7 @@ def proposed_budget(
 
 @dataclass(frozen=True)
 class Measures:
-    """Scores of a device's models on its own test split, None without a test split.
+    """Scores of a device's models on its own test split; None without a test split.
 
     The score is that of the run's task: accuracy in classification.
 
@@ -212,9 +212,9 @@ class Measures:
         personal: in a final evaluation, score of the personal model from before it.
         kept: in a final evaluation, score of the best checkpoint of this run. Other replies do not carry it.
         scores: all scores of the task for the personal model, by name; omitted in runs without a [task].
-        adopted: in runs with [adoption], like all fields below: True if the deployed model is one of the
-            fleet, False if it is the local-only model.
-        alone: accuracy of the local-only model after this work.
+        adopted: True if the deployed model is a model of the fleet, False if it is the local-only model. This
+            and the next four fields are only in runs with [adoption].
+        alone: accuracy of the local-only model after this round's work.
         gain: accuracy of the deployed model minus that of the local-only model, on the same samples.
         gain_error: standard error of `gain`.
         release: report about the shared model's versions, in runs with adoption.canary.
@@ -260,12 +260,12 @@ class Reply(Generic[U]):
 
 
 def run_key(seed: int) -> Key:
-    """The root key of all random draws of a run."""
+    """Return the root key of all random draws of a run."""
     return Key.of("fleetune", seed)
 
 
 def work_key(seed: int, round_number: int, attempt: int, device: str) -> Key:
-    """The key of a device's own random draws in one attempt at a round."""
+    """Return the key of a device's own random draws in one attempt at a round."""
     return run_key(seed).child("work", round_number, attempt, device)
 
 
@@ -277,7 +277,7 @@ def read_enrolment(data: bytes, limit: int = MAX_ENROLMENT_BYTES) -> Enrolment:
         limit: largest accepted size after unpacking, in bytes.
 
     Raises:
-        PacketError: it is damaged, too large, or describes an impossible model.
+        PacketError: the enrolment is damaged, too large, or describes an impossible model.
     """
     enrolment = codec.decode(data, Enrolment, None, limit=limit, elements=MAX_ENROLMENT_ELEMENTS)
     check_spec(enrolment.spec)

@@ -63,12 +63,12 @@ class Packet:
 
 @dataclass(frozen=True)
 class Answered:
-    """An offer of the peer was answered.
+    """Event: an offer of the peer was answered.
 
     Attributes:
         offer: the offer.
-        receipt: the answer. `Resume`: the payload is arriving; `Ack`: it was stored already; `Refuse`: it is
-            rejected; None: no answer, the peer repeats its offer.
+        receipt: the answer. `Resume`: the payload is arriving; `Ack`: it is already stored; `Refuse`: it is
+            rejected; None: no answer, so that the peer repeats its offer.
     """
 
     offer: Offer
@@ -79,7 +79,7 @@ Item = Packet | Sent | Arrived | Answered | Message
 
 
 class PeerLink:
-    """One side of the dialogue with one peer.
+    """One side's end of the dialogue with one peer.
 
     Args:
         device: name of the device, in either direction.
@@ -109,11 +109,11 @@ class PeerLink:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` must be called next; None for never."""
+        """Time of the next call of `tick`; None for never."""
         return self.outbox.wake_at
 
     def packet(self, content: Message | Chunk) -> Packet:
-        """A packet on the channel where the peer expects this content."""
+        """Return a packet on the channel where the peer expects this content."""
         if isinstance(content, Chunk):
             return Packet(self._bulk, content)
         return Packet(self._control, content, self.compact)
@@ -161,7 +161,7 @@ class PeerLink:
         return [outcome] if isinstance(outcome, Arrived) else [self.packet(outcome)]
 
     def accept(self, arrived: Arrived) -> Packet:
-        """Note that a payload is stored; return the packet that lets the peer forget it."""
+        """Record that a payload is stored; return the packet that tells the peer to stop offering it."""
         return self.packet(self.inbox.accept(arrived))
 
     def refuse(self, arrived: Arrived, reason: str) -> Packet:
@@ -173,7 +173,7 @@ class PeerLink:
         return self._packed(self.inbox.refuse_unwanted())
 
     def tick(self, now: float) -> list[Item]:
-        """Repeat what was not answered in time."""
+        """Send again what was not answered in time."""
         return self._packed(self.outbox.tick(now))
 
     def reconnected(self, now: float) -> list[Item]:

@@ -1,7 +1,7 @@
-"""The roll-out's data on the wire: the versions that a device may deploy, and its report about them.
+"""A roll-out's data on the wire: the versions that a device may deploy, and the device's report on them.
 
-A version is the shared model after a round, and has that round's number. Version 0 is the model that the run
-began with. A version is sent once to each device that may deploy it.
+A version is the shared model after a round, and has that round's number. Version 0 is the model with which
+the run began. A version is sent once to each device that may deploy it.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Version:
 
     Attributes:
         number: number of the round that produced it.
-        weights: shape (spec.num_parameters,); omitted for version 0, and if the device has reported that it
-            has them.
+        weights: weights of the version, shape (spec.num_parameters,); omitted for version 0, and if the
+            device has reported that it has them.
     """
 
     number: Number
@@ -44,11 +44,11 @@ class Release:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The version on trial compared with the one before it, on a canary's own held-out samples.
+    """A canary's comparison of the version on trial with the version before, on its own held-out samples.
 
     Attributes:
         new, old: numbers of the two versions.
-        gain: mean loss of the old version minus that of the new one; below 0 the new one is worse.
+        gain: mean loss of the old version minus that of the new version; below 0 the new version is worse.
         error: standard error of `gain`.
         by_samples: effective number of equally weighted samples.
     """
@@ -62,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ReleaseWord:
-    """A device's report about the versions, sent with its reply.
+    """A device's report on the versions, sent with its reply.
 
     Attributes:
         holds: numbers of the versions whose weights it has.

@@ -17,12 +17,12 @@ WITH_OFFER = {"task", "update"}
 
 @dataclass
 class _OfferTimer:
-    """When an unanswered offer is repeated.
+    """Decides when an unanswered offer is repeated.
 
     Attributes:
         wake_at: time of the next repeat; None for never.
         offered_at: time of the unanswered offer; None if the last one was answered.
-        asked_at: time of the first of several unanswered offers.
+        asked_at: time of the first offer in a row of unanswered offers.
         times: number of offers so far.
         wait_s: present wait for an answer.
         rtt_s: latest round trip of a chunk.
@@ -36,7 +36,7 @@ class _OfferTimer:
     rtt_s: float = 0.0
 
     def offer(self, now: float, answer_s: float) -> None:
-        """Note an offer; `answer_s` is the time that the peer took to answer the one before."""
+        """Record an offer; `answer_s` is the time that the peer took to answer the offer before."""
         self.times += 1
         if self.offered_at is None:
             self.asked_at = now
@@ -44,7 +44,7 @@ class _OfferTimer:
         self.wake_at = now + max(self.wait_s, 4 * self.rtt_s, min(2 * answer_s, LONGEST_WAIT_S))
 
     def heard(self, now: float) -> None:
-        """Start the wait again, because the peer answered."""
+        """Restart the wait, because the peer answered."""
         self.wait_s = FIRST_WAIT_S
         self.wake_at = now + max(self.wait_s, 4 * self.rtt_s)
 
@@ -58,7 +58,7 @@ class _Goodput:
     _num_bytes: int = 0
 
     def add(self, num_bytes: int, now: float) -> None:
-        """Note newly acknowledged bytes."""
+        """Count newly acknowledged bytes."""
         self._seconds += now - self.since
         self._num_bytes += num_bytes
         self.since = now
@@ -86,13 +86,13 @@ class _Flight:
         self._chunks: deque[tuple[int, int, float]] = deque()  # start, end, time of sending
 
     def restart(self, offset: int) -> None:
-        """Send everything from this offset on again."""
+        """Send everything again from this offset on."""
         self._first_sent = max(self._first_sent, self.next)
         self.next = self.mark = offset
         self._chunks.clear()
 
     def acknowledged(self, offset: int, now: float) -> float | None:
-        """Note an acknowledgement. Returns the round trip in seconds; None if it is not known."""
+        """Record an acknowledgement; return the round trip in seconds, or None if unknown."""
         rtt = None
         while self._chunks and self._chunks[0][1] <= offset:
             start, _, sent_at = self._chunks.popleft()
@@ -162,7 +162,7 @@ class Sender:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` must be called next; None for never."""
+        """Time of the next call of `tick`; None for never."""
         return self._timer.wake_at
 
     @property
@@ -193,10 +193,10 @@ class Sender:
         return [*offer, *self._fill(now)]
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Repeat the offer after too long a silence.
+        """Repeat the offer if the peer has been silent for too long.
 
-        The wait is 2 s at first, or twice the time that the peer took to answer the offer before. It doubles
-        up to 30 s. The number of repeats is not limited.
+        The wait is 2 s at first, or twice the time that the peer took to answer the previous offer. The wait
+        doubles up to 30 s. The number of repeats is not limited.
         """
         if self.wake_at is None or now < self.wake_at:
             return []
@@ -255,7 +255,7 @@ class Sender:
         return self._fill(now)
 
     def _rewinds_too_often(self, offset: int) -> bool:
-        """True if the receiver has asked too often for bytes that it had asked for before.
+        """True if the receiver has asked too often for bytes that it had already asked for.
 
         A correct receiver asks once for each gap, at growing offsets, and from 0 if the digest differs.
         """

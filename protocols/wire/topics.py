@@ -25,7 +25,7 @@ PROBE: Channel = "probe"
 
 
 class Address(NamedTuple):
-    """The parts of a topic."""
+    """The parts of a topic: fleet, device and channel."""
 
     fleet: str
     device: str
@@ -36,7 +36,7 @@ def check_name(name: str, what: str) -> str:
     """Return `name` if it is valid in a topic and in a certificate's common name.
 
     Raises:
-        SettingError: it holds anything but letters, digits, `_` and `-`, or is longer than 64.
+        SettingError: the name has other characters than letters, digits, `_` and `-`, or more than 64.
     """
     if not _NAME.fullmatch(name):
         valid = valid_name(name)
@@ -46,7 +46,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def valid_name(text: str) -> str:
-    """A name like `text` that `check_name` accepts; "" if `text` has neither letters nor digits of ASCII."""
+    """Return a name like `text` that `check_name` accepts; "" if `text` has no ASCII letters or digits."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:64]
 
 
@@ -55,7 +55,7 @@ def topic(fleet: str, device: str, channel: Channel) -> str:
 
 
 def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
-    """Client id of a device's connection to its broker; `role` marks a second connection.
+    """Return the client id of a device's connection to its broker; `role` marks a second connection.
 
     An embedded broker that asks for the join password serves one fleet, and identifies a device by its client
     id. Other brokers may serve many fleets.
@@ -66,12 +66,12 @@ def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
 
 
 def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
-    """Client id and topic of a device's second connection, which measures its link."""
+    """Return the client id and the topic of a device's second connection, which measures its link."""
     return client_id(fleet, device, user, PROBE), topic(fleet, probe_name(device, user), PROBE)
 
 
 def probe_name(device: str, user: str | None) -> str:
-    """The device's name in the topics of its second connection, which tests and measures the link."""
+    """Return the device's name in the topics of its second connection, which tests and measures the link."""
     return f"{device}~{PROBE}" if user == JOIN_USER else device
 
 
@@ -84,21 +84,22 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
 
 
 def coordinators(fleet: str) -> str:
-    """Topic where a fleet's coordinator and its possible successors announce themselves. No name holds a
-    `~`.
+    """Return the topic on which a fleet's coordinator and possible successors announce themselves.
+
+    No device's name contains a `~`, so no device has this topic.
     """
     return f"{ROOT}/{fleet}/~coordinator/here"
 
 
 def parse(name: str, *, with_role: bool = False) -> Address:
-    """The parts of a topic.
+    """Return the parts of a topic.
 
     Args:
         name: the topic.
         with_role: True if a role may follow the device's name, as for a device's second connection.
 
     Raises:
-        PacketForeign: it is not a Fleetune topic.
+        PacketForeign: the topic is not a Fleetune topic.
     """
     parts, device = name.split("/"), _NAME_AND_ROLE if with_role else _NAME
     if (

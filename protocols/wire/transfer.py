@@ -11,8 +11,8 @@ start). Only the sender has timers (sender.py). The dialogue:
                          <-         Ack         for each chunk; for the last one once all is verified
                          <-         Resume      once for each gap, and from 0 if the digest differs
 
-MQTT keeps the order of the messages that it delivers. So the receiver accepts only the next byte, and after a
-loss the sender repeats everything from there on.
+MQTT keeps the order of the messages that it delivers. So the receiver accepts only the next byte. After a
+loss, the sender repeats everything from the lost byte on.
 """
 
 import hashlib
@@ -57,9 +57,11 @@ class Chunk:
     def decode(cls, packet: bytes) -> Self:
         """Decode a chunk. Raises PacketTruncated or PacketTooLarge."""
         if len(packet) <= _HEAD.size:
-            raise PacketTruncated(f"chunk of {len(packet)} bytes; the header alone has {_HEAD.size}")
+            raise PacketTruncated(f"chunk of {len(packet)} bytes is shorter than its header of {_HEAD.size}")
         if len(packet) > _HEAD.size + MAX_CHUNK_BYTES:
-            raise PacketTooLarge(f"chunk of {len(packet)} bytes; at most {_HEAD.size + MAX_CHUNK_BYTES}")
+            raise PacketTooLarge(
+                f"chunk of {len(packet)} bytes; at most {_HEAD.size + MAX_CHUNK_BYTES} are allowed"
+            )
         transfer, offset = _HEAD.unpack_from(packet)
         return cls(transfer.hex(), offset, memoryview(packet)[_HEAD.size :])
 
@@ -70,19 +72,19 @@ Receipt = Resume | Ack | Refuse
 
 
 def digest_of(payload: Payload) -> str:
-    """BLAKE2b-128 digest in 32 hex digits."""
+    """Return the BLAKE2b-128 digest of a payload, in 32 hex digits."""
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def transfer_id(key: TransferKey, device: str, digest: str) -> str:
-    """Id of a transfer, 32 hex digits; `device` is the device's name in either direction."""
+    """Return the id of a transfer, 32 hex digits; `device` is the device's name in either direction."""
     return digest_of(msgspec.json.encode((key, device, digest)))
 
 
 def objection(offer: Offer, device: str, max_bytes: int) -> str | None:
-    """Reason to reject an offer, found before any memory is allocated; None if it is acceptable.
+    """Return the reason to reject an offer before any memory is allocated; None if it is acceptable.
 
-    The id is computed again, because it names a file and must never stand for two payloads.
+    The id is computed again, because it names a file and must never belong to two payloads.
     """
     if not 0 <= offer.num_bytes <= max_bytes:
         return f"payload of {offer.num_bytes} bytes; 0 to {max_bytes} are taken here"
@@ -121,7 +123,7 @@ class Receiver:
         return 8 * self._flow[2] / (self._flow[1] - self._flow[0])
 
     def has(self, packet: bytes) -> bool:
-        """True if a chunk brings no new bytes. Reads only the chunk's header."""
+        """True if a chunk brings no new bytes; only the chunk's header is read."""
         if len(packet) <= _HEAD.size:
             return True
         return int(_HEAD.unpack_from(packet)[1]) + len(packet) - _HEAD.size <= self.part.size
@@ -140,12 +142,14 @@ class Receiver:
         """Accept the chunk if it brings the next byte.
 
         Raises:
-            PacketTooLarge: it reaches beyond the offered size.
-            StoreError: the disk is full. Nothing is lost: the sender offers the payload again later.
+            PacketTooLarge: the chunk reaches beyond the offered size.
+            StoreError: the disk is full. No data are lost: the sender offers the payload again later.
         """
         end = chunk.offset + len(chunk.data)
         if end > self.offer.num_bytes:
-            raise PacketTooLarge(f"chunk up to byte {end} of a payload of {self.offer.num_bytes}")
+            raise PacketTooLarge(
+                f"chunk ends at byte {end}, but the payload has {self.offer.num_bytes} bytes"
+            )
         self.received_bytes += chunk.num_bytes
         have = self.part.size
         if end <= have:

@@ -68,6 +68,6 @@ def test_status_says_that_an_external_broker_is_down(tmp_path):
         wait_until(is_up(fleet), "it is connected")
         fleet.broker.kill()
         wait_until(is_down(fleet), "status says so")
-        assert "nobody listens" in figures(fleet)["problem"] or "ended" in figures(fleet)["problem"]
+        assert "no program listens" in figures(fleet)["problem"] or "ended" in figures(fleet)["problem"]
         fleet.restart_broker()
         wait_until(is_up(fleet), "status says so")

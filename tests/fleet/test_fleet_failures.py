@@ -169,7 +169,7 @@ def test_a_broker_that_is_gone_for_a_while_loses_nothing_and_doubles_nothing(tmp
         fleet.broker.kill()
         for agent in fleet.agents.values():
             agent.wait_for("round 2: done")  # what they send now is lost
-        fleet.coordinator.wait_for("nobody listens there")
+        fleet.coordinator.wait_for("no program listens there")
         fleet.restart_broker()
         fleet.wait_finished()
         assert_equal(fleet.outcome(), wanted)

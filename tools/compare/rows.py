@@ -111,8 +111,7 @@ def day_rows(summary: Summary) -> list[Row]:
     """Return a row for each day of a simulation in which devices' data grow.
 
     The score is that of the deployed models on the samples of that day. Rounds, joules and bytes are sums up
-    to
-    the day's end.
+    to the day's end.
     """
     deployed = DEPLOYED.column(summary.judged_by)
     return [

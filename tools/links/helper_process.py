@@ -22,8 +22,7 @@ def detach(alive: Path) -> int:
     """Continue in the background as a helper; return the file descriptor that `is_wanted` takes.
 
     The calling process forks: the child continues here. The parent exits with code 0, so that the command
-    that
-    started it can continue.
+    that started it can continue.
 
     Raises:
         OSError: `alive` no longer exists, because the network was removed meanwhile.

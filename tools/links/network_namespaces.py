@@ -1,12 +1,9 @@
 """Emulates links with one network namespace for the hub and one for each agent.
 
 Each agent's namespace is joined to the hub's namespace by the agent's link. Every part of a network carries
-the
-network's name: the namespaces NAME-hub, NAME-0, NAME-1, ..., and the folder /run/fleetune-link.NAME. The
-folder
-is created first and removed last. So `down` can also remove a network whose `up` failed halfway. The host's
-own
-network does not change.
+the network's name: the namespaces NAME-hub, NAME-0, NAME-1, ..., and the folder /run/fleetune-link.NAME. The
+folder is created first and removed last. So `down` can also remove a network whose `up` failed halfway. The
+host's own network does not change.
 
     with Network([Constant(2e6, 10e6, 0.04)] * 6) as network:
         subprocess.run(network.command(network.agents[0], "ping", HUB_ADDRESS))

@@ -1,8 +1,8 @@
 """Link traces as CSV files with the columns `time_s,uplink_bps,downlink_bps`.
 
 The rates of a row apply until the time of the next row. After the last row the trace repeats. Lines that
-begin
-with # are comments. Times are relative to the first row; the last row lasts as long as the row before it.
+begin with # are comments. Times are relative to the first row; the last row lasts as long as the row before
+it.
 """
 
 import csv

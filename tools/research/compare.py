@@ -38,8 +38,7 @@ class ComparisonResult:
     """Results of several configurations over seeds, on the same fleet and data.
 
     The data frames need pandas. Each row has the columns `configuration` and `method`; a row of a single run
-    also
-    has `seed`. The other columns have the same names as in `fleetune.Result`.
+    also has `seed`. The other columns have the same names as in `fleetune.Result`.
 
     Attributes:
         folder: the folder with report.html, runs.csv and pictures; each run is in CONFIGURATION/seed-N.

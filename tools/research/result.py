@@ -42,10 +42,8 @@ class Result:
     """The results of a run.
 
     The data frames need pandas. Columns are metrics, with the same names as in summary.json and CSV files;
-    names
-    include units. A score's column has the name of the task's score: `accuracy_after` or `mae_after`. A share
-    is a
-    fraction of 1.
+    names include units. A score's column has the name of the task's score: `accuracy_after` or `mae_after`. A
+    share is a fraction of 1.
 
     Attributes:
         folder: folder of the run.

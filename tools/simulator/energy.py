@@ -3,8 +3,7 @@ included.
 
 A reply reports the energy of its round, from the first byte of its task to the last byte of the reply. In the
 remaining time a board uses its profile's idle power, from the start of the run to the end of the device's
-last
-round. The energy of a reply that did not count is unknown, so its time counts as idle.
+last round. The energy of a reply that did not count is unknown, so its time counts as idle.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -43,8 +43,7 @@ class PendingWork:
         """Start a device's training after its previous one, and return its future.
 
         If memory allows, the reply is decoded as soon as the worker returns it, so that the round need not
-        wait for
-        the decoding later.
+        wait for the decoding later.
         """
         if device.job is not None:
             # the previous training may belong to an abandoned task; the device's state has one writer at a

@@ -2,9 +2,8 @@
 
 Only time is simulated. The real codec encodes every payload, and the payload's length determines how long the
 device's link is busy. Every device really trains, and chooses its ratio by the agent's own rule. The
-simulator
-computes the time of that work on the device's board, its energy, the time of each transfer, and the device's
-availability.
+simulator computes the time of that work on the device's board, its energy, the time of each transfer, and the
+device's availability.
 """
 
 from collections.abc import Callable, Iterable

@@ -18,10 +18,9 @@ def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveS
     "window"`.
 
     With `objective.minimise = "time"`, the limit is the time by which enough participants predict to have
-    replied,
-    times `deadline_slack`. A device that underestimates its time corrects the estimate after late rounds. A
-    second attempt gets the whole `deadline_s`, because the predictions for the first were wrong. So does the
-    final evaluation, because every device should reply to it.
+    replied, times `deadline_slack`. A device that underestimates its time corrects the estimate after late
+    rounds. A second attempt gets the whole `deadline_s`, because the predictions for the first were wrong. So
+    does the final evaluation, because every device should reply to it.
     """
     if settings.window_s is not None and state.stage == "training":
         return settings.window_s

@@ -30,12 +30,9 @@ def needed(state: EngineState, settings: RoundSection) -> int:
     """Return the number of devices that must be connected for a round to start.
 
     The number is the quorum; before the first round, it is `start_with` (or `usual_start`). Devices that
-    refused
-    the run or left it count towards `start_with`, because they have answered. The quorum is at most the
-    number of
-    devices that have not left; otherwise the last few could never finish training. Devices that refused may
-    still
-    join, so they do not lower the quorum.
+    refused the run or left it count towards `start_with`, because they have answered. The quorum is at most
+    the number of devices that have not left; otherwise the last few could never finish training. Devices that
+    refused may still join, so they do not lower the quorum.
     """
     if state.round_attempt != (1, 1):
         return _quorum(state, settings)
@@ -65,8 +62,7 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
     """Return the candidates for the next attempt, ascending.
 
     Devices that declined this round are candidates only if too few others remain, and only after a pause. So
-    a
-    fleet that always declines at once is asked once in each deadline.
+    a fleet that always declines at once is asked once in each deadline.
     """
     candidates, declined = eligible(state), state.groups.declined
     others = tuple(d for d in candidates if d not in declined) if declined else candidates
@@ -79,8 +75,7 @@ def target(state: EngineState, settings: RoundSection) -> int:
     """Return the number of updates that closes the open round: K, or the number of participants if smaller.
 
     K is `round.participants`. In `mode = "buffer"` the result is the buffer's size. In `mode = "window"` the
-    round
-    closes by time, or when all participants have answered.
+    round closes by time, or when all participants have answered.
     """
     if settings.mode == "buffer" and state.stage == "training":
         return max(settings.buffer or 1, settings.quorum)

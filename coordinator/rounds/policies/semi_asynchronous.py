@@ -12,11 +12,10 @@ With fewer than `quorum` updates after `deadline_s` the window is abandoned and 
 in a synchronous round.
 
 A device whose update was accepted is done in this window. Its place goes at once to an idle device. The
-device
-itself starts again from the next model (SRP-pFed, section III-D: "once a client receives the global model").
-So an aggregation uses at most one update of each device. When a window closes, the other devices continue.
-Their updates count in later windows, up to `max_staleness` aggregations later; slower devices start again. A
-device that disconnects keeps its task but not its place.
+device itself starts again from the next model (SRP-pFed, section III-D: "once a client receives the global
+model"). So an aggregation uses at most one update of each device. When a window closes, the other devices
+continue. Their updates count in later windows, up to `max_staleness` aggregations later; slower devices start
+again. A device that disconnects keeps its task but not its place.
 
 Two differences for the driver of the engine: `StartRound` is repeated, marked `resumed`, when devices join an
 open window, perhaps after an `Admit`. A `SendTask` may name an earlier round; it then means the task that was

@@ -2,8 +2,7 @@
 
 A device that misses `MISSES` whole deadlines in a row rests for 2 rounds, then for 4, up to `LONGEST_REST`,
 until it answers once. So an honest device that was cut off returns to training. A device that only pretends
-to
-be connected makes rounds wait for their deadline more and more rarely.
+to be connected makes rounds wait for their deadline more and more rarely.
 """
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
@@ -19,10 +18,8 @@ def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = Fal
     """End the open attempt: count a missed deadline for every awaited device that had the whole deadline.
 
     A shorter, predicted deadline does not prove that a device is unresponsive. In rounds that follow the
-    target
-    duration (`paced`), a device that misses the deadline is selected less often, but at least every eighth
-    round,
-    until it answers, however late.
+    target duration (`paced`), a device that misses the deadline is selected less often, but at least every
+    eighth round, until it answers, however late.
     """
     overdue = state.timing.until is not None and state.timing.seen_at >= state.timing.until
     whole = paced or settings.mode == "window" or (state.timing.span_s or 0.0) >= settings.deadline_s

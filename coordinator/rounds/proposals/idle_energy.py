@@ -4,8 +4,7 @@ In a round of a given duration, a board draws the joules of its work, and idle p
 So waiting for a device that works more efficiently can cost the other boards more than it saves. For each
 possible duration, every device takes its option with the highest utility per cost, idle time included. The
 cheapest duration has the highest ratio of utility to cost. The utility is the geometric mean over the fleet,
-as
-in `target_duration`. The cost is that of all boards of the fleet, including those outside the round.
+as in `target_duration`. The cost is that of all boards of the fleet, including those outside the round.
 
 A board's reported idle power counts up to its reported power at work, and up to `MOST_TIMES_USUAL` times the
 fleet's median. So a false report shortens rounds no more than as many honest devices would.

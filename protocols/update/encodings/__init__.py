@@ -1,4 +1,4 @@
-"""Registry of encodings: the ways to write the values of a patch. Each has one file and one line here.
+"""Registry of encodings, which write the values of a patch as bytes. Each has one file and one line here.
 
 An encoding is an `Encoding` (encoding.py). A payload names the encoding of each patch. Only the names listed
 here are looked up, whatever name a peer sends. A module is imported when its encoding is first used.
@@ -30,13 +30,13 @@ REGISTRY = {
 
 
 def find(name: str) -> Encoding:
-    """Encoding of this name with default settings. Raises SettingError if the name is unknown."""
+    """Return the encoding of this name with default settings. Raises SettingError if the name is unknown."""
     encoding: Encoding = _kind(name)()
     return encoding
 
 
 def chosen(choice: str | Mapping[str, Any]) -> Encoding:
-    """Encoding that run.toml chooses, by its name or by a table of its name and settings.
+    """Return the encoding that run.toml chooses, by its name or by a table of its name and settings.
 
     Raises:
         SettingError: the name or one of the settings is unknown.
@@ -49,7 +49,9 @@ def chosen(choice: str | Mapping[str, Any]) -> Encoding:
     known = [one.name for one in fields(kind)] if is_dataclass(kind) else []
     for key in section:
         if key not in known:
-            raise SettingError(f"encoding {name}: no setting {key!r}; it has {', '.join(known) or 'none'}")
+            raise SettingError(
+                f"encoding {name} has no setting {key!r}; its settings: {', '.join(known) or 'none'}"
+            )
     try:
         encoding: Encoding = msgspec.convert(section, kind) if known else kind()
     except msgspec.ValidationError as problem:
@@ -59,7 +61,7 @@ def chosen(choice: str | Mapping[str, Any]) -> Encoding:
 
 
 def in_words(choice: str | Mapping[str, Any]) -> str:
-    """Readable form of the encoding that run.toml chooses."""
+    """Return a readable form of the encoding that run.toml chooses."""
     if isinstance(choice, str):
         return choice
     own = ", ".join(f"{key} {value}" for key, value in choice.items() if key != "name")

@@ -1,12 +1,12 @@
-"""Shared format of encodings of differences: a tag, chunks of values, and streams of bytes in each chunk.
+"""Shared format of encodings that write differences: a tag, chunks of values, and byte streams in each chunk.
 
 The first byte is 1 if values were written as differences to a reference, and 0 if there was no reference.
 Chunks of `CHUNK` values follow, the last one shorter. Each chunk is read by itself, so both sides need the
 scratch space of one chunk only.
 
-A stream is its stored length (4 bytes, little endian) and the stored bytes. These are a zstd frame with its
-content size if that is shorter, else the bytes themselves. The reader knows the unpacked length of each
-stream, which distinguishes the two. Bytes: docs/wire.md, *Chunks and streams*.
+A stream is its stored length (4 bytes, little endian) and the stored bytes. The stored bytes are a zstd frame
+with its content size if that is shorter, else the content itself. The reader knows the unpacked length of
+each stream, which distinguishes the two. Bytes: docs/wire.md, *Chunks and streams*.
 """
 
 from abc import abstractmethod
@@ -34,24 +34,24 @@ Bytes = NDArray[np.uint8]
 
 
 def chunks(count: int) -> Iterator[slice]:
-    """Range of each chunk of `count` values."""
+    """Yield the range of each chunk of `count` values."""
     return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
 
 
 def tag_of(known: Known) -> bytes:
-    """First byte of values written with these common values: 1 with a reference, 0 without."""
+    """Return the first byte of encoded values: 1 if they are differences to a reference, else 0."""
     return WITHOUT_REFERENCE if known.reference is None else WITH_REFERENCE
 
 
 def written_so_far(tag: bytes) -> BytesIO:
-    """Buffer that begins with the tag, to which an encoding appends."""
+    """Return a buffer that begins with the tag, to which an encoding appends."""
     out = BytesIO()
     out.write(tag)
     return out
 
 
 def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> FlatArray:
-    """Values plus residual of a chunk, finite: what the reader should receive."""
+    """Return values plus residual of a chunk, finite: what the reader should receive."""
     if residual is None:
         return values[chunk]
     with np.errstate(over="ignore"):
@@ -60,12 +60,12 @@ def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> Fl
 
 
 def part_of(reference: FlatArray | None, chunk: slice) -> FlatArray | None:
-    """Reference of a chunk; None if there is no reference."""
+    """Return the reference of a chunk; None if there is no reference."""
     return None if reference is None else reference[chunk]
 
 
 def difference(wanted: FlatArray, reference: FlatArray | None) -> FlatArray:
-    """Difference to the reference if there is one, else the values; finite, same shape."""
+    """Return the differences to the reference if there is one, else the values; finite, same shape."""
     if reference is None:
         return wanted
     with np.errstate(over="ignore"):
@@ -82,7 +82,7 @@ def with_reference(differences: FlatArray, reference: FlatArray | None) -> FlatA
 
 
 def whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
-    """The values themselves after their form byte, for use without a reference or if noise could exceed
+    """Return the values unchanged after a form byte, for use without a reference, or if noise could exceed
     float32.
     """
     plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
@@ -90,19 +90,19 @@ def whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
 
 
 def read_whole(data: bytes, count: int) -> FlatArray:
-    """Values that `whole` wrote, shape (count,). Raises PacketCorrupt if their number differs."""
+    """Return the values that `whole` wrote, shape (count,). Raises PacketCorrupt if their number differs."""
     check_length(data, 1 + 4 * count)
     return np.frombuffer(data, "<f4", offset=1).astype(np.float32)
 
 
 def check_length(data: bytes, length: int) -> None:
-    """Check the length of the data. Raises PacketCorrupt if it is another."""
+    """Raise PacketCorrupt if the data do not have this length."""
     if len(data) != length:
-        raise PacketCorrupt(f"encoded values of {len(data)} bytes; expected {length}")
+        raise PacketCorrupt(f"encoded values have {len(data)} bytes; expected {length}")
 
 
 def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> list[bytes]:
-    """A stream's length and its stored bytes."""
+    """Return a stream's length and its stored bytes."""
     plain = content.tobytes()
     packed = compressor.compress(plain)
     stored = packed if len(packed) < len(plain) else plain
@@ -110,7 +110,7 @@ def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> li
 
 
 def new_compressor() -> zstandard.ZstdCompressor:
-    """Compressor for the streams of one payload; it reuses its memory between streams."""
+    """Return a compressor for the streams of one payload; it reuses its memory between streams."""
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
 
 
@@ -137,7 +137,7 @@ class Chunked(Encoding):
 
         Args:
             reader: reader, positioned before the chunk.
-            known: values that both sides hold of all entries.
+            known: facts that both sides know about all entries.
             chunk: range of the chunk's entries.
             reference: reference of these entries; None if they were written without one.
         """
@@ -145,11 +145,11 @@ class Chunked(Encoding):
 
 @dataclass
 class Reader:
-    """Reads written values from front to back.
+    """Reads encoded values from front to back.
 
     Attributes:
         source: source of the bytes.
-        left: number of bytes still to be read.
+        left: number of bytes that remain to be read.
     """
 
     source: Source
@@ -159,9 +159,7 @@ class Reader:
         self._unpacker = zstandard.ZstdDecompressor()
 
     def reference(self, known: Known) -> FlatArray | None:
-        """Read the tag and return the reference of the values; None without a reference. Raises
-        PacketCorrupt.
-        """
+        """Read the tag, and return the values' reference; None if they have none. Raises PacketCorrupt."""
         tag = self.take(1)
         if tag not in (WITHOUT_REFERENCE, WITH_REFERENCE):
             raise PacketCorrupt(f"encoded values begin with {tag!r}; expected 0 or 1")
@@ -169,7 +167,7 @@ class Reader:
             return None
         if known.reference is None:
             raise PacketCorrupt(
-                "the values are differences to a reference model that this side does not hold"
+                "the values are differences to a reference model that this side does not have"
             )
         return known.reference
 
@@ -197,7 +195,7 @@ class Reader:
                 raise PacketCorrupt(f"a stream of encoded values does not have {length} bytes")
             return np.frombuffer(self._unpacker.decompress(packed), np.uint8)
         except zstandard.ZstdError as problem:
-            raise PacketCorrupt(f"a stream of encoded values does not unpack: {problem}") from None
+            raise PacketCorrupt(f"a stream of encoded values cannot be decompressed: {problem}") from None
 
     def end(self) -> None:
         """Check that all bytes were read. Raises PacketCorrupt if some remain."""

@@ -1,8 +1,8 @@
-"""Interface of encodings: float32 numbers to bytes and back, with the values that both sides hold.
+"""Interface of encodings: float32 numbers to bytes and back, with the help of values that both sides hold.
 
 An encoding is pure: it has no I/O and no clock, and its only randomness comes from its key. It knows neither
-the model nor the sender. `protocols.update.patch_values` cuts reference and residual to the entries of the
-patch, and frames the bytes.
+the model nor the sender. `protocols.update.patch_values` restricts reference and residual to the entries of
+the patch, and frames the bytes.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.body import Source
 
 SLOWING = 0.52
-"""Growth of the number of rounds to an accuracy if all of each change waits for the next update.
+"""By which fraction the rounds to an accuracy grow if every change arrives one update late.
 
 0.52 means 1.52 times as many rounds. Measured: 0.47 to 0.57, whatever causes the delay (docs/ratios.md).
 """
@@ -34,7 +34,7 @@ class Known:
             belong to one tensor.
         row_sizes: row size of each tensor of the model, by its number; empty if unknown. A row is all entries
             with one index on the first axis.
-        places: place of each entry in its tensor, shape (n,); None if the tensors are whole.
+        places: place of each entry in its tensor, shape (n,); None if the tensors are complete.
         spare: True if `decode` may overwrite `reference`, because the caller does not need this copy.
     """
 
@@ -45,13 +45,13 @@ class Known:
     spare: bool = False
 
     def start(self, count: int) -> FlatArray:
-        """Values to which decoded changes are added, shape (count,): the reference, or zeros."""
+        """Return the values to which decoded changes are added, shape (count,): the reference, or zeros."""
         if self.reference is None:
             return np.zeros(count, np.float32)
         return self.reference if self.spare else self.reference.copy()
 
     def parts(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Start, stop and row size (0 if unknown) of each tensor in a patch of `count` entries."""
+        """Yield start, stop and row size (0 if unknown) of each tensor in a patch of `count` entries."""
         start = 0
         while start < count:
             number = self.tensors[start] if self.tensors.size else 0
@@ -60,7 +60,7 @@ class Known:
             start = stop
 
     def beginnings(self, chunk: slice) -> list[int]:
-        """Starts of further tensors in a chunk, counted from the start of the chunk."""
+        """Return where further tensors begin in a chunk, counted from the start of the chunk."""
         tensors = self.tensors[chunk]
         beginnings: list[int] = (np.flatnonzero(tensors[1:] != tensors[:-1]) + 1).tolist()
         return beginnings
@@ -68,12 +68,12 @@ class Known:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Values as an encoding wrote them.
+    """The bytes of encoded values, and the compression error that they leave.
 
     Attributes:
         data: bytes to send.
-        residual: values plus earlier residual, minus the decoded values. None if nothing needs to follow:
-            `decode` gives all values exactly, or right on average.
+        residual: values plus earlier residual, minus the decoded values. None if `decode` gives the values
+            exactly, or right on average, so that no later update must correct them.
     """
 
     data: bytes
@@ -88,17 +88,17 @@ class EncodingCost:
     method that sends only its largest entries, bytes are up to 1.6 times as many, and errors are larger.
 
     Attributes:
-        bytes_per_value: bytes of a value in a payload.
-        encode_ns, decode_ns: nanoseconds for a value on a core of an x86-64 server, without the payload's
+        bytes_per_value: bytes for each value in a payload.
+        encode_ns, decode_ns: nanoseconds for each value on a core of an x86-64 server, without the payload's
             compression.
         held_bytes: memory on a device for each entry of the model, in addition to that of `raw`: the old and
             the new residual.
-        relative_error: distance from decoded values to true values, over the distance from reference to true
-            values. The error is sent with a later update, or is noise that averages out.
-        compression_error: usual norm of the new residual over that of change plus old residual. Mean over the
-            rounds of FedSPU on Fashion-MNIST (docs/ratios.md).
-        delays: True if the residual holds changes that arrive later; False if it is rounding noise, which
-            hardly slows learning.
+        relative_error: distance from decoded values to true values, divided by the distance from reference to
+            true values. The error is sent with a later update, or is noise that averages out.
+        compression_error: usual norm of the new residual, divided by the norm of change plus old residual.
+            Mean over the rounds of FedSPU on Fashion-MNIST (docs/ratios.md).
+        delays: True if the residual holds changes that arrive later; False if the residual is rounding noise,
+            which hardly slows learning.
     """
 
     bytes_per_value: float
@@ -110,7 +110,7 @@ class EncodingCost:
     delays: bool = False
 
     def utility_factor(self, compression_error: float | None = None) -> float:
-        """Rounds to an accuracy with whole updates over rounds with this encoding, in (0, 1].
+        """Return rounds to an accuracy with whole updates, divided by rounds with this encoding, in (0, 1].
 
         `compression_error` is a measured value; None for the usual one.
         """
@@ -126,8 +126,8 @@ class Encoding(Protocol):
     Class attributes:
         name: name in run.toml, on the wire, and in the registry.
         lossless: True if `decode` gives the same bits.
-        on_average: True if one update is mostly noise and the mean of many is right, so that nothing waits
-            for the next update. Tasks are written otherwise, because no mean is taken over them.
+        on_average: True if one update is mostly noise and the mean of many is right, so that there is no
+            residual. Tasks use another encoding, because no mean is taken over tasks.
     """
 
     name: ClassVar[str]
@@ -136,20 +136,20 @@ class Encoding(Protocol):
 
     @property
     def cost(self) -> EncodingCost:
-        """Predicted cost with these settings, for the changes of trained weights in a round."""
+        """Return the predicted cost with these settings, for the changes of trained weights in a round."""
         ...
 
     def for_tasks(self) -> "Encoding":
-        """Encoding to write tasks with. Raises SettingError if this one cannot be used for tasks."""
+        """Return the encoding for tasks. Raises SettingError if this encoding cannot be used for tasks."""
         if self.on_average:
             raise SettingError(
-                f"{self.name} is for `up` only, because a mean over updates removes its noise;"
+                f"{self.name} works for `up` only, because the mean over updates removes its noise;"
                 " use lowrank or sparse"
             )
         return self
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        """Write the values.
+        """Encode the values.
 
         Args:
             values: values of the entries, finite.
@@ -160,7 +160,7 @@ class Encoding(Protocol):
         ...
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        """Read a peer's bytes.
+        """Decode a peer's bytes.
 
         Args:
             data: bytes of the values, at most a payload long.
@@ -169,17 +169,18 @@ class Encoding(Protocol):
             known: facts with which the values were written.
 
         Returns:
-            Shape (count,), not necessarily finite.
+            The values, shape (count,), not necessarily finite.
 
         Raises:
-            PacketError: `encode` never writes such bytes for `count` values, or never without a reference.
+            PacketError: `encode` cannot have written these bytes for `count` values, or not without a
+                reference.
         """
         ...
 
     def decode_from(self, source: Source, length: int, count: int, known: Known) -> FlatArray:
-        """Read `length` bytes from a source as they arrive. All else is as in `decode`."""
+        """Decode `length` bytes from a source while they arrive; otherwise like `decode`."""
         return self.decode(source.read(length), count, known)
 
     def size(self, num_values: int) -> int:
-        """Approximate number of bytes of `num_values` values in a payload."""
+        """Return the approximate number of bytes of `num_values` values in a payload."""
         return int(self.cost.bytes_per_value * num_values)

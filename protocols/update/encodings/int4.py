@@ -1,4 +1,4 @@
-"""Differences to the reference as integers from -7 to 7, two in a byte; one scale a block (`blockwise`)."""
+"""Encoding `int4`: differences to the reference as integers from -7 to 7, two in a byte (`blockwise`)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 @dataclass(frozen=True)
 class Int4(Blockwise):
-    """Two integers in a byte, with a relative error of about 13 %.
+    """Writes two integers in each byte, with a relative error of about 13 %.
 
     zstd codes such pairs in 5 to 10 % fewer bytes than single integers, and faster.
     """

@@ -1,4 +1,4 @@
-"""Differences to the reference as integers from -127 to 127, with one scale a block (`blockwise`)."""
+"""Encoding `int8`: differences to the reference as integers from -127 to 127 (`blockwise`)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 @dataclass(frozen=True)
 class Int8(Blockwise):
-    """One byte an integer, which zstd's entropy coder halves. The relative error is about 0.9 %."""
+    """Writes one byte for each integer, which zstd's entropy coder halves; relative error about 0.9 %."""
 
     floor: float = 0.03
 

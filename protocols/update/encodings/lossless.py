@@ -1,9 +1,9 @@
-"""Every bit of every value, as the difference between its bit pattern and that of the reference.
+"""Encoding `lossless`: every bit of every value, as the difference of its bit pattern to the reference's.
 
 Bit patterns of float32 numbers of one sign are in the order of the numbers. So a small step of training is a
 small difference of integers. In each chunk, entries are sorted by the number of bytes that their difference
 takes. The leading bytes are unevenly distributed and are compressed. The bytes after them are noise and are
-stored as they are.
+stored uncompressed.
 
 This takes 3 to 10 % less than zstd on byte planes of the differences, where both kinds of bytes share zstd's
 tables (`benchmarks/encodings.py`). An ideal coder that also knows an entry's tensor and the exponent of its
@@ -36,9 +36,9 @@ _BELOW_SIGN = 0x7FFFFFFF
 
 
 class Lossless(Chunked):
-    """Values unchanged. Adds an earlier residual to the values and leaves none.
+    """Sends values unchanged; an earlier residual is added to them, and none remains.
 
-    Without a reference, the difference is taken to 0: the exponents compress, sign and mantissa do not.
+    Without a reference, differences are taken to 0: then exponents compress, but sign and mantissa do not.
     """
 
     name = "lossless"
@@ -59,13 +59,17 @@ class Lossless(Chunked):
 
 
 def _ordered(values: FlatArray) -> NDArray[np.int32]:
-    """Integers in the order of the values: neighbouring float32 numbers differ by 1, 0.0 is 0, -0.0 is -1."""
+    """Return integers in the order of the values: neighbouring float32 numbers differ by 1, 0.0 is 0, -0.0 is
+    -1.
+    """
     bits = values.view(np.int32)
     return bits ^ ((bits >> 31) & _BELOW_SIGN)
 
 
 def _zigzag(values: FlatArray, reference: FlatArray | None) -> NDArray[np.uint32]:
-    """Steps from reference to values, modulo 2^32, zigzag-coded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
+    """Return zigzag-coded steps from reference to values, modulo 2^32: 0, -1, 1, -2, ... become 0, 1, 2, 3,
+    ...
+    """
     steps = _ordered(values)
     if reference is not None:
         steps -= _ordered(reference)
@@ -76,7 +80,7 @@ def _zigzag(values: FlatArray, reference: FlatArray | None) -> NDArray[np.uint32
 
 
 def _values(zigzag: NDArray[np.uint32], reference: FlatArray | None) -> FlatArray:
-    """Values from zigzag-coded steps. Overwrites `zigzag`."""
+    """Return values from zigzag-coded steps. Overwrites `zigzag`."""
     sign = (zigzag & 1).view(np.int32)
     np.negative(sign, out=sign)
     zigzag >>= 1
@@ -88,7 +92,9 @@ def _values(zigzag: NDArray[np.uint32], reference: FlatArray | None) -> FlatArra
 
 
 def _written(zigzag: NDArray[np.uint32], compressor: zstandard.ZstdCompressor) -> list[bytes]:
-    """Classes (2 bits each, the first in the lowest bits), leading bytes by class, then all other bytes."""
+    """Return the bytes of a chunk: classes (2 bits each, low bits first), leading bytes by class, other
+    bytes.
+    """
     classes: Bytes = (zigzag > 0).view(np.uint8) + (zigzag > 0xFF)
     classes += zigzag > 0xFFFF
     one, two, three = _starts(classes)
@@ -113,7 +119,7 @@ def _read(reader: Reader, count: int) -> NDArray[np.uint32]:
 
 
 def _starts(classes: Bytes) -> tuple[int, int, int]:
-    """Starts of classes 1, 2 and 3 among the entries sorted by class."""
+    """Return where classes 1, 2 and 3 start among the entries sorted by class."""
     counts = np.cumsum(np.bincount(classes, minlength=4))
     return int(counts[0]), int(counts[1]), int(counts[2])
 

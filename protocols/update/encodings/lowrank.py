@@ -1,4 +1,4 @@
-"""Changes of each layer as a few outer products, rounded to steps; the rest waits for a later round.
+"""Encoding `lowrank`: changes of each layer as a few outer products; the remainder waits for a later round.
 
 A round of local training changes a weight matrix by few outer products (`products.py`). PowerSGD (Vogels
 et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback.
@@ -38,10 +38,11 @@ _MOST_STEPS = 1e6  # keeps squares and their sums within float32
 
 @dataclass(frozen=True)
 class LowRank(Encoding):
-    """Outer products and entries in whole steps.
+    """Writes outer products and entries, both in whole steps.
 
     Attributes:
-        step: step width in root mean squares of all changes, above 0. Values of 3 to 5 pay off.
+        step: step width in multiples of the root mean square of all changes, above 0. Values of 3 to 5 pay
+            off.
     """
 
     step: float = 4.0
@@ -51,11 +52,11 @@ class LowRank(Encoding):
 
     def __post_init__(self) -> None:
         if not 0 < self.step < math.inf:
-            raise SettingError(f"lowrank: step {self.step}; take a number above 0")
+            raise SettingError(f"encoding lowrank: step = {self.step} must be above 0")
 
     @property
     def cost(self) -> EncodingCost:
-        """Predicted cost, measured on the matrices of LeNet-5.
+        """Return the predicted cost, measured on the matrices of LeNet-5.
 
         The matrices of cnn-kapc take less than half the bytes, in a fifth of the time. Scattered entries
         (SRP-pFed, FedPURIN) take 1.2 to 4.5 times the bytes and have up to twice the error.
@@ -85,7 +86,7 @@ class LowRank(Encoding):
     def _width(
         self, values: FlatArray, residual: FlatArray | None, reference: FlatArray | None
     ) -> int | None:
-        """Step width in eighths of an octave; None if nothing changed.
+        """Return the step width in eighths of an octave; None if nothing changed.
 
         The width follows the wanted change, including the residual, so that a round with small changes gets
         no finer steps. The width is bounded: if it grew with the residual without limit, the residual would
@@ -131,7 +132,9 @@ def _form(known: Known) -> int:
 def _written(
     values: FlatArray, residual: FlatArray | None, known: Known, width: int | None
 ) -> tuple[bytes, FlatArray]:
-    """Bytes for steps of this width, and the decoded values. With width None, no change is written."""
+    """Return the bytes for steps of this width, and the decoded values. With width None, no change is
+    written.
+    """
     out = RangeEncoder()
     arrived = np.zeros_like(values) if known.reference is None else known.reference.copy()
     out.write(_form(known), 1, _FORMS)
@@ -150,7 +153,7 @@ def _written(
 
 
 def _in_steps(change: FlatArray, width: int) -> FlatArray:
-    """Changes in steps, clipped to the largest number of a factor. The excess waits in the residual."""
+    """Return changes in steps, clipped to a factor's largest number; the excess stays in the residual."""
     steps = change.astype(np.float64)
     steps /= float(magnitude(width))
     return np.clip(steps, -_MOST_STEPS, _MOST_STEPS, out=steps).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Choice of how `lowrank` writes a tensor: as products, as entries, or as products and entries."""
+"""Chooses how `lowrank` writes a tensor: as products, as entries, or as products and entries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +25,7 @@ _TELLING = 1.0  # least gain of a product sent together with entries, in squared
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A candidate for writing a tensor. `cost`: its squared error in steps, plus `_BIT` for each of its
-    bits.
-    """
+    """A candidate for writing a tensor; `cost` is its squared error in steps, plus `_BIT` for each bit."""
 
     products: list[Product]
     entries: Ints | None
@@ -35,7 +33,7 @@ class _Candidate:
 
 
 def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | None]:
-    """Products and entries with the least cost: squared error plus the value of their bits.
+    """Return the products and entries with the least cost: squared error plus the value of their bits.
 
     Args:
         tensor: the tensor's place in the patch and its matrix.
@@ -56,8 +54,9 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
 
 
 def _candidates(tensor: Tensor, steps: FlatArray, products: list[Product], bits: float) -> list[_Candidate]:
-    """Candidates with these products, which take `bits`: without entries, and with entries if any are not
-    0.
+    """Return the candidates with these products, which take `bits`: without entries, and with entries.
+
+    The candidate with entries is left out if all entries are 0.
     """
     lost = lost_beside = 0.0
     rest, found = None, list[Ints]()
@@ -88,19 +87,19 @@ def _remainders(
 
 
 def _square(steps: FlatArray) -> float:
-    """Sum of squares. float32 suffices: chunks are short, and few of these sums are added."""
+    """Return the sum of squares. float32 suffices, because chunks are short and few sums are added."""
     return float(np.einsum("i,i->", steps, steps))
 
 
 def _number_telling(tensor: Tensor, products: list[Product]) -> int:
-    """Number of products before the first one that gains too little next to entries."""
+    """Return the number of products before the first one that gains too little compared with entries."""
     share = tensor.size / (tensor.rows * tensor.columns)
     least = _TELLING * (tensor.rows + tensor.columns)
     return next((at for at, one in enumerate(products) if share * one.square < least), len(products))
 
 
 def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
-    """Matrix of the tensor's entries, 0 in gaps, and a matrix with 1 for each entry; None if there are no
+    """Return the matrix of the tensor's entries, 0 in gaps, and a matrix with 1 for each entry; None without
     gaps.
     """
     shape = (tensor.rows, tensor.columns)
@@ -115,7 +114,10 @@ def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
 
 
 def _bits(found: list[Ints], size: int) -> float:
-    """Estimated bits of `size` integers, `found` and zeros: entropy, plus 4 bits for each distinct number."""
+    """Return the estimated bits of `size` integers: entropy, plus 4 bits for each distinct number.
+
+    The integers are those in `found`; the others are 0.
+    """
     least = min(0, *(int(some.min()) for some in found))
     most = max(0, *(int(some.max()) for some in found))
     counts = np.zeros((1, most - least + 1), np.int64)
@@ -126,7 +128,7 @@ def _bits(found: list[Ints], size: int) -> float:
 
 
 def _bits_of(products: list[Product]) -> NDArray[np.float64]:
-    """Estimated bits of each product, shape (products,)."""
+    """Return the estimated bits of each product, shape (products,)."""
     if not products:
         return np.zeros(0)
     left, right = (np.stack([getattr(one, side) for one in products]) for side in ("left", "right"))
@@ -134,7 +136,7 @@ def _bits_of(products: list[Product]) -> NDArray[np.float64]:
 
 
 def _bits_of_each(factors: Ints) -> NDArray[np.float64]:
-    """Estimated bits of each factor; `factors` has shape (factors, n), the result (factors,)."""
+    """Return the estimated bits of each factor; `factors` has shape (factors, n), the result (factors,)."""
     least = int(factors.min())
     span = int(factors.max()) - least + 1
     at_once, found = max(1, CHUNK // span), list[NDArray[np.float64]]()
@@ -147,7 +149,7 @@ def _bits_of_each(factors: Ints) -> NDArray[np.float64]:
 
 
 def _bits_by_counts(counts: Ints) -> NDArray[np.float64]:
-    """Estimated bits of each row, from the count of each number in it, shape (rows, numbers)."""
+    """Return the estimated bits of each row, from the count of each number in it, shape (rows, numbers)."""
     size = counts.sum(axis=1)
     there = np.maximum(counts, 1)
     entropy = size * np.log2(size) - (counts * np.log2(there)).sum(axis=1)

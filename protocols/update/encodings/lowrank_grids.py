@@ -1,4 +1,4 @@
-"""Matrices of a patch: for each tensor, the rows and columns that have an entry in the patch."""
+"""The matrices of a patch: for each tensor, the rows and columns that have an entry in the patch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Scattered:
         places: place of each entry in its tensor, ascending, shape (n,).
         row_size: row size of the tensor.
         first_of_row: place in the tensor where each row of the matrix begins, ascending, shape (rows,).
-        row, column: row and column of the matrix for each row and column of the tensor. The number has no
-            meaning if the matrix does not have that row or column.
+        row, column: row and column of the matrix for each row and column of the tensor. The number is
+            meaningless if the matrix lacks that row or column.
     """
 
     places: Numbers
@@ -61,13 +61,15 @@ class Tensor:
 
     @property
     def most_products(self) -> int:
-        """Largest number of products. More would have at least as many numbers as the tensor has entries."""
+        """Largest allowed number of products; more would have as many numbers as the tensor has entries."""
         if min(self.rows, self.columns) <= _NARROW:
             return 0
         return min(MAX_PRODUCTS, (self.size - 1) // (self.rows + self.columns))
 
     def bundles(self) -> Iterator[slice]:
-        """Bundles of neighbouring entries that share one size class. With a matrix, they are whole rows."""
+        """Yield bundles: neighbouring entries that share one size class. In a matrix, a bundle is some whole
+        rows.
+        """
         if not self.rows:
             ends = list(range(_BUNDLE_UNKNOWN, self.size, _BUNDLE_UNKNOWN))
         else:
@@ -81,7 +83,7 @@ class Tensor:
             yield slice(start, end)
 
     def columns_of(self, part: slice) -> Ints:
-        """Matrix column of each entry in `part`; 0 if there is no matrix."""
+        """Return the matrix column of each entry in `part`; 0 if there is no matrix."""
         if not self.columns:
             return np.zeros(part.stop - part.start, np.int64)
         if self.scattered is None:
@@ -89,14 +91,14 @@ class Tensor:
         return self.scattered.column[self.scattered.places[part] % self.scattered.row_size]
 
     def cells_of(self, part: slice) -> Ints:
-        """Cell of the matrix, counted row by row, of each entry in `part`."""
+        """Return the matrix cell, counted row by row, of each entry in `part`."""
         if self.scattered is None:
             return np.arange(part.start, part.stop)
         rows = self.scattered.row[self.scattered.places[part] // self.scattered.row_size]
         return rows.astype(np.int64) * self.columns + self.columns_of(part)
 
     def part_of(self, cells: slice) -> slice:
-        """Range of the tensor's entries that lie in these whole rows of its matrix."""
+        """Return the range of the tensor's entries in these whole rows of its matrix."""
         if self.scattered is None:
             return cells
         firsts = self.scattered.first_of_row[[cells.start // self.columns, cells.stop // self.columns - 1]]
@@ -106,7 +108,7 @@ class Tensor:
 
 
 def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
-    """Divide a patch of `count` entries into its tensors."""
+    """Yield the tensors to which a patch of `count` entries belongs."""
     for start, stop, row_size in known.parts(count):
         yield _tensor(start, stop, row_size, None if known.places is None else known.places[start:stop])
 
@@ -139,9 +141,7 @@ def _numbered(there: NDArray[np.bool_]) -> Numbers:
 
 
 def changes_of(tensor: Tensor, products: list[Product]) -> Iterator[tuple[slice, Steps]]:
-    """Sum of the products at the tensor's entries, in parts: a range of entries, and their changes in
-    steps.
-    """
+    """Yield the sum of the products in parts: a range of the tensor's entries, and their changes in steps."""
     for cells, steps in sum_of(products, tensor.rows, tensor.columns):
         part = tensor.part_of(cells)
         yield part, steps if tensor.scattered is None else steps[tensor.cells_of(part) - cells.start]

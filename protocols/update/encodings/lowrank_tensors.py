@@ -1,6 +1,6 @@
-"""Bytes that `lowrank` writes for a tensor: no change, outer products, entries, or both.
+"""The bytes that `lowrank` writes for a tensor: no change, outer products, entries, or both.
 
-Integers are predicted from those before in their row, column or bundle.
+Integers are predicted from earlier integers of their row, column or bundle.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ _BELIEVED = 2  # prior of each column: this many entries with the mean square of
 
 
 class BusyLines:
-    """Sizes of the integers of each row, or each column, in the products so far, relative to all.
+    """Predicts the size of a factor's integers, row by row or column by column, from the products so far.
 
     Attributes:
         size: number of rows or columns.
@@ -44,7 +44,7 @@ class BusyLines:
         self.size, self._squares = size, np.zeros(size, np.int64)
 
     def expected(self, octaves: int) -> Ints:
-        """4 log2 of the expected squares of a factor, for a product with a norm of about 2^octaves."""
+        """Return 4 log2 of the expected squares of a factor, for a product with a norm of about 2^octaves."""
         return 8 * octaves - quarter_octaves(np.array([self.size])) + _line_levels(self._squares)
 
     def add(self, factor: Ints) -> None:
@@ -52,7 +52,8 @@ class BusyLines:
         self._squares += np.square(factor, dtype=np.int64)
 
     def passed(self, octaves: Ints, factors: Ints) -> Ints:
-        """4 log2 of the expected squares of several products' factors, each predicted from those before.
+        """Return 4 log2 of the expected squares of several products' factors, each predicted from earlier
+        ones.
 
         All factors are then counted, as by `add`.
 
@@ -70,7 +71,7 @@ class BusyLines:
 
 
 def _line_levels(squares: Ints) -> Ints:
-    """4 log2 of each line's mean square relative to all lines, shape (..., lines).
+    """Return 4 log2 of each line's mean square relative to all lines, shape (..., lines).
 
     The mean of all lines is a prior with a weight of one fifth.
     """
@@ -81,7 +82,7 @@ def _line_levels(squares: Ints) -> Ints:
 
 
 class BusyColumns:
-    """Sizes of the entries of each column so far, relative to all.
+    """Predicts the size of the entries of each column from the entries so far.
 
     Attributes:
         size: number of columns, at least 1.
@@ -91,8 +92,9 @@ class BusyColumns:
         self.size, self._squares, self._seen = size, np.zeros(size, np.int64), np.zeros(size, np.int64)
 
     def expected(self, size: int, columns: Ints) -> Ints:
-        """4 log2 of the expected squares of a bundle's entries, same shape as `columns`. `size`: its size
-        class.
+        """Return 4 log2 of the expected squares of a bundle's entries, same shape as `columns`.
+
+        `size` is the size class of the bundle.
         """
         return PER_OCTAVE * (size - 9) + _column_levels(self._squares, self._seen)[columns]
 
@@ -103,8 +105,8 @@ class BusyColumns:
         self._seen += np.bincount(columns, minlength=self.size)
 
     def passed(self, sizes: Ints, bundle: Ints, columns: Ints, entries: Ints) -> Ints:
-        """4 log2 of the expected squares of several bundles' entries, each bundle predicted from those
-        before.
+        """Return 4 log2 of the expected squares of several bundles' entries, each predicted from earlier
+        bundles.
 
         All entries are then counted, as by `add`.
 
@@ -132,7 +134,7 @@ class BusyColumns:
 
 
 def _column_levels(squares: Ints, seen: Ints) -> Ints:
-    """4 log2 of each column's mean square relative to all columns; shapes (..., columns)."""
+    """Return 4 log2 of each column's mean square relative to all columns; shapes (..., columns)."""
     total, most_seen = squares.sum(axis=-1, keepdims=True), seen.sum(axis=-1, keepdims=True)
     own = np.minimum(squares, _MOST_SQUARES // np.maximum(most_seen, 1))
     most = np.clip(total, 1, _MOST_SQUARES)
@@ -141,7 +143,7 @@ def _column_levels(squares: Ints, seen: Ints) -> Ints:
 
 
 def sizes_of(entries: Ints, starts: Ints) -> Ints:
-    """Size class of each bundle: octaves of its mean square from 2^-8, plus 1; 0 if all its entries are 0.
+    """Return each bundle's size class: octaves of its mean square from 2^-8, plus 1; 0 if all entries are 0.
 
     Args:
         entries: entries of all bundles, shape (n,), n at least 1.
@@ -154,7 +156,7 @@ def sizes_of(entries: Ints, starts: Ints) -> Ints:
 
 
 class BundleSizes:
-    """Counts of each size class after each size class of the bundle before."""
+    """Predicts the size class of a bundle from that of the bundle before."""
 
     def __init__(self) -> None:
         near = [max(1, 16 >> abs(away)) for away in range(1 - _SIZES, _SIZES)]
@@ -166,14 +168,14 @@ class BundleSizes:
         self._before = 0
 
     def interval(self, size: int) -> Interval:
-        """Start, size and total of the symbol for the size class of the next bundle."""
+        """Return start, size and total of the symbol for the size class of the next bundle."""
         counts = self._counts[self._before]
         found = sum(counts[:size]), counts[size], sum(counts)
         self._add(size)
         return found
 
     def read(self, data: RangeDecoder) -> int:
-        """Size class of the next bundle. Raises PacketCorrupt, PacketTruncated."""
+        """Read the size class of the next bundle. Raises PacketCorrupt, PacketTruncated."""
         size = data.read_counted(self._counts[self._before])
         self._add(size)
         return size
@@ -191,7 +193,7 @@ Parts = Iterator[tuple[slice, Steps]]  # (range of entries in the patch, their c
 
 @dataclass
 class _Batches:
-    """Integers that wait until enough are there to be coded together."""
+    """Integers that are collected until there are enough to code them together."""
 
     integers: list[Ints] = field(default_factory=list)
     squares: list[Ints] = field(default_factory=list)
@@ -206,7 +208,7 @@ class _Batches:
 
 
 class TensorWriter:
-    """Writes tensor after tensor. Symbols wait until enough are there to be coded together.
+    """Writes tensor after tensor. Symbols are collected until there are enough to code them together.
 
     Attributes:
         out: range encoder that receives the symbols.
@@ -223,7 +225,7 @@ class TensorWriter:
         self._products, self._entries = _Batches(), _Batches()
 
     def write(self, tensor: Tensor, steps: FlatArray) -> Parts:
-        """Write the changes of one tensor; return the changes that a reader will decode.
+        """Write the changes of one tensor, and return the changes that a reader will decode.
 
         Args:
             tensor: the tensor's place in the patch.
@@ -241,7 +243,7 @@ class TensorWriter:
         return _of_patch(tensor, chain(*parts))
 
     def finish(self) -> None:
-        """Write all waiting symbols."""
+        """Write all collected symbols."""
         others = symbols_in_order(self._others)
         of_products, of_entries = self._products, self._entries
         write_symbols(
@@ -258,7 +260,7 @@ class TensorWriter:
             self.finish()
 
     def _put_batch(self, batches: _Batches, size: int) -> None:
-        """Reserve the place of the next `size` integers; the caller appends the integers to `batches`."""
+        """Reserve the position of the next `size` integers; the caller appends the integers to `batches`."""
         batches.sizes.append(size)
         batches.turns.append(self._turn)
         self._turn += 1
@@ -302,7 +304,7 @@ class TensorWriter:
 
 
 def _in_portions(bundles: Iterator[slice]) -> Iterator[list[slice]]:
-    """Groups of bundles that are coded together. Groups save time; their limited size saves memory."""
+    """Yield groups of bundles that are coded together. Groups save time; their limited size saves memory."""
     portion = list[slice]()
     for bundle in bundles:
         if portion and bundle.stop - portion[0].start > _AT_ONCE:
@@ -336,7 +338,7 @@ class TensorReader:
         number = self.data.read_number(MAX_PRODUCTS.bit_length() + 1) + 1
         if number > tensor.most_products:
             raise PacketCorrupt(
-                f"{number} outer products; the tensor can have {tensor.most_products} at most"
+                f"{number} outer products, but the tensor can have at most {tensor.most_products}"
             )
         busy_rows, busy_columns = BusyLines(tensor.rows), BusyLines(tensor.columns)
         products = []

@@ -1,4 +1,5 @@
-"""Changes by the peaks of their random sums: noisy in one update, right in the mean of many.
+"""Encoding `peaks`: changes by the peaks of their random sums; noisy in one update, right in the mean of
+many.
 
 All changes are added up with random signs and rotated (`random_sums.py`). The resulting sums look like draws
 of one normal distribution, whatever changed. Of each group of 2^g sums, the place and the sign of the largest
@@ -52,7 +53,7 @@ _LARGE = 1 << 18  # entries
 
 @dataclass(frozen=True)
 class Peaks(Encoding):
-    """Places and signs of the largest random sums of differences to the reference.
+    """Writes places and signs of the largest random sums of differences to the reference.
 
     Attributes:
         bits: bits for each entry, above 0 and at most 1.
@@ -66,7 +67,7 @@ class Peaks(Encoding):
 
     def __post_init__(self) -> None:
         if not 0 < self.bits <= 1:
-            raise SettingError(f"peaks: bits {self.bits}; take a number above 0, at most 1")
+            raise SettingError(f"encoding peaks: bits = {self.bits} must be above 0 and at most 1")
 
     @property
     def cost(self) -> EncodingCost:
@@ -111,7 +112,7 @@ class Peaks(Encoding):
         if not _NOTHING <= first <= _GROUPS_OF + _LARGEST_GROUP_LOG:
             raise PacketCorrupt(f"peaks of {len(data)} bytes begin with {data[:1]!r}")
         if known.reference is None:
-            raise PacketCorrupt("the peaks are differences to a reference model that this side does not hold")
+            raise PacketCorrupt("the peaks are differences to a reference model that this side does not have")
         values = known.start(count)
         if first == _NOTHING:
             check_length(data, 1)
@@ -125,7 +126,7 @@ class Peaks(Encoding):
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of sums. Attributes: count: number of groups; log: log2 of the sums in each."""
+    """Groups of sums: `count` groups, each of 2^`log` sums."""
 
     count: int
     log: int
@@ -137,7 +138,7 @@ class _Groups:
 
 
 def _room(count: int) -> int:
-    """Largest number of sums for `count` entries.
+    """Return the largest number of sums for `count` entries.
 
     It is at most one sum an entry; more would repeat sums. For large models it is a quarter, so that the sums
     take little memory compared with the entries.
@@ -150,9 +151,7 @@ def _power_below(number: int) -> int:
 
 
 def _fitting(count: int, bits: float) -> _Groups:
-    """The largest groups that fit into the allowed sums, as many as fit into the bits, with whole bytes
-    filled.
-    """
+    """Return the largest groups that fit into the allowed sums and the bits, in whole bytes."""
     num_bytes = -(-min(count, max(_FEWEST_BITS, round(count * bits))) // 8)
     for log in range(_LARGEST_GROUP_LOG, 0, -1):
         groups = _Groups(8 * num_bytes // (log + 1), log)
@@ -162,7 +161,7 @@ def _fitting(count: int, bits: float) -> _Groups:
 
 
 def _upper_half(scale: float) -> np.float32:
-    """Nearest finite float32 whose lower 16 bits are 0."""
+    """Return the nearest finite float32 whose lower 16 bits are 0."""
     bits = int(np.float32(min(scale, float(LARGEST))).view(np.uint32))
     return np.uint32(min((bits + 0x8000) >> 16, 0x7F7F) << 16).view(np.float32)
 
@@ -181,12 +180,12 @@ def _read(data: bytes, log: int, count: int) -> tuple[int, FlatArray]:
     width = log + 1
     groups = _Groups(8 * (len(data) - _HEAD_BYTES) // width, log)
     if groups.count < 1 or len(data) != _HEAD_BYTES + -(-groups.count * width // 8):
-        raise PacketCorrupt(f"peaks of {len(data)} bytes are no whole groups")
+        raise PacketCorrupt(f"peaks of {len(data)} bytes end in the middle of a group")
     if groups.num_sums > 2 * _power_below(count + 7):
-        raise PacketCorrupt(f"peaks among {groups.num_sums} sums of {count} values")
+        raise PacketCorrupt(f"peaks announce {groups.num_sums} sums, too many for {count} values")
     scale = np.frombuffer(b"\0\0" + data[3:_HEAD_BYTES], "<f4")[0]
     if not 0 < scale < math.inf:
-        raise PacketCorrupt(f"peaks whose scale is {scale}")
+        raise PacketCorrupt(f"peaks with the invalid scale {scale}")
     bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=_HEAD_BYTES), count=groups.count * width)
     numbers = bits.reshape(-1, width) @ (1 << np.arange(log, -1, -1, dtype=np.int32))
     sums = np.zeros(groups.num_sums, np.float32)

@@ -27,7 +27,7 @@ Vector = NDArray[np.float64] | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RandomSums:
-    """Signs of rotated random sums, and their scale.
+    """Signs of rotated random sums, and their common scale.
 
     Attributes:
         seed: seed of the entries' signs, below 2^16.
@@ -45,7 +45,7 @@ class RandomSums:
         return float(self.scale) * self.above.size
 
     def entries(self, count: int) -> Iterator[tuple[slice, FlatArray]]:
-        """Decode `count` entries in parts: a range of entries, and their values."""
+        """Decode `count` entries in parts: yield a range of entries, and their values."""
         sums = np.where(self.above, 1.0, -1.0)
         rotate(sums)
         sums *= float(self.scale)
@@ -58,7 +58,7 @@ class RandomSums:
 def random_sums(
     values: Callable[[slice], FlatArray], count: int, num_sums: int, key: Key
 ) -> RandomSums | None:
-    """Random sums of `count` entries; None if all entries are 0, or so small that the scale is 0.
+    """Return the random sums of `count` entries; None if all entries are 0, or so small that the scale is 0.
 
     Args:
         values: function that returns a part of the entries, finite.
@@ -75,14 +75,14 @@ def random_sums(
 
 
 def new_seed(key: Key) -> int:
-    """Seed for the signs of an update."""
+    """Draw a seed for the signs of an update."""
     return int(key.bits(1)[0]) % (1 << _SEED_BITS)
 
 
 def added_up(
     values: Callable[[slice], FlatArray], count: int, num_sums: int, seed: int
 ) -> NDArray[np.float64]:
-    """Add the entries with their signs: entry e goes into sum e mod `num_sums`.
+    """Return the sums of the entries with their signs: entry e goes into sum e mod `num_sums`.
 
     For the arguments see `random_sums`.
     """
@@ -95,18 +95,18 @@ def added_up(
 
 
 def entries_of(sums: FlatArray, count: int, seed: int) -> Iterator[tuple[slice, FlatArray]]:
-    """Sum times sign of each entry, in parts: a range of entries, and their values."""
+    """Yield sum times sign of each entry, in parts: a range of entries, and their values."""
     for chunk, signs in _signs(seed, count, sums.size):
         yield chunk, np.resize(sums, signs.size) * signs
 
 
 def fitting_log(count: int, bits: float) -> int:
-    """log2 of the number of sums that is nearest to `bits` for each of `count` entries."""
+    """Return log2 of the number of sums that is nearest to `bits` for each of `count` entries."""
     return min(max(round(math.log2(max(1.0, count * bits))), _FEWEST_LOG), _MOST_LOG)
 
 
 def most_log(count: int) -> int:
-    """log2 of the largest useful number of sums: one bit for each entry."""
+    """Return log2 of the largest useful number of sums: one bit for each entry."""
     return fitting_log(count, 1)
 
 
@@ -125,7 +125,7 @@ def rotate(vector: Vector) -> None:
 
 
 def _signs(seed: int, count: int, num_sums: int) -> Iterator[tuple[slice, FlatArray]]:
-    """Signs of the entries, in parts that each begin with an entry of the first sum."""
+    """Yield the signs of the entries, in parts that each begin with an entry of the first sum."""
     key, size = Key.of("sketch", seed), max(CHUNK, num_sums)
     for start in range(0, count, size):
         chunk = slice(start, min(start + size, count))

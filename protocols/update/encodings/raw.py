@@ -1,4 +1,4 @@
-"""Values unchanged: float32 with shuffled bytes, which the payload's compression then shrinks."""
+"""Encoding `raw`: values unchanged, as float32 with shuffled bytes that the payload's compression shrinks."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 class Raw(Encoding):
-    """Values unchanged, without a reference. Adds an earlier residual to the values and leaves none.
+    """Sends values unchanged without a reference; an earlier residual is added to them, and none remains.
 
     Shuffle and zstd shrink trained float32 weights to 0.92 of their size (0.91 to 0.93, measured on the
     models of docs/methods.md).
@@ -27,5 +27,5 @@ class Raw(Encoding):
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
         if len(data) != count * _FLOAT32.itemsize:
-            raise PacketCorrupt(f"{count} raw values with {len(data)} bytes")
+            raise PacketCorrupt(f"{count} raw values have {len(data)} bytes; expected {4 * count}")
         return unshuffled(data, _FLOAT32)

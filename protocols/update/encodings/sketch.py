@@ -1,4 +1,4 @@
-"""Changes as few bits for all entries: noisy in one update, right in the mean of many.
+"""Encoding `sketch`: changes as few bits for all entries; noisy in one update, right in the mean of many.
 
 All changes are added up in random sums, and one bit of each sum is sent (`random_sums.py`). One decoded
 update is mostly noise: with one bit for fifty entries, its error is nine times the change. But the errors of
@@ -12,7 +12,7 @@ than the sums do good. Then `step` sends the largest changes first, as a few out
 
 Sums apply the principle of EDEN (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Differs
 from the paper: below one bit, EDEN sends some entries, drawn at random; here all entries are added up, which
-needs no draw of places. Bytes: docs/wire.md, `sketch`.
+needs no random choice of entries. Bytes: docs/wire.md, `sketch`.
 """
 
 import math
@@ -53,7 +53,7 @@ _UNTOLD = 0.11  # share of the norm that products in steps of one root mean squa
 
 @dataclass(frozen=True)
 class Sketch(Encoding):
-    """Outer products and random sums of differences to the reference.
+    """Writes outer products and random sums of differences to the reference.
 
     Attributes:
         bits: number of sums for each entry, above 0 and at most 1.
@@ -70,9 +70,9 @@ class Sketch(Encoding):
 
     def __post_init__(self) -> None:
         if not 0 < self.bits <= 1:
-            raise SettingError(f"sketch: bits {self.bits}; take a number above 0, at most 1")
+            raise SettingError(f"encoding sketch: bits = {self.bits} must be above 0 and at most 1")
         if not 0 <= self.step < math.inf:
-            raise SettingError(f"sketch: step {self.step}; take 0, or a number above it")
+            raise SettingError(f"encoding sketch: step = {self.step} must be 0 or above")
 
     @property
     def cost(self) -> EncodingCost:
@@ -118,7 +118,7 @@ class Sketch(Encoding):
             raise PacketCorrupt(f"a sketch of {len(data)} bytes begins with {data[:1]!r}")
         if known.reference is None:
             raise PacketCorrupt(
-                "the sketch is of differences to a reference model that this side does not hold"
+                "the sketch holds differences to a reference model that this side does not have"
             )
         sums, end = _read_sums(data, count) if form & _SUMS else (None, 1)
         if form & _PRODUCTS:
@@ -148,9 +148,11 @@ def _read_sums(data: bytes, count: int) -> tuple[RandomSums, int]:
         raise PacketCorrupt(f"a sketch is cut short after {len(data)} bytes")
     log, seed, scale = _HEAD.unpack_from(data, 1)
     if not 3 <= log <= most_log(count):
-        raise PacketCorrupt(f"a sketch of 2^{log} sums of {count} values")
+        raise PacketCorrupt(
+            f"a sketch of {count} values has 2^{log} sums; expected 2^3 to 2^{most_log(count)}"
+        )
     if not 0 < scale < math.inf:
-        raise PacketCorrupt(f"a sketch whose scale is {scale}")
+        raise PacketCorrupt(f"a sketch with the invalid scale {scale}")
     start, end = 1 + _HEAD.size, 1 + _HEAD.size + (1 << log) // 8
     if len(data) < end:
         check_length(data, end)

@@ -1,10 +1,10 @@
-"""Send the largest changes coarsely, entropy-coded; the rest waits in the residual for a later round.
+"""Encoding `sparse`: the largest changes, coarsely; the other changes wait in the residual for a later round.
 
 The largest differences to the reference are sent, with signs and a few levels of magnitude. With one level
 this is sparse ternary compression with error feedback (Sattler et al. 2019, arXiv:1903.02891).
 
 Differs from the paper: places are coded by rows and columns (sparse_entries.py) instead of Golomb codes.
-Signs are predicted from the signs of their row. Several levels keep more of the largest changes than one
+Signs are predicted from the signs of their row. Several levels describe the largest changes better than one
 mean: for LeNet-5 at a density of 0.05, the remaining norm is 0.48 instead of 0.70 of the norm of the
 differences. Bytes: docs/wire.md, `sparse`.
 """
@@ -41,10 +41,10 @@ _LARGEST = np.finfo(np.float32).max
 
 @dataclass(frozen=True)
 class Sparse(Encoding):
-    """A share of the entries, each with a sign and a level of magnitude.
+    """Sends a fraction of the entries, each with a sign and a level of magnitude.
 
     Attributes:
-        density: share of the entries that is sent, above 0 and at most 1.
+        density: fraction of the entries that is sent, above 0 and at most 1.
         levels: number of levels of magnitude, 1 to 16. With 1, all entries get the mean magnitude.
         span: how magnitudes are divided into levels. With `mean`, each level is twice as wide as the distance
             from the least to the mean magnitude, and the last is open; this takes the fewest bytes. With
@@ -61,13 +61,13 @@ class Sparse(Encoding):
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise SettingError(f"sparse: density {self.density} is not a share; take one above 0, at most 1")
+            raise SettingError(f"encoding sparse: density = {self.density} must be above 0 and at most 1")
         if not 1 <= self.levels <= MAX_LEVELS:
-            raise SettingError(f"sparse: {self.levels} levels; take 1 to {MAX_LEVELS}")
+            raise SettingError(f"encoding sparse: levels = {self.levels} must be 1 to {MAX_LEVELS}")
 
     @property
     def cost(self) -> EncodingCost:
-        """Predicted cost for these settings.
+        """Return the predicted cost for these settings.
 
         Places and signs are taken to need 0.75 of the bits of an unpredicted code. Measured: 0.42 to 0.56 for
         FedAvg, 0.66 to 0.86 for FedSPU, 0.83 to 1.04 for FedPURIN (LeNet-5, cnn-kapc; densities of 0.005 to
@@ -135,12 +135,12 @@ class Sparse(Encoding):
 
 
 def _entropy(share: float) -> float:
-    """Entropy of a flag that is true with probability `share`, in bits."""
+    """Return the entropy of a boolean that is True with probability `share`, in bits."""
     return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
 
 
 def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
-    """Mark the largest entries, a share of `density`. Ties go to the first entry; zeros are never marked."""
+    """Mark the largest entries, a fraction `density`. Ties go to the first entry; zeros are never marked."""
     chosen = np.zeros(change.size, np.bool_)
     size = np.abs(change)
     wanted = min(int(np.count_nonzero(size)), math.ceil(density * change.size))
@@ -155,7 +155,7 @@ def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
 def _quantised(
     change: FlatArray, chosen: NDArray[np.bool_], num_levels: int, span: Literal["mean", "all"]
 ) -> tuple[Ints, list[int]]:
-    """Level of each chosen entry, shape (n,), and mean magnitude of each level in eighths of an octave.
+    """Return each chosen entry's level, shape (n,), and each level's mean magnitude in eighths of an octave.
 
     Levels start at the least chosen magnitude. `Sparse.span` decides their width. With `mean`, a level is
     `_BIN` times as wide as the distance from the least to the mean magnitude.
@@ -188,12 +188,12 @@ def _read_magnitudes(data: RangeDecoder) -> list[int]:
     while len(magnitudes) < num_levels:
         magnitudes.append(magnitudes[-1] + data.read_number(_STRIDE_LENGTHS))
     if magnitudes[-1] >= MAGNITUDES:
-        raise PacketCorrupt("a magnitude beyond float32")
+        raise PacketCorrupt("a decoded magnitude is beyond the largest float32")
     return magnitudes
 
 
 def _scaled_sum(sizes: FlatArray) -> tuple[int, int]:
-    """Sum of non-negative numbers as a whole number, and its unit as a power of two.
+    """Return the sum of non-negative numbers as a whole number, and its unit as a power of two.
 
     A sum of whole numbers does not depend on the order in which a machine adds them.
     """
@@ -207,7 +207,7 @@ def _mean(sizes: FlatArray) -> float:
 
 
 def _eighths(sizes: FlatArray) -> int:
-    """Mean of non-negative numbers, rounded to eighths of an octave above 2^-149."""
+    """Return the mean of non-negative numbers, in eighths of an octave above 2^-149."""
     total, unit = _scaled_sum(sizes)
     mean = total // sizes.size
     exponent = mean.bit_length() - 1

@@ -37,7 +37,7 @@ CodeBatch = Callable[[Ints, list[int], int], Ints]
 
 
 def _gaps(level: int) -> Runs:
-    """Code of the gaps between hits of a level; see `Runs`, with hits as surprises."""
+    """Return the code of the gaps between hits of a level; see `Runs`, with hits as surprises."""
     shift = max(0, level // PER_OCTAVE - 3)
     hit = _POWERS[level % PER_OCTAVE] >> (level // PER_OCTAVE - shift)
     starts, none_yet = [0], 1 << 32
@@ -51,7 +51,7 @@ _GAPS = [_gaps(max(1, level)) for level in range(LEVELS)]
 
 
 class Activity:
-    """Number of hits of each row, or each column, among the entries visited so far."""
+    """Counts the hits of each row, or of each column, among the entries visited so far."""
 
     def __init__(self, size: int) -> None:
         self._hits = np.zeros(size, np.int64)
@@ -62,7 +62,8 @@ class Activity:
         self._hits += np.bincount(hits, minlength=self._hits.size)
 
     def busier(self) -> Ints:
-        """Share of hits of each row or column relative to the mean, in quarter octaves, shape (size,).
+        """Return each row's or column's share of hits relative to the mean, in quarter octaves, shape
+        (size,).
 
         The estimate is shrunk towards the mean (empirical Bayes, gamma-Poisson). The prior is a number of
         hits at the mean rate. It is large if rows differ no more than by chance.
@@ -79,7 +80,8 @@ class Activity:
 
 
 def places_of(rows: Ints, columns: Ints, busy_columns: Activity, num_hits: int, code: CodeBatch) -> Ints:
-    """Find the hits of a block, ascending, by visiting its entries in the order of the code.
+    """Return the places of the hits in a block, ascending, found by visiting entries in the order of the
+    code.
 
     Args:
         rows: row of each entry in the block, shape (n,).
@@ -117,7 +119,7 @@ def _batches(rows: Ints, columns: Ints) -> list[Ints]:
 
 
 def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
-    """Function that writes the hits of a tensor, batch by batch. `flags` marks the hits, shape (n,)."""
+    """Return a function that writes a tensor's hits, batch by batch; `flags` marks them, shape (n,)."""
 
     def code(members: Ints, sizes: list[int], left: int) -> Ints:
         places = np.flatnonzero(flags[members])
@@ -145,7 +147,9 @@ def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
 
 
 def read_hits(data: RangeDecoder) -> CodeBatch:
-    """Function that reads the hits of a tensor, batch by batch. It raises PacketCorrupt, PacketTruncated."""
+    """Return a function that reads the hits of a tensor, batch by batch; raises PacketCorrupt,
+    PacketTruncated.
+    """
 
     def code(_: Ints, sizes: list[int], left: int) -> Ints:
         places: list[int] = []
@@ -204,8 +208,8 @@ class Tensor:
         return max(1, self.row_size)
 
     def blocks(self) -> Iterator[tuple[slice, Ints, Ints]]:
-        """Blocks of the tensor: their range in the patch, and each entry's row in the block and column in
-        the tensor.
+        """Yield blocks of the tensor: range in the patch, and each entry's row in the block and column in the
+        tensor.
         """
         for start in range(self.start, self.stop, BLOCK):
             block = slice(start, min(start + BLOCK, self.stop))
@@ -219,13 +223,13 @@ class Tensor:
 
 
 def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
-    """Divide a patch of `count` entries into its tensors."""
+    """Yield the tensors to which a patch of `count` entries belongs."""
     for start, stop, row_size in known.parts(count):
         yield Tensor(start, stop, row_size if 1 < row_size <= BLOCK else 0, known.places)
 
 
 class _Model:
-    """Prediction of signs and levels from those before.
+    """Predicts signs and levels from earlier ones.
 
     The likely sign is that of most earlier hits in the row. Its probability depends on the size of their
     majority. The probability of a level depends on the level of the hit before.
@@ -240,7 +244,7 @@ class _Model:
         self._row, self._votes, self._level = -1, 0, 0
 
     def signs(self, row: int) -> tuple[list[int], int]:
-        """Counts of likely and unlikely signs, and which sign is likely next in `row`."""
+        """Return the counts of likely and unlikely signs, and which sign is likely next in `row`."""
         if row != self._row:
             self._row, self._votes = row, 0
         return self._signs[min(abs(self._votes), _MOST_VOTES)], int(self._votes < 0)
@@ -307,8 +311,8 @@ class Reader:
         self.data, self.num_levels, self._model = data, num_levels, _Model(num_levels)
 
     def read(self, tensor: Tensor) -> Iterator[tuple[Ints, NDArray[np.bool_], Ints]]:
-        """Read one tensor block by block: the sent entries of the patch, True for each negative one, and
-        their levels.
+        """Read one tensor block by block: yield the sent entries, which of them are negative, and their
+        levels.
 
         Raises:
             PacketCorrupt, PacketTruncated: the data are damaged or end too early.
@@ -322,11 +326,12 @@ class Reader:
             num_hits = left if last else self.data.read_number(rows.size.bit_length() + 1)
             if num_hits > min(left, rows.size):
                 raise PacketCorrupt(
-                    f"a block announces {num_hits} of {rows.size} entries; {left} remain in the tensor"
+                    f"a block announces {num_hits} of its {rows.size} entries, but {left} remain in the"
+                    " tensor"
                 )
             hits = places_of(rows, columns, busy_columns, num_hits, read_hits(self.data))
             if hits.size < num_hits:
-                raise PacketCorrupt(f"a block has {hits.size} entries; it announced {num_hits}")
+                raise PacketCorrupt(f"a block has {hits.size} entries, but announced {num_hits}")
             left -= num_hits
             self._model.start_block()
             found = [self._read_entry(row) for row in rows[hits].tolist()]

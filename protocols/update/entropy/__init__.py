@@ -1,3 +1,1 @@
-"""Entropy coding for encodings and masks: whole numbers and booleans in as few bits as their probabilities
-allow.
-"""
+"""Entropy coding of whole numbers and booleans, in as few bits as their probabilities allow."""

@@ -1,4 +1,4 @@
-"""Entropy coding of booleans by level: rare surprises by the gaps between them, others eight in a symbol.
+"""Entropy coding of booleans by level: gaps between rare values, or patterns of eight booleans.
 
 A level is the probability of a boolean in quarter octaves of its odds: a boolean of level q is True with odds
 of 2^(q / 4) to 1. Its rarer value is called the surprise. The number of symbols is at most about one for
@@ -25,7 +25,7 @@ _QUARTERS = (32768, 38968, 46341, 55109)  # 2^15 * 2^(k / 4)
 
 
 def _surprise(level: int) -> int:
-    """Probability of a surprise, out of 2^32."""
+    """Return the probability of a surprise, out of 2^32."""
     odds = _QUARTERS[level % PER_OCTAVE] << level // PER_OCTAVE
     return (1 << 47) // ((1 << 15) + odds)
 
@@ -37,8 +37,8 @@ CHANCES: Ints = np.array([*_OF_LEVEL[:0:-1], *(TOTAL - each for each in _OF_LEVE
 
 @dataclass(frozen=True)
 class Runs:
-    """Code of the gap before a surprise: the cell by `starts`, then the place in the cell as `shift` even
-    bits.
+    """The code of the gap before a surprise: a symbol for the cell, then `shift` bits for the place in the
+    cell.
 
     Attributes:
         shift: log2 of the booleans in a cell.
@@ -54,7 +54,7 @@ class Runs:
 
 @cache
 def runs(level: int) -> Runs:
-    """Code of gaps for booleans of this level or its negative. `level` is from `RUNS_FROM` to `MOST`."""
+    """Return the code of gaps for booleans of this level or its negative, from `RUNS_FROM` to `MOST`."""
     shift = level // PER_OCTAVE - 3
     none_in_cell = (1 << 32) - _surprise(level)
     for _ in range(shift):
@@ -68,8 +68,9 @@ def runs(level: int) -> Runs:
 
 @cache
 def patterns(level: int) -> list[int]:
-    """Starts of the 256 patterns of eight booleans, the first boolean in the highest bit, and then their
-    total.
+    """Return where each of the 256 patterns of eight booleans starts, and then their total.
+
+    The first boolean is the highest bit of a pattern.
     """
     chance = _OF_LEVEL[level]
     sizes = [max(1, chance**k * (TOTAL - chance) ** (PATTERN - k) >> 112) for k in range(PATTERN + 1)]
@@ -80,20 +81,21 @@ def patterns(level: int) -> list[int]:
 
 
 def surprise(level: int) -> int:
-    """Probability of a surprise, out of `TOTAL`; `level` is at least 0."""
+    """Return the probability of a surprise, out of `TOTAL`; `level` is at least 0."""
     return _OF_LEVEL[level]
 
 
 @cache
 def pattern_table() -> Ints:
-    """`patterns` of all levels below `RUNS_FROM`, shape (RUNS_FROM, 257)."""
+    """Return `patterns` of all levels below `RUNS_FROM`, shape (RUNS_FROM, 257)."""
     return np.array([patterns(level) for level in range(RUNS_FROM)])
 
 
 @cache
 def run_table() -> tuple[Ints, Ints]:
-    """`starts` of each level up to MOST, padded with `TOTAL`, and `escape` of each; 0 for levels without
-    runs.
+    """Return `starts` of each level up to MOST, padded with `TOTAL`, and `escape` of each level.
+
+    Levels without runs have 0.
     """
     tables = [runs(level) for level in range(RUNS_FROM, MOST + 1)]
     starts = np.full((MOST + 1, 1 + max(len(table.starts) for table in tables)), TOTAL)
@@ -108,7 +110,7 @@ LEVELS = 2 * MOST + 1  # number of order values that the booleans of a batch use
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of booleans. A group has all booleans of one batch and one level, next to each other.
+    """Groups of booleans; a group has all booleans of one batch and one level, next to each other.
 
     Attributes:
         order: order value of each group's symbols.
@@ -124,7 +126,7 @@ class _Groups:
 
 
 def symbols_of(booleans: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
-    """Symbols of booleans, in the order of their batches.
+    """Return the symbols of booleans, in the order of their batches.
 
     Args:
         booleans: booleans of all batches, shape (n,), those of each batch in their order.
@@ -145,7 +147,7 @@ def symbols_of(booleans: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -
 
 
 def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[Symbols]:
-    """Symbols of eight booleans each, and then one symbol for each boolean that remains in a group."""
+    """Return symbols of eight booleans each, and one symbol for each boolean that remains in a group."""
     symbols = np.where(chosen, groups.length // PATTERN, 0)
     within = np.arange(surprises.size) - np.repeat(groups.begin, groups.length)
     whole = within < np.repeat(PATTERN * symbols, groups.length)
@@ -162,8 +164,7 @@ def _patterns(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> list[
 
 
 def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
-    """Symbols of the gap before each surprise: `escape` as often as needed, the cell, and the bits in the
-    cell.
+    """Return symbols of the gap before each surprise: `escape` as needed, the cell, and the bits in the cell.
 
     After the last surprise of a group, cells without surprises fill the group.
     """
@@ -183,8 +184,9 @@ def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
 
 
 def _gaps(gap: Ints, level: Ints, order: Ints, ends: MaskArray) -> Symbols:
-    """Symbols of the gaps before surprises and before the ends of groups. Gaps before ends take whole
-    cells.
+    """Return symbols of the gaps before surprises and before the ends of groups.
+
+    Gaps before ends take whole cells.
     """
     starts, escapes = run_table()
     shift, escape = level // PER_OCTAVE - 3, escapes[level]
@@ -231,7 +233,7 @@ def read_booleans(data: RangeDecoder, levels: Ints) -> MaskArray:
 
 
 def _by_level(levels: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
-    """Indices of the booleans sorted by level, and (level, begin, end) in it of each level that occurs."""
+    """Return indices that sort the booleans by level, and (level, begin, end) of each level that occurs."""
     members = np.argsort(levels.astype(np.int8), kind="stable")
     counts = np.bincount(levels + MOST)
     present = np.flatnonzero(counts)
@@ -262,7 +264,7 @@ def _read_runs(data: RangeDecoder, size: int, table: Runs) -> list[int]:
         if cells < last:
             place += data.read_bits(shift)
             if place >= size:
-                raise PacketCorrupt("a boolean lies after the end of its level")
+                raise PacketCorrupt("damaged entropy code: a boolean lies after the end of its level")
             places.append(place)
             place += 1
     return places

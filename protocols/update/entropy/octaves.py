@@ -17,7 +17,7 @@ _QUARTERS = np.searchsorted(_STEPS, np.arange(1 << _FRACTION, 2 << _FRACTION), s
 
 
 def quarter_octaves(numbers: Ints | NDArray[np.float64]) -> Ints:
-    """4 log2 of whole numbers from 1 to 2^53, rounded to the nearest whole number; same shape."""
+    """Return 4 log2 of whole numbers from 1 to 2^53, rounded to the nearest whole number; same shape."""
     bits = numbers.astype(np.float64).view(np.int64)  # exact: whole numbers below 2^53
     quarters = _QUARTERS[(bits >> _EXPONENT - _FRACTION) & ((1 << _FRACTION) - 1)]
     levels: Ints = PER_OCTAVE * ((bits >> _EXPONENT) - _ZERO) + quarters
@@ -30,10 +30,10 @@ _MANTISSAS = (32768, 35734, 38968, 42495, 46341, 50535, 55109, 60097)  # 2^15 * 
 
 
 def magnitude(eighths: int) -> np.float32:
-    """Magnitude for a number of eighths of an octave, from 0 and below `MAGNITUDES`."""
+    """Return the magnitude for a number of eighths of an octave, from 0 and below `MAGNITUDES`."""
     return np.float32(math.ldexp(_MANTISSAS[eighths % 8], eighths // 8 - SUBNORMAL - 15))
 
 
 def nearest(size: float) -> int:
-    """Nearest number of eighths of an octave for a magnitude above 0."""
+    """Return the number of eighths of an octave nearest to a magnitude above 0."""
     return max(0, min(round(8 * (math.log2(size) + SUBNORMAL)), MAGNITUDES - 1))

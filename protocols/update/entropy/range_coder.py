@@ -1,8 +1,9 @@
 """Range coder in whole numbers: writes symbols in as many bits as their probabilities require.
 
-The state is a 64-bit `low` and a `width` of at most 2^64. It emits 32 bits at a time, with carry. Writer and
-reader go through the same intervals, so both must derive them from the symbols before. Source: Martin, Range
-encoding (1979). A carry is added to the bytes already written. Bytes: docs/wire.md, `sparse`, *Range code*.
+The state is a 64-bit `low` and a `width` of at most 2^64. The coder emits 32 bits at a time, with carry.
+Writer and reader go through the same intervals, so both must derive them from earlier symbols. Source:
+Martin, Range encoding (1979). A carry is added to the bytes already written. Bytes: docs/wire.md, `sparse`,
+*Range code*.
 """
 
 import struct
@@ -22,7 +23,7 @@ _SLACK_BYTES = 8  # bytes of 0 that the reader assumes after the end; they are n
 
 
 def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
-    """Start, size and total of the symbols that write a whole number, see `RangeEncoder.write_number`."""
+    """Return start, size and total of the symbols of a whole number; see `RangeEncoder.write_number`."""
     length = number.bit_length()
     found = [(length, 1, num_lengths)]
     if length > 1:
@@ -31,7 +32,7 @@ def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
 
 
 class RangeEncoder:
-    """Writes symbols, each as its interval of a total."""
+    """Writes symbols, each given as its interval of a total."""
 
     def __init__(self) -> None:
         self._low = 0
@@ -39,7 +40,7 @@ class RangeEncoder:
         self._words: list[int] = []
 
     def write(self, start: int, size: int, total: int) -> None:
-        """Write the symbol that owns `size` numbers of 0..total-1 from `start` on; total < 2^32."""
+        """Write the symbol whose interval has `size` numbers of 0..total-1, from `start` on; total < 2^32."""
         step = self._width // total
         self._low += step * start
         self._width = step * size
@@ -54,7 +55,7 @@ class RangeEncoder:
             self.write(*interval)
 
     def write_counted(self, symbol: int, counts: list[int]) -> None:
-        """Write one of 0..len(counts)-1, each with a probability proportional to its count."""
+        """Write one of the symbols 0..len(counts)-1, each with a probability proportional to its count."""
         self.write(sum(counts[:symbol]), counts[symbol], sum(counts))
 
     def write_all(self, starts: list[int], sizes: list[int], totals: list[int]) -> None:
@@ -111,10 +112,10 @@ class RangeDecoder:
         self._step = 0
 
     def peek(self, total: int) -> int:
-        """Next number of 0..total-1. The caller then takes the symbol that owns it.
+        """Return the next number of 0..total-1. The caller then takes the symbol whose interval contains it.
 
         Raises:
-            PacketCorrupt: no writer produces such bytes.
+            PacketCorrupt: `RangeEncoder` cannot have written these bytes.
         """
         self._step = self._width // total
         value = self._code // self._step
@@ -141,8 +142,7 @@ class RangeDecoder:
     def read_symbol(self, starts: list[int], last: int) -> int:
         """Read one of the symbols 0..last, with a total of 2^16.
 
-        Each symbol owns the numbers from its start to the next start. `last` owns all numbers from its start
-        on.
+        The interval of a symbol ends where the next one starts. The interval of `last` has no upper bound.
 
         Raises:
             PacketTruncated, PacketCorrupt: the data end too early or are damaged.
@@ -212,7 +212,7 @@ class Symbols:
     """Intervals for a range coder, see `RangeEncoder.write`.
 
     Attributes:
-        order: sort key of each symbol, shape (n,). Symbols with equal keys are written in their order here.
+        order: sort key of each symbol, shape (n,); symbols with equal keys keep their order.
         start, size, total: interval of each symbol, same shape.
     """
 
@@ -223,7 +223,7 @@ class Symbols:
 
 
 def symbols_in_order(found: Iterable[tuple[int, int, int, int]]) -> Symbols:
-    """Symbols from tuples (order, start, size, total)."""
+    """Return symbols from tuples (order, start, size, total)."""
     return Symbols(*np.array(list(found), np.int64).reshape(-1, 4).T)
 
 

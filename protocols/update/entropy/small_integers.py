@@ -1,4 +1,4 @@
-"""Entropy coding of integers that are mostly small, from a prediction of the square of each.
+"""Entropy coding of integers that are mostly small, from a prediction of each integer's square.
 
 An integer is written as a chain of answers: is its magnitude more than 0, more than 1, and so on; then its
 sign. The probability of an answer is learned from earlier answers with a similar prediction. All arithmetic
@@ -30,13 +30,13 @@ _POWERS = (16384, 19484, 23170, 27554)  # 2^14 * 2^(k / 4)
 
 
 def expected_level(square: Ints) -> Ints:
-    """Class of each integer, from 4 log2 of its predicted square; same shape."""
+    """Return the class of each integer, from 4 log2 of its predicted square; same shape."""
     levels: Ints = np.clip((square // PER_OCTAVE) - _LEAST_SQUARE, 0, _NUM_EXPECTED - 1)
     return levels
 
 
 class _Chances:
-    """Counts of the answers yes and no, in 1/64, for each kind of answer and each class."""
+    """Counts of the answers yes and no, in units of 1/64, for each question and each class."""
 
     def __init__(self) -> None:
         odds = np.array([_NOT_ZERO, *[_MORE] * (_KINDS - 1)])
@@ -46,14 +46,15 @@ class _Chances:
         self.no = 64 * _BELIEVED + 2 - self.yes
 
     def levels(self, kind: int, expected: Ints) -> Ints:
-        """Level of each answer of one kind, from the class of its integer, shape (n,)."""
+        """Return the level of each answer to one question, from the class of its integer, shape (n,)."""
         yes, no = quarter_octaves(np.stack([self.yes[kind], self.no[kind]]))
         levels: Ints = np.minimum(np.maximum(yes - no, -MOST), MOST)[expected]
         return levels
 
     def of_batches(self, asked: Ints) -> Ints:
-        """Levels of all answers of several batches, each predicted from those before. All answers are then
-        counted.
+        """Return the levels of all answers of several batches, each predicted from earlier batches.
+
+        All answers are then counted.
 
         Args:
             asked: number of integers that each question is asked about, by question, batch and class. The
@@ -76,7 +77,7 @@ class _Chances:
 
 
 def _before(counts: Ints, total: Ints) -> Ints:
-    """Counts before each question, batch by batch. `total`, the counts before all, is updated in place."""
+    """Return the counts before each question, batch by batch; update `total`, the counts so far, in place."""
     questions, batches, expected = counts.shape
     in_turn = counts.transpose(1, 0, 2).reshape(-1, expected)
     before = np.cumsum(in_turn, axis=0) - in_turn + total
@@ -100,14 +101,14 @@ class IntegerWriter:
         write_symbols(self._out, self.symbols(integers, square, [integers.size], [0]))
 
     def symbols(self, integers: Ints, square: Ints, sizes: list[int], turns: list[int]) -> list[Symbols]:
-        """Symbols of several batches, which takes less time than writing one after the other.
+        """Return the symbols of several batches, which is faster than writing one after the other.
 
         Args:
             integers: integers of all batches, shape (n,).
             square: 4 log2 of their predicted squares, same shape.
             sizes: number of integers in each batch.
-            turns: turn of each batch, ascending, from 0 and below `MOST_TURNS`. A batch's order values start
-                at TURN times its turn, so that other symbols fit in between.
+            turns: position of each batch, ascending, from 0 and below `MOST_TURNS`. A batch's order values
+                start at TURN times its position, so that other symbols fit in between.
         """
         batch = np.repeat(np.arange(len(sizes)), sizes)
         kind = batch * _NUM_EXPECTED + expected_level(square)
@@ -133,7 +134,7 @@ class IntegerWriter:
 
     @staticmethod
     def _members(sizes: Ints) -> list[Ints]:
-        """Indices of the integers that each question is asked about; last, of those above the last
+        """Return the indices of the integers that each question is asked about; last, those above the last
         question.
         """
         members: list[Ints] = [np.arange(sizes.size)]
@@ -143,7 +144,7 @@ class IntegerWriter:
 
 
 def _of_larger(sizes: Ints, turns: Ints) -> Symbols:
-    """Symbols of magnitudes above the last question, as `RangeEncoder.write_number` writes them."""
+    """Return symbols of magnitudes above the last question, as `RangeEncoder.write_number` writes them."""
     number = sizes.astype(np.int64) - _CHAIN
     length = np.frexp(number.astype(np.float64))[1].astype(np.int64)  # bit length
     below = np.int64(1) << np.maximum(length - 1, 0)
@@ -178,7 +179,7 @@ class IntegerReader:
         larger = [self._data.read_number(LARGEST.bit_length() + 1) for _ in range(members.size)]
         integers[members] += np.array(larger, np.int64)
         if integers.max(initial=0) > LARGEST:
-            raise PacketCorrupt(f"an integer above {LARGEST}")
+            raise PacketCorrupt(f"a decoded integer is above {LARGEST}")
         nonzero = np.flatnonzero(integers)
         negative = read_booleans(self._data, np.zeros(nonzero.size, np.int64))
         integers[nonzero[negative]] *= -1

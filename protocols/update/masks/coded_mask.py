@@ -1,13 +1,13 @@
-"""A mask as one range code, with all booleans equally likely or each predicted from what both sides hold.
+"""Codes a mask as one range code; booleans are equally likely, or predicted from values both sides hold.
 
 A mask with one boolean for each parameter of the model is coded tensor by tensor, in blocks. Any other mask
-is one tensor with unknown rows. Bytes: docs/wire.md, *Masks*.
+is treated as one tensor with unknown rows. Bytes: docs/wire.md, *Masks*.
 
 The booleans of a block are sorted by the magnitude of the reference, which both sides hold. Most masks mark
 the magnitudes above or below a threshold. So in this order they are long runs with a blurred edge. The
-booleans are visited from coarse to fine: every 2^k-th boolean, then those half
-way between, and so on. So each boolean has known booleans on both sides, and the edge is found as in a binary
-search.
+booleans
+are visited from coarse to fine: every 2^k-th boolean, then those halfway between, and so on. So each boolean
+has known booleans on both sides, and the edge is found as in a binary search.
 
 Nearby booleans give a first probability. The log odds are then shifted for the boolean's row (neuron), its
 column (input) and its kind of place: by how many more True booleans these had so far than predicted. All sums
@@ -61,13 +61,12 @@ CodeBatch = Callable[[Ints, slice], MaskArray]
 
 
 class _Counts:
-    """Counts of booleans, of True booleans, and of predicted True booleans, for each kind of place, column
-    and row.
+    """Counts of booleans, of True booleans, and of predicted True booleans, by kind of place, column and row.
 
     All three lie one after the other in the same arrays, so that a batch is counted in one call.
 
     Attributes:
-        shifts: observed odds of each relative to the predicted odds, in quarter octaves.
+        shifts: observed odds relative to the predicted odds, in quarter octaves.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class _Counts:
         self.shifts = np.zeros(_KINDS, np.int64)
 
     def begin_anew(self, first: int, size: int) -> None:
-        """Keep the counts before place `first`, and reset the others. There are `size` places from now on."""
+        """Reset the counts from place `first` on, and resize to `size` places."""
         self._seen = _resized(self._seen, first, size)
         self._hits = _resized(self._hits, first, size)
         self._expected = _resized(self._expected, first, size)
@@ -109,7 +108,7 @@ class _Counts:
 
 
 def _resized(array: Ints, first: int, size: int, new: int = 0) -> NDArray[np.int64]:
-    """Copy with the entries before `first`, and `new` in all others; shape (size,)."""
+    """Return a copy, shape (size,), with the entries before `first`, and `new` in all other entries."""
     resized = np.full(size, new, np.int64)
     resized[:first] = array[:first]
     return resized
@@ -152,7 +151,7 @@ class Walk:
         return booleans
 
     def _coarsest(self, axes: Ints, batch: slice, code: CodeBatch) -> MaskArray:
-        """Code the first booleans of a block, which have no known neighbours."""
+        """Code the first booleans of a block, which have no known neighbours, and return them."""
         known = np.array([self._hits + 1, self._seen - self._hits + 1])
         level = _HELD[int(np.subtract(*quarter_octaves(known))) + _BOUND]
         levels = np.full(axes.shape[1], level)
@@ -161,7 +160,9 @@ class Walk:
         return booleans
 
     def _finer(self, axes: Ints, known: MaskArray, batch: slice, code: CodeBatch) -> MaskArray:
-        """Code the booleans of a batch between known ones. `axes`: their columns and rows, shape (2, n)."""
+        """Code the booleans of a batch between known ones, and return them; `axes` has their columns and
+        rows.
+        """
         near, neighbours = _near(known, axes.shape[1])
         by_axis = self._counts.shifts[axes]
         both = by_axis[0] + by_axis[1]
@@ -175,7 +176,8 @@ class Walk:
 
 
 def _near(known: MaskArray, size: int) -> tuple[Ints, Ints]:
-    """Level that known booleans nearby give each new boolean, and how many of its two neighbours are True.
+    """Return the level that known nearby booleans give each new boolean, and how many of its neighbours are
+    True.
 
     The estimate starts with a wide range, and gives nearer booleans more weight.
     """
@@ -224,9 +226,7 @@ class _Tensor:
     reference: ReferenceModel | None
 
     def blocks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Places in the mask of each block's booleans, in coding order, with their rows and columns, shapes
-        (n,).
-        """
+        """Yield each block's booleans in coding order: places in the mask, rows and columns, shapes (n,)."""
         for start in range(self.start, self.stop, BLOCK):
             block = slice(start, min(start + BLOCK, self.stop))
             places = np.arange(start - self.start, block.stop - self.start)
@@ -241,7 +241,7 @@ class _Tensor:
 
 
 def _by(keys: NDArray[np.uint32]) -> Ints:
-    """Indices that sort the keys, ties in order.
+    """Return indices that sort the keys; ties keep their order.
 
     It sorts by the lower half, then by the upper half, because numpy sorts 16-bit numbers in one pass.
     """
@@ -250,27 +250,27 @@ def _by(keys: NDArray[np.uint32]) -> Ints:
 
 
 def _magnitudes(reference: ReferenceModel, block: slice) -> NDArray[np.uint32]:
-    """Sort keys in the order of the reference's magnitude; 0 for entries that the reference does not hold."""
+    """Return sort keys in the order of the reference's magnitude; 0 for entries outside the reference."""
     magnitudes = np.abs(reference.values[block]).view(np.uint32) + np.uint32(1)
     magnitudes[~reference.held[block]] = 0
     return magnitudes
 
 
 def _shuffling(places: Ints) -> NDArray[np.uint32]:
-    """Sort keys that scatter the booleans, so that each row and column has some booleans early."""
+    """Return sort keys that scatter the booleans, so that each row and column has some booleans early."""
     return places.astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
 def write_mask(
     mask: MaskArray, spec: ModelSpec, reference: ReferenceModel | None, time: CodingTime | None = None
 ) -> bytes | None:
-    """The smallest code of a mask; None if the compressed bitmap is at least as small, or arrives sooner.
+    """Return the smallest code of a mask; None if the compressed bitmap is as small, or arrives sooner.
 
     Args:
         mask: mask of any shape.
         spec: the model.
         reference: values that both sides hold; None if they hold none.
-        time: speed of the device and its link; None if time does not matter.
+        time: speed of the device and its link; None to ignore time.
     """
     booleans = mask.ravel()
     bitmap = np.packbits(booleans).tobytes()
@@ -288,7 +288,7 @@ def write_mask(
 
 
 def evenly(booleans: MaskArray) -> bytes:
-    """Code with one probability for all booleans; `booleans` has the shape (n,)."""
+    """Return the code with one probability for all booleans; `booleans` has the shape (n,)."""
     level = _level(int(np.count_nonzero(booleans)), booleans.size)
     out = RangeEncoder()
     out.write(_EVEN, 1, _FORMS)
@@ -300,9 +300,7 @@ def evenly(booleans: MaskArray) -> bytes:
 
 
 def predicted(booleans: MaskArray, spec: ModelSpec, reference: ReferenceModel | None) -> bytes:
-    """Code that predicts each boolean from the reference and the booleans before; `booleans` has the shape
-    (n,).
-    """
+    """Return the code that predicts each boolean from the reference and earlier booleans; shape (n,)."""
     reference = reference if booleans.size == spec.num_parameters else None
     out, walk = RangeEncoder(), Walk()
     out.write(_BY_PLACE if reference is None else _BY_REFERENCE, 1, _FORMS)
@@ -319,10 +317,10 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, reference: ReferenceModel
     """Read a mask of `size` booleans that `write_mask` wrote, shape (size,).
 
     Raises:
-        PacketCorrupt, PacketTruncated: it never writes such bytes, or not with this reference.
+        PacketCorrupt, PacketTruncated: `write_mask` cannot have written these bytes with this reference.
     """
     if size > MOST_BOOLEANS:
-        raise PacketCorrupt(f"coded mask of {size} booleans; at most {MOST_BOOLEANS}")
+        raise PacketCorrupt(f"coded mask of {size} booleans; at most {MOST_BOOLEANS} are allowed")
     reference = reference if size == spec.num_parameters else None
     source = RangeDecoder(data)
     form = source.read_even(_FORMS)
@@ -347,7 +345,7 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, reference: ReferenceModel
 
 
 class _Batches:
-    """Batches of a block, which are coded together: many batches take about as long as one.
+    """Collects the batches of a block, because coding them together takes about as long as one batch.
 
     Args:
         booleans: booleans of the block, in coding order.
@@ -358,7 +356,7 @@ class _Batches:
         self._batches: list[tuple[MaskArray, Ints]] = []
 
     def add(self, levels: Ints, batch: slice) -> MaskArray:
-        """Add one batch, as a `context.CodeBatch`, and return its booleans."""
+        """Add one batch and return its booleans; usable as a `CodeBatch`."""
         booleans = self._booleans[batch]
         self._batches.append((booleans, levels))
         return booleans
@@ -372,7 +370,7 @@ class _Batches:
 
 
 def _tensors(size: int, spec: ModelSpec, reference: ReferenceModel | None) -> Iterator[_Tensor]:
-    """Tensors of the model if the mask has one boolean for each parameter, else one tensor."""
+    """Yield the model's tensors if the mask has one boolean for each parameter, else one tensor."""
     if size != spec.num_parameters:
         yield _Tensor(0, size, 0, reference)
         return
@@ -386,12 +384,12 @@ def _tensors(size: int, spec: ModelSpec, reference: ReferenceModel | None) -> It
 
 
 def _level(hits: int, size: int) -> int:
-    """Level of `size` booleans of which `hits` are True."""
+    """Return the level of `size` booleans of which `hits` are True."""
     true, false = quarter_octaves(np.array([hits + 1, size - hits + 1]))
     return max(-MOST, min(int(true - false), MOST))
 
 
 def _bytes_at(level: int, hits: int, size: int) -> int:
-    """Bytes of `size` booleans of one level, of which `hits` are True."""
+    """Return the bytes of `size` booleans of one level, of which `hits` are True."""
     num_bits: int = (hits * _BITS[MOST + level] + (size - hits) * _BITS[MOST - level]) >> 16
     return num_bits // 8 + _SLACK

@@ -1,4 +1,4 @@
-"""Time that a device needs to code a mask. On a fast link, a small board sends the plain bitmap sooner."""
+"""The time that a device needs to code a mask; on a fast link, a small board sends a plain bitmap sooner."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ class CodingTime:
     """Speed of a device at coding masks, and of its link.
 
     Attributes:
-        booleans_per_s: booleans of a mask that the device writes or reads in a second.
-        bytes_per_s: bytes a second of its link, in the mask's direction.
+        booleans_per_s: number of booleans that the device codes or decodes in a second.
+        bytes_per_s: rate of the device's link in the mask's direction.
     """
 
     booleans_per_s: float
     bytes_per_s: float
 
     def pays(self, num_booleans: int, plain_bytes: int, even_bytes: int) -> bool:
-        """True if sending the bytes that a code saves would take longer than coding.
+        """True if coding the mask takes less time than sending the bytes that the code saves.
 
         Compression removes repetition and prediction removes more. The predicted saving is the share
         plain_bytes / `even_bytes` of the bitmap's bytes. Measured savings: 0.9 for SRP-pFed's masks, which do
@@ -39,7 +39,7 @@ class CodingTime:
 
 
 def coding_time(samples_per_s: float | None, flops_per_sample: float, bps: float | None) -> CodingTime | None:
-    """Coding time of a device, from its training speed; None if the speed or the link is unknown.
+    """Return the coding time of a device, from its training speed; None if the speed or the link is unknown.
 
     Args:
         samples_per_s: full training steps a second, in samples.

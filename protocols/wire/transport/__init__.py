@@ -14,15 +14,15 @@ Qos = Literal[0, 1]
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker accepted the connection, and the subscriptions were sent. Follows every reconnection."""
+    """Event: the broker accepted the connection, and the subscriptions were sent."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The transport is not connected; the reason is one line.
+    """Event: the transport is not connected; `reason` is one line.
 
-    The transport keeps trying, and each failed attempt gives another such event. `refusal`: why the broker
-    refuses this client; None if the reason is another one or not known.
+    The transport keeps trying, and each failed attempt gives another `Disconnected`. `refusal`: why the
+    broker refuses this client; None if the broker did not refuse it, or gave no reason.
     """
 
     reason: str
@@ -31,7 +31,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Received:
-    """A message. `retained`: True if it was published before this client subscribed."""
+    """Event: a message arrived. `retained`: True if it was published before this client subscribed."""
 
     topic: str
     data: bytes

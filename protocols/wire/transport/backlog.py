@@ -1,7 +1,7 @@
-"""The queue between a transport's thread and the loop, with a limit in bytes.
+"""The queue between a transport's thread and the event loop, with a limit in bytes.
 
 When the loop is too slow, chunks are dropped first, because their sender notices and repeats them. Other
-messages have more room. Presence messages have the most, because the broker sends them only once.
+messages have a higher limit. Presence messages have the highest, because the broker sends them only once.
 """
 
 import queue
@@ -16,7 +16,10 @@ _OTHERS_ROOM = 1.25
 
 
 class Backlog(queue.SimpleQueue[Any]):
-    """A `queue.SimpleQueue` whose messages take at most 1.5 `max_bytes`; chunks stop at 1.0, others at 1.25.
+    """A `queue.SimpleQueue` with limits in bytes: chunks up to `max_bytes`, other messages up to 1.25 times
+    as many.
+
+    Presence messages are accepted up to 1.5 times `max_bytes`.
 
     Attributes:
         held_bytes: bytes of the waiting messages.
@@ -30,7 +33,7 @@ class Backlog(queue.SimpleQueue[Any]):
         self._lock = threading.Lock()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add an item without waiting; drop and count a message that has no room."""
+        """Add an item without waiting; drop and count a message that exceeds its limit."""
         if isinstance(item, Received):
             room = self._max_bytes * _ROOM.get(item.topic.rpartition("/")[2], _OTHERS_ROOM)
             with self._lock:
@@ -49,7 +52,7 @@ class Backlog(queue.SimpleQueue[Any]):
         return item
 
     def take_dropped(self) -> int:
-        """Number of messages dropped since the last call."""
+        """Return the number of messages dropped since the last call."""
         with self._lock:
             dropped, self._dropped = self._dropped, 0
         return dropped

@@ -28,7 +28,7 @@ class MemoryBroker:
                     client.events.put(Received(topic, data, retained=True))
 
     def leave(self, client: "MemoryTransport", message: Will | None, reason: str) -> None:
-        """Remove `client` and publish its `message`. Does nothing if the client is not connected."""
+        """Remove `client` and publish its `message`; do nothing if the client is not connected."""
         with self._lock:
             if client in self._clients:
                 self._clients.remove(client)

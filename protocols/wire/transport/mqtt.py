@@ -1,12 +1,12 @@
 """A transport over MQTT 3.1.1 with paho-mqtt.
 
 Paho's thread reads, writes and reconnects; its callbacks only put events in the queue. Sessions are clean:
-the broker stores nothing for us but our retained presence. Subscriptions are renewed on every connection. The
+the broker stores only the retained presence of a client. Subscriptions are renewed on every connection. The
 application's timers detect messages that a broken connection lost.
 
-After a failure paho waits for a delay that doubles from a first to a longest one until it is connected again.
-Both are drawn once for each client id (0.5-1.5 s and 20-40 s). So the devices of a fleet do not all reconnect
-at the same moment after a broker's outage.
+After a failure paho waits before it reconnects. The delay doubles from a first to a longest one. Both are
+drawn once for each client id (0.5-1.5 s and 20-40 s). So the devices of a fleet do not all reconnect at the
+same moment after a broker's outage.
 """
 
 import socket
@@ -80,15 +80,17 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def in_url(host: str) -> str:
-    """A host in the form that a URL needs: brackets enclose an IPv6 address."""
+    """Return a host in the form that a URL needs: brackets enclose an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
 def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key: str | None = None) -> Broker:
-    """Parse `host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`; the last one uses TLS.
+    """Parse the address of a broker: `host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`.
+
+    `mqtts` uses TLS.
 
     Args:
-        text: one of these. An IPv6 address needs brackets if a port follows it.
+        text: the address in one of these forms. An IPv6 address needs brackets if a port follows it.
         ca: see `Broker`; if given, the connection always uses TLS.
         cert: see `Broker`.
         key: see `Broker`.
@@ -130,7 +132,7 @@ def _with_scheme(text: str) -> str:
 
 
 def _not_an_address(reason: str) -> SettingError:
-    """An error that quotes nothing of the text: in a malformed text the end of the password is unknown."""
+    """Return an error that quotes no part of the text, because it may contain a password."""
     return SettingError(
         f"the broker's address cannot be read: {reason}; use host:port, mqtt://user:password@host:port"
         f" or mqtts://...; {ENCODE}"
@@ -146,7 +148,7 @@ class MqttTransport:
         subscriptions: topic filters.
         events: sink of the events; paho's thread puts them.
         will: message that the broker publishes if this client vanishes.
-        protocol: MQTT 3.1.1, which every broker supports; 5 for what only that version reports.
+        protocol: MQTT 3.1.1, which every broker supports; 5 to get reason codes that only MQTT 5 has.
 
     Raises:
         TransportError: a TLS file is missing or unreadable.
@@ -266,7 +268,7 @@ class MqttTransport:
         self.events.put(Received(message.topic, bytes(message.payload), message.retain))
 
     def _wants(self, topic: str) -> bool:
-        """True if this client subscribed to the topic, or made no subscriptions at the start."""
+        """True if this client subscribed to the topic, or had no subscriptions at the start."""
         known = self._subscriptions
         return not known or any(topic_matches_sub(filter_, topic) for filter_, _ in known)
 
@@ -276,7 +278,7 @@ def _send_small_packets_at_once(_client: Client, _data: Any, sock: Any) -> None:
 
 
 def refused(reason: str, broker: Broker) -> str:
-    """One line that says that the broker refuses this client, and what to do."""
+    """Return one line that names the broker that refuses this client, and what to do."""
     return f"{broker} refuses us: {_advice(reason, broker)}"
 
 
@@ -288,10 +290,10 @@ def _advice(reason: str, broker: Broker) -> str:
 
 
 def explain(broker: Broker) -> str:
-    """Reason why a broker cannot be reached, in one line.
+    """Return the reason why a broker cannot be reached, in one line.
 
-    Call it in paho's `on_connect_fail`. Paho calls that while it handles the exception, and passes the
-    exception in no other way.
+    Call this in paho's `on_connect_fail`. Paho calls `on_connect_fail` while it handles the exception, and
+    does not pass the exception as an argument.
     """
     problem = sys.exception()
     match problem:
@@ -300,12 +302,12 @@ def explain(broker: Broker) -> str:
         case ssl.SSLCertVerificationError():
             return (
                 f"{broker}: its certificate is not trusted ({problem.verify_message}); give the authority's "
-                "PEM file, and use the host name that stands in the certificate"
+                "PEM file, and use the host name in the certificate"
             )
         case ssl.SSLError():
             return f"{broker}: TLS failed ({problem.reason}); is this the broker's TLS port?"
         case ConnectionRefusedError():
-            return f"{broker}: nobody listens there; is the broker running?"
+            return f"{broker}: no program listens there; is the broker running?"
         case TimeoutError():
             return f"{broker}: no answer; check address, network and firewall"
         case _:

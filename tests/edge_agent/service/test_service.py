@@ -165,7 +165,7 @@ def test_an_agent_is_ready_when_it_is_connected_lives_and_hangs(tmp_path, manage
     port = free_port()
     agent = start_agent(tmp_path, port, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="1000000")
     try:
-        assert "nobody listens there" in manager.wait_for("STATUS=not connected")
+        assert "no program listens there" in manager.wait_for("STATUS=not connected")
         manager.wait_for("WATCHDOG=1")
         assert "READY=1" not in manager.heard
         with EmbeddedBroker.start(tmp_path / "broker", port=port):

@@ -117,7 +117,7 @@ def test_it_waits_for_its_broker_and_comes_back(store, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     port = free_port()
     with listening(store, port):
-        until(lambda: "nobody listens there" in caplog.text)
+        until(lambda: "no program listens there" in caplog.text)
         for number in range(2):
             with EmbeddedBroker.start(tmp_path / f"broker-{number}", port=port), sensor(port) as publish:
                 until(lambda: caplog.text.count("samples come from") == number + 1)  # noqa: B023

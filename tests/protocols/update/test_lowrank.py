@@ -319,8 +319,8 @@ def test_more_products_than_pay_and_empty_ones_are_refused():
 
     assert read(forged(1, [1] * 8, [1] * 8), 8, 8).any()
     for data, rows, columns, about in (
-        (forged(4, [1] * 8, [1] * 8), 8, 8, "3 at most"),
-        (forged(1, [1] * 8, [1] * 8), 4, 16, "0 at most"),
+        (forged(4, [1] * 8, [1] * 8), 8, 8, "at most 3"),
+        (forged(1, [1] * 8, [1] * 8), 4, 16, "at most 0"),
         (forged(1, [0] * 8, [1] * 8), 8, 8, "zeros"),
         (forged(1, [1] * 8, [0] * 8), 8, 8, "zeros"),
     ):

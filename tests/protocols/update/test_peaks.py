@@ -42,12 +42,12 @@ def forged(log, told, scale=b"\x80\x3f"):
         (b"", "0 bytes begin with b''"),
         (b"\x0d" + bytes(40), "41 bytes begin"),
         (b"\1\1", "2 bytes; expected 1"),
-        (forged(3, b""), "no whole groups"),
-        (forged(10, b"\1"), "no whole groups"),
+        (forged(3, b""), "middle of a group"),
+        (forged(10, b"\1"), "middle of a group"),
         (forged(10, bytes(11 * 16)), "131072 sums of 400"),
-        (forged(3, b"\1", scale=b"\x80\x7f"), "scale is inf"),
-        (forged(3, b"\1", scale=b"\x80\xbf"), "scale is -1"),
-        (forged(3, b"\1", scale=b"\0\0"), "scale is 0"),
+        (forged(3, b"\1", scale=b"\x80\x7f"), "scale inf"),
+        (forged(3, b"\1", scale=b"\x80\xbf"), "scale -1"),
+        (forged(3, b"\1", scale=b"\0\0"), "scale 0"),
     ],
 )
 def test_what_no_writer_wrote_is_refused(data, about):

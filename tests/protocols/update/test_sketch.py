@@ -51,11 +51,11 @@ def forged(log, scale, length):
         (b"", "0 bytes begins with b''"),
         (b"\x0b" + bytes(40), "41 bytes begins"),
         (b"\1\1", "2 bytes; expected 1"),
-        (forged(10, 1.0, 128), "2\\^10 sums of 400"),
+        (forged(10, 1.0, 128), "of 400 values has 2\\^10 sums"),
         (forged(200, 1.0, 128), "2\\^200 sums"),
-        (forged(5, float("inf"), 4), "scale is inf"),
-        (forged(5, -1.0, 4), "scale is -1"),
-        (forged(5, 1.0, 5), "of 13 bytes; expected 12"),
+        (forged(5, float("inf"), 4), "scale inf"),
+        (forged(5, -1.0, 4), "scale -1"),
+        (forged(5, 1.0, 5), "have 13 bytes; expected 12"),
     ],
 )
 def test_what_no_writer_wrote_is_refused(data, about):

@@ -1,8 +1,8 @@
 """Stores replies in flight when a round ends: each reply once, even if several rounds end meanwhile.
 
 A snapshot has a reply in several places: as the result of training, in transfer, and among replies that may
-be
-sent again. There the reply is empty. Its content is stored under its device's name and its (round, attempt).
+be sent again. There the reply is empty. Its content is stored under its device's name and its (round,
+attempt).
 """
 
 from collections.abc import Callable, Iterable

@@ -116,8 +116,7 @@ class WorkerProcesses(Executor):
         """Submit a job; `fn` is a function of a module.
 
         The future raises the exception of `fn`, with the worker's traceback as its cause. If the worker dies,
-        the
-        future raises FleetuneError, and another worker replaces the dead one.
+        the future raises FleetuneError, and another worker replaces the dead one.
         """
         return self._threads.submit(self._run_job, fn, args, kwargs)
 
