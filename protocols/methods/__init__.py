@@ -72,7 +72,7 @@ def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[An
 def from_section(
     section: Mapping[str, Any], spec: ModelSpec, kind: TaskKind | None = None
 ) -> Method[Any, Any, Any, Any]:
-    """The method of a [method] section, made from its `name` and settings.
+    """Create the method of a [method] section from its `name` and settings.
 
     Args:
         section: the run's [method] section.
@@ -95,7 +95,7 @@ def from_section(
 def with_defaults_of_run(
     section: Mapping[str, Any], rounds: int | None, *, time_counts: bool = False
 ) -> dict[str, Any]:
-    """A [method] section, completed by the defaults that depend on the run (see `Method.defaults_of_run`).
+    """Return a [method] section with the defaults that depend on the run (see `Method.defaults_of_run`).
 
     Args:
         section: the run's [method] section.
@@ -120,7 +120,7 @@ def with_defaults_of_run(
 
 
 def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """A changed [method] section, completed by the defaults that were written when the run started.
+    """Return a changed [method] section with the defaults that were stored when the run started.
 
     Args:
         section: the new section.
@@ -135,7 +135,7 @@ def with_defaults_at_start(section: Mapping[str, Any], begun: Mapping[str, Any])
 
 
 def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
-    """The diagnostics of the method of a [method] section; () if the method cannot be loaded."""
+    """Return the diagnostics of a [method] section's method; () if the method cannot be loaded."""
     try:
         return declared_diagnostics(_find(str(section.get("name"))))
     except SettingError:
@@ -143,7 +143,7 @@ def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
 
 
 def utility_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
-    """`Method.utility` of the method of a [method] section; the default if the method cannot be loaded."""
+    """Return `Method.utility` of a [method] section's method; the default if the method cannot be loaded."""
     try:
         found: Callable[[Budget], float] = _find(str(section.get("name"))).utility
     except SettingError:

@@ -46,15 +46,16 @@ from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 
 
 def shared_entries(spec: ModelSpec, private: float) -> Entries:
-    """The entries of the leftmost neurons: the share 1 - `private` of every layer."""
+    """Return the entries of the leftmost neurons: the share 1 - `private` of every layer."""
     owners = replace(spec, tensors=tuple(map(_owned_by_outputs, spec.tensors)))
     active = [np.arange(neurons) < num_active(neurons, 1 - private) for neurons in spec.groups]
     return Entries(neuron_mask(owners, active)[: spec.num_parameters])
 
 
 def _owned_by_outputs(tensor: TensorSpec) -> TensorSpec:
-    """The tensor with only its output axis selectable, if that axis is of neurons; other axes are always
-    active.
+    """Return the tensor with only its output axis selectable, if that axis belongs to neurons.
+
+    Other axes count as always active.
     """
     outputs, *inputs = tensor.axes or ((),)
     if not any(span.group != ALWAYS_ACTIVE for span in outputs):
@@ -64,7 +65,7 @@ def _owned_by_outputs(tensor: TensorSpec) -> TensorSpec:
 
 @dataclass(frozen=True)
 class CD2pFed(ModelAveraging):
-    """Settings.
+    """The method CD2-pFed, with its settings.
 
     Attributes:
         private_share: p at its largest, the share of each layer's channels that stays on the device.
@@ -103,12 +104,12 @@ class CD2pFed(ModelAveraging):
         return 2 * (self.distillation_epochs + EVALUATION_EPOCHS) if self.strength else 0.0
 
     def private_at(self, number: int) -> float:
-        """The private share p of round `number`, counted from 1."""
+        """Return the private share p of round `number`, counted from 1."""
         grown = number > self.growth_rounds
         return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices with the cost of the first round, which sends the most if p grows.
+        """Return the choices with the cost of the first round, which sends the most if p grows.
 
         The mask is not counted: leftmost neurons form a few runs, which compress to less than 100 bytes.
         """
@@ -142,8 +143,9 @@ class CD2pFed(ModelAveraging):
     def _distilled(
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
     ) -> FlatArray:
-        """`weights` after training only `part`, with the part `teacher` as teacher. Running statistics
-        stay.
+        """Return `weights` after training only `part`, with the part `teacher` as teacher.
+
+        Running statistics do not change.
         """
         loss_term = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)
         plan = FitPlan(trainable=part, loss_term=loss_term, epochs=self.distillation_epochs)

@@ -66,7 +66,7 @@ _MOST_STEPS = 100  # bound on the steps of Lloyd's algorithm, which converges mu
 
 @dataclass(frozen=True)
 class Consensus:
-    """The state of ADMM.
+    """The variables of ADMM: relations, copies and multipliers.
 
     Attributes:
         columns: the devices of each column of F: a group, or one device.
@@ -83,7 +83,7 @@ class Consensus:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """The coordinator's state between rounds.
 
     Attributes:
         initial: initial weights of all devices, shape (spec.size,).
@@ -102,7 +102,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PullTask(Task):
-    """A pull of the given strength towards the patch's values."""
+    """A task that pulls the device's model towards the patch's values, with the given strength."""
 
     strength: Positive
 
@@ -147,7 +147,7 @@ def k_means(products: NDArray[np.float64], count: int) -> Labels:
 
 
 def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> NDArray[np.float64]:
-    """Inner products of the models' changes since `initial`, shape (N, N)."""
+    """Return inner products of the models' changes since `initial`, shape (N, N)."""
     with np.errstate(over="ignore", invalid="ignore"):
         moves = np.stack([(model - initial)[: spec.num_parameters] for model in models])
         products = (moves @ moves.T).astype(np.float64)
@@ -157,8 +157,9 @@ def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> N
 
 
 def soft_relations(products: Floats) -> Floats:
-    """F from inner products, both shape (N, N): columns sum to 1, divided by the largest singular value if
-    that is above 1; a column without a positive product is 0.
+    """Return F from inner products, both shape (N, N): columns sum to 1; one without a positive product is 0.
+
+    F is divided by its largest singular value if that is above 1.
     """
     centred = products - products.mean(axis=0) - products.mean(axis=1, keepdims=True) + products.mean()
     positive = np.maximum(centred, 0)
@@ -168,7 +169,7 @@ def soft_relations(products: Floats) -> Floats:
 
 
 def group_relations(groups: Mapping[DeviceId, int]) -> tuple[Columns, Floats]:
-    """Columns of F, and F with orthonormal columns, shape (devices in ascending order, columns)."""
+    """Return the columns of F, and F with orthonormal columns, shape (devices ascending, columns)."""
     names = sorted(groups)
     columns = dict.fromkeys(tuple(d for d in names if groups[d] == groups[device]) for device in names)
     shares = [[(device in group) / np.sqrt(len(group)) for group in columns] for device in names]
@@ -176,14 +177,16 @@ def group_relations(groups: Mapping[DeviceId, int]) -> tuple[Columns, Floats]:
 
 
 def stepped(sums: Floats, multipliers: Floats, attract: float, penalty: float) -> tuple[Floats, Floats]:
-    """O and U after their step, from F' W (`sums`) and the previous U; all shapes (columns, parameters)."""
+    """Return O and U after their step, from F' W (`sums`) and the previous U; all shapes (columns,
+    parameters).
+    """
     copies = (penalty * sums - multipliers) / (penalty - 2 * attract)
     return copies, multipliers + penalty * (copies - sums)
 
 
 @dataclass(frozen=True)
 class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
-    """Settings.
+    """The method ClusterFL, with its settings.
 
     Attributes:
         num_groups: K, the largest number of groups. DC-PFL's paper does not give it.
@@ -259,7 +262,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return state, lazily(round_.participants, task)
 
     def pulls(self, state: ServerState) -> Callable[[DeviceId], Pull]:
-        """Function that returns a device's part of the augmented Lagrangian, without f_i, as a pull."""
+        """Return a function that gives a device's part of the augmented Lagrangian, as a pull."""
         mean = self._mean(state, state.models)
         held, newcomers = (
             state.consensus,
@@ -290,7 +293,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """One choice: whole models both ways. The device also holds its target in memory."""
+        """Return one choice: whole models both ways. The device also holds its target in memory."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]
 
@@ -312,7 +315,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return replace(now, consensus=replace(held, copies=copies, multipliers=multipliers))
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """Plain mean of the received models, for new devices; no device trains on it."""
+        """Return the plain mean of the received models, for new devices; no device trains on it."""
         return self._mean(state, state.models)
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
@@ -327,7 +330,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return seen
 
     def _with_new_relations(self, state: ServerState) -> ServerState:
-        """`state` with newly computed relations; an unchanged column keeps its multiplier."""
+        """Return `state` with newly computed relations; an unchanged column keeps its multiplier."""
         names = sorted(state.models)
         products = _products([state.models[name] for name in names], state.initial, self.spec)
         if self.relations == "soft":
@@ -336,7 +339,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return self._with_relations(replace(state, groups=groups), *group_relations(groups))
 
     def _with_relations(self, state: ServerState, columns: Columns, relations: Floats) -> ServerState:
-        """`state` with these relations, before the step of O and U."""
+        """Return `state` with these relations, before the step of O and U."""
         before = state.consensus
         held = {} if before is None else dict(zip(before.columns, before.multipliers, strict=True))
         nothing = np.zeros(self.spec.num_parameters)
@@ -345,7 +348,7 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return replace(state, consensus=Consensus(columns, rows, np.zeros_like(multipliers), multipliers))
 
     def _sums(self, state: ServerState, relations: Mapping[DeviceId, Floats]) -> Floats:
-        """F' W, shape (columns, parameters)."""
+        """Return F' W, shape (columns, parameters)."""
         columns = len(next(iter(relations.values())))
         total = np.zeros((columns, self.spec.num_parameters))
         for device in sorted(relations):
@@ -355,8 +358,8 @@ class ClusterFL(PersonalDevice[ServerState, PullTask, Update]):
         return total
 
     def _mean(self, state: ServerState, devices: Iterable[DeviceId]) -> FlatArray:
-        """The mean parameters of these devices, summed in ascending order; the initial weights if there are
-        none.
+        """Return the mean parameters of these devices, added in ascending order; without devices, the initial
+        weights.
         """
         total, names = np.zeros(self.spec.num_parameters), sorted(devices)
         for device in names:

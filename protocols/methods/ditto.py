@@ -22,7 +22,7 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class ClientState:
-    """Device state between rounds: two models, each of shape (spec.size,).
+    """A device's state between rounds: two models, each of shape (spec.size,).
 
     Attributes:
         weights: v_k.
@@ -36,7 +36,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Ditto(AveragedModel[ClientState]):
-    """Settings.
+    """The method Ditto, with its settings.
 
     Attributes:
         pull: lambda, strength that holds the personal models near the global one; 0 trains them locally. The
@@ -54,7 +54,7 @@ class Ditto(AveragedModel[ClientState]):
 
     @property
     def relative_work(self) -> float:
-        """Two trainings, or one if `personal_epochs` counts the other separately."""
+        """Number of trainings a round: two, or one if `personal_epochs` counts the other separately."""
         return 2.0 if self.personal_epochs is None else 1.0
 
     @property

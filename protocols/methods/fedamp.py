@@ -44,14 +44,16 @@ class ServerState:
 
 
 def attention(own: FlatArray, others: Sequence[FlatArray], alpha: float, sigma: float) -> Shares:
-    """xi_ij = alpha / sigma * exp(-||w_i - w_j||^2 / sigma) of each other, shape (len(others),)."""
+    """Return xi_ij = alpha / sigma * exp(-||w_i - w_j||^2 / sigma) of each other device, shape
+    (len(others),).
+    """
     squared = [_squared_distance(own, other) for other in others]
     shares: Shares = alpha / sigma * np.exp(-np.array(squared) / sigma)
     return shares / max(1.0, float(shares.sum()))
 
 
 def cosine_attention(own: FlatArray, others: Sequence[FlatArray], self_share: float, sigma: float) -> Shares:
-    """xi_ij = (1 - xi_ii) * softmax_j(sigma * cos(w_i, w_j)), shape (len(others),)."""
+    """Return xi_ij = (1 - xi_ii) * softmax_j(sigma * cos(w_i, w_j)), shape (len(others),)."""
     cosines = [_cosine(own, other) for other in others]
     scores: Shares = np.exp(sigma * (np.array(cosines) - max(cosines, default=0.0)))
     return (1 - self_share) * scores / max(1.0, float(scores.sum()))
@@ -64,7 +66,7 @@ def _squared_distance(own: FlatArray, other: FlatArray) -> float:
 
 
 def _cosine(own: FlatArray, other: FlatArray) -> float:
-    """Cosine between two vectors; 0 if one of them is all zero."""
+    """Return the cosine between two vectors; 0 if either is all zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         norm, product = float(np.linalg.norm(own) * np.linalg.norm(other)), float(own @ other)
     if math.isfinite(norm) and math.isfinite(product):
@@ -73,12 +75,12 @@ def _cosine(own: FlatArray, other: FlatArray) -> float:
 
 
 def _wide(weights: FlatArray) -> FlatArray:
-    """The vector in float64, where the squares of all float32 numbers are finite."""
+    """Return the vector in float64, where the squares of all float32 numbers are finite."""
     return weights.astype(np.float64)
 
 
 def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> FlatArray:
-    """The mixture u_i, shape (spec.size,)."""
+    """Return the mixture u_i, shape (spec.size,)."""
     mixed = (1 - shares.sum()) * own.astype(np.float64)
     for other, share in zip(others, shares, strict=True):
         mixed += share * other
@@ -87,7 +89,7 @@ def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> Flat
 
 @dataclass(frozen=True)
 class FedAMP(PersonalTargets[ServerState]):
-    """Settings.
+    """The method FedAMP, with its settings.
 
     Attributes:
         form: similarity of models: by `distance` (eq. 4), or by `cosine` (the paper's HeurFedAMP).
@@ -118,7 +120,7 @@ class FedAMP(PersonalTargets[ServerState]):
         return ServerState(weights)
 
     def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """Each device's target is u_i, the mixture of the personal models."""
+        """Return a function that gives each device's target u_i, the mixture of the personal models."""
 
         def mixed(device: DeviceId) -> FlatArray:
             own = state.latest.get(device, state.initial)
@@ -142,7 +144,7 @@ class FedAMP(PersonalTargets[ServerState]):
         return replace(state, latest={**state.latest, **latest})
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the received models, for new devices; no device trains on it."""
+        """Return the plain mean of the received models, for new devices; no device trains on it."""
         models = [state.latest[device] for device in sorted(state.latest)]
         if not models:
             return state.initial

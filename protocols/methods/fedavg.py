@@ -13,7 +13,7 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class FedAvg(ModelAveraging):
-    """Settings. A device's personal model is the shared one after the device's last local training.
+    """The method FedAvg, with its settings. A personal model is the shared one after local training.
 
     With d the step from the shared model w to the devices' average, a round computes v' = momentum v + d and
     w' = w + rate v' (FedAvgM: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 4.2, where the rate is 1).

@@ -27,7 +27,7 @@ from fleetune.protocols.update.selection import Everything, Selection
 
 @dataclass(frozen=True)
 class ClientState:
-    """The fine-tuned model, shape (spec.size,), and the initial head, which all devices have in common."""
+    """The device's fine-tuned model, shape (spec.size,), and the initial head that all devices share."""
 
     weights: FlatArray
     initial_head: Patch
@@ -35,7 +35,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class FedBABU(BodyAveraging[ClientState]):
-    """Settings in addition to `head_layers` of `BodyAveraging`.
+    """The method FedBABU, with its settings in addition to `head_layers` of `BodyAveraging`.
 
     Attributes:
         fine_tuned: part of the model that fine-tuning changes: the head, or all. The paper compares both, and

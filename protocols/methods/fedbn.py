@@ -15,8 +15,9 @@ from fleetune.protocols.update.selection import Layers, norm_layers
 
 @dataclass(frozen=True)
 class FedBN(ModelAveraging):
-    """FedBN has no settings. A personal model joins the device's own normalisation layers to the other
-    trained layers.
+    """The method FedBN, which has no settings.
+
+    A personal model joins the device's own normalisation layers to the other trained layers.
     """
 
     by_samples: ClassVar[bool] = False

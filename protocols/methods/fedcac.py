@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The global model, shape (spec.size,), the present round t, each device's record, and the last round's
+    """The global model, shape (spec.size,), the present round t, devices' records, and the last round's
     overlaps.
     """
 
@@ -90,7 +90,7 @@ class Update:
 
 @dataclass(frozen=True)
 class FedCAC(PersonalDevice[ServerState, Task, Update]):
-    """Settings.
+    """The method FedCAC, with its settings.
 
     Attributes:
         tau: share of each tensor that is critical.
@@ -164,8 +164,8 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return collaboration_figures(state.collaboration)
 
     def _marks(self, critical: MaskArray) -> MaskArray:
-        """m_i, shape (spec.size,). If the number of marks is not that of the parameters, no entry is
-        marked.
+        """Return m_i, shape (spec.size,); all False if the number of marks differs from that of the
+        parameters.
         """
         marks = np.zeros(self.spec.size, dtype=bool)
         if critical.shape == (self.spec.num_parameters,):
@@ -173,8 +173,9 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return marks
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The choice of whole models both ways, with the marks on the way up. After round beta, less is sent
-        down.
+        """Return the choice of whole models both ways, with the marks on the way up.
+
+        After round beta, less is sent down.
         """
         size = self.spec.num_parameters
         critical = sum(int(self.tau * one.size) for one in self.spec.tensors if one.kind in MARKED)

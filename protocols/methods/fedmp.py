@@ -19,8 +19,8 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class FedMP(SubModels):
-    """FedMP has no settings."""
+    """The method FedMP, which has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """The l1 norm of a neuron's parameters after an epoch of training."""
+        """Return the l1 norm of each neuron's parameters after an epoch of training."""
         return norms(trainer.fit(weights, FitPlan(epochs=1), key).weights, self.spec, order=1)

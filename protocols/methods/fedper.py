@@ -20,7 +20,7 @@ from fleetune.protocols.update.selection import Layers, split_at_head
 
 @dataclass(frozen=True)
 class FedPer(ModelAveraging):
-    """Settings.
+    """The method FedPer, with its settings.
 
     Attributes:
         personal_layers: K_P, number of personal layers, counted from the end. The paper counts a residual

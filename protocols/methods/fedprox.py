@@ -14,7 +14,7 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class FedProx(ModelAveraging):
-    """Settings. The local loss is f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2).
+    """The method FedProx, with its settings; the local loss is f(w) + proximal / 2 * ||w - w_shared||^2.
 
     Attributes:
         proximal: mu, strength of the pull towards the shared model; 0 is FedAvg.

@@ -139,18 +139,18 @@ SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on th
 
 
 def shared_entries(spec: ModelSpec) -> MaskArray:
-    """All but normalisation layers, shape (spec.size,)."""
+    """Mark all entries except those of normalisation layers, bool, shape (spec.size,)."""
     return np.repeat([tensor.kind in SHARED for tensor in spec.tensors], [t.size for t in spec.tensors])
 
 
 def combined(critical: MaskArray, collaborated: Floats, average: Floats) -> Floats:
-    """delta_i at m_i, bar elsewhere (eq. 11)."""
+    """Return delta_i at the entries of m_i, and bar elsewhere (eq. 11)."""
     return np.where(critical, collaborated, average)
 
 
 @dataclass(frozen=True)
 class _Received:
-    """An update as arrays: m_i and the masked weights, shapes (spec.size,)."""
+    """A device's update as arrays: m_i and the masked weights, shapes (spec.size,)."""
 
     device: DeviceId
     critical: MaskArray
@@ -160,7 +160,7 @@ class _Received:
 
 @dataclass(frozen=True)
 class FedPURIN(Method[ServerState, ClientState, Task, Update]):
-    """Settings; the defaults are those that the paper recommends.
+    """The method FedPURIN, with its settings; the defaults are those that the paper recommends.
 
     Attributes:
         tau: share of each tensor that is critical.
@@ -206,7 +206,9 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:
-        """Half of the run's rounds, and a setting that differs from the paper's."""
+        """Return defaults for a new run: half of its rounds as beta, and a setting that differs from the
+        paper's.
+        """
         return {"beta": beta_of_run(rounds), "downlink": "share"}
 
     @property
@@ -234,8 +236,9 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return replace(state, number=round_.number), lazily(round_.participants, task)
 
     def _share_of_bar(self, ratio: float) -> float:
-        """The share of bar that a device of this ratio is sent, chosen so that its critical entries and this
-        share together make up its tau / `tau` of a model.
+        """Return the share of bar to send to a device of this ratio.
+
+        This share and the device's critical entries together make up its tau / `tau` of a model.
         """
         if ratio >= self.tau or self.downlink == "whole":
             return 1.0
@@ -243,7 +246,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return share if self.tau == 1 else (share - ratio) / (1 - ratio)
 
     def _sent_of_bar(self, ratio: float, number: int) -> MaskArray:
-        """The entries of bar that a device of this ratio is sent, shape (spec.size,); both sides can compute
+        """Mark the entries of bar that a device of this ratio is sent, shape (spec.size,); both sides compute
         them.
         """
         share = self._share_of_bar(ratio)
@@ -278,7 +281,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return ClientState(fit.weights, critical, task.number), update
 
     def combined_model(self, state: ClientState, task: Task) -> FlatArray:
-        """The next model (eq. 11) as the device assembles it, shape (spec.size,).
+        """Return the next model (eq. 11) as the device assembles it, shape (spec.size,).
 
         If the coordinator holds the device's latest update, the model has the device's own critical entries
         and the patch. All other entries are 0, or the device's own weights where bar was not sent. Otherwise
@@ -328,7 +331,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices of tau, with the traffic of each. One choice is below all others, for the slowest links.
+        """Return the choices of tau, with the traffic of each; the lowest choice is for the slowest links.
 
         Downward traffic is at most every shared entry, or the device's share of them, because bar covers more
         than any one device's entries.

@@ -30,7 +30,7 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class FedRep(BodyAveraging[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
-    """Settings in addition to `head_layers` of `BodyAveraging`.
+    """The method FedRep, with its settings in addition to `head_layers` of `BodyAveraging`.
 
     Attributes:
         head_epochs: number of epochs of the head, before the body.

@@ -58,12 +58,12 @@ class ClientState:
 
 
 def stopping_loss(train_loss: float, validation_loss: float, weight: float) -> float:
-    """L_t = weight * train + (1 - weight) * validation (eq. 6; `weight` is the paper's lambda)."""
+    """Return L_t = weight * train + (1 - weight) * validation (eq. 6; `weight` is the paper's lambda)."""
     return weight * train_loss + (1 - weight) * validation_loss
 
 
 def rose(loss: float, previous: float | None) -> bool:
-    """True if L_t > L_{t-1}, strictly, since the device's previous participation (Alg. 2 line 12); it then
+    """True if L_t > L_{t-1} since the device's previous participation (Alg. 2 line 12); the device then
     stops.
     """
     return previous is not None and loss > previous
@@ -71,7 +71,7 @@ def rose(loss: float, previous: float | None) -> bool:
 
 @dataclass(frozen=True)
 class FedSPU(Method[ServerState, ClientState, Task, Update]):
-    """Settings.
+    """The method FedSPU, with its settings.
 
     Attributes:
         early_stopping: True lets a device leave once its L_t rises (needs data.validation_fraction > 0).
@@ -151,7 +151,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return replace(update, patch=blend_with(update.patch, state.weights, factor, self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices of ratio, with the traffic, memory and work of each.
+        """Return the choices of ratio, with the traffic, memory and work of each.
 
         Freezing saves bytes and the optimiser's memory. The work stays 1 except with `shallow_steps`, because
         every tensor has active entries (see `protocols.model.compute_cost`). Early stopping needs the
@@ -167,12 +167,12 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return Choice(ratio, Cost(size, size, work=work, extra_epochs=extra, trainable_share=share))
 
     def lower(self, ratio: float) -> LowerLayers | None:
-        """The layers that train in a share of the steps only; None if there are none."""
+        """Return the layers that train in only a share of the steps; None if there are none."""
         stop = below_largest(self.spec) if self.shallow_steps else 0
         return LowerLayers(stop, max(ratio, LEAST_DEEP)) if stop and ratio < 1 else None
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
-        """Diagnostics of the update; the loss of early stopping never leaves the device."""
+        """Return the diagnostics of the update; the loss of early stopping never leaves the device."""
         return {"active_share": update.patch.values.size / self.spec.num_parameters}
 
     def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:

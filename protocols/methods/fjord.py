@@ -21,14 +21,14 @@ from fleetune.protocols.update.selection import ChosenNeurons
 
 @dataclass(frozen=True)
 class FjORD(SubModels):
-    """FjORD has no settings."""
+    """The method FjORD, which has no settings."""
 
     def first_selection(self, ratio: float) -> ChosenNeurons:
-        """The leftmost neurons, which both sides can compute from the start."""
+        """Return the leftmost neurons, which both sides can compute from the start."""
         return strongest(self._leftmost, ratio)
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """Importance that falls from the leftmost neuron to the rightmost."""
+        """Return an importance that falls from the leftmost neuron to the rightmost."""
         return self._leftmost
 
     @property

@@ -17,8 +17,8 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class Hermes(SubModels):
-    """Hermes has no settings."""
+    """The method Hermes, which has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """The l2 norm of a neuron's parameters after an epoch of training."""
+        """Return the l2 norm of each neuron's parameters after an epoch of training."""
         return norms(trainer.fit(weights, FitPlan(epochs=1), key).weights, self.spec, order=2)

@@ -23,7 +23,7 @@ from fleetune.protocols.update.selection import Layers, norm_layers, split_at_he
 
 @dataclass(frozen=True)
 class LGFed(ModelAveraging):
-    """Settings.
+    """The method LG-FedAvg, with its settings.
 
     Attributes:
         global_layers: number of global layers, counted from the end. `auto` is 3, or all but the first in a

@@ -15,7 +15,7 @@ from fleetune.protocols.update.patch import NOTHING
 
 @dataclass(frozen=True)
 class LocalOnly(ModelAveraging):
-    """Local-only has no settings. Empty patches travel both ways, and rounds only pace the training."""
+    """The method local-only, which has no settings; both sides send empty patches."""
 
     by_samples = False
 

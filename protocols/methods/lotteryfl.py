@@ -38,9 +38,7 @@ from fleetune.protocols.update.selection import Entries, Everything
 
 @dataclass(frozen=True)
 class ClientState:
-    """theta_k, theta_0 and m_k: the device's model, the initial model, and the ticket; each of shape
-    (spec.size,).
-    """
+    """The device's model theta_k, the initial model theta_0, and the ticket m_k; shapes (spec.size,)."""
 
     weights: FlatArray
     initial: FlatArray
@@ -48,8 +46,9 @@ class ClientState:
 
 
 def prune(ticket: MaskArray, weights: FlatArray, spec: ModelSpec, rate: float) -> MaskArray:
-    """`ticket` without the share `rate` of smallest |weights| in each layer, rounded down; the first ones
-    among ties.
+    """Return `ticket` without the share `rate` of smallest |weights| in each layer, rounded down.
+
+    Of equal weights, the first are removed.
     """
     pruned = ticket.copy()
     for tensor in spec.tensors:
@@ -66,14 +65,14 @@ def _num_pruned(num_left: int, rate: float) -> int:
 
 
 def share_left(ticket: MaskArray, spec: ModelSpec) -> float:
-    """Share of the layers' weights that is in the ticket."""
+    """Return the share of the layers' weights that is in the ticket."""
     weights = [ticket[spec.slices[tensor.name]] for tensor in spec.tensors if tensor.kind == "weight"]
     return float(np.concatenate(weights).mean())
 
 
 @dataclass(frozen=True)
 class LotteryFL(PartAveraging[ClientState]):
-    """Settings.
+    """The method LotteryFL, with its settings.
 
     Attributes:
         threshold: acc_threshold, accuracy above which a device prunes. The authors' repository has 0.5 for
@@ -107,7 +106,7 @@ class LotteryFL(PartAveraging[ClientState]):
         return ClientState(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The choice with the largest traffic, because each device finds its own ticket.
+        """Return the choice with the largest traffic, because each device finds its own ticket.
 
         The first rounds send everything; later rounds send less, with a mask, whose largest size counts. The
         accuracy may need all training samples.
@@ -118,7 +117,7 @@ class LotteryFL(PartAveraging[ClientState]):
         return [Choice(1.0, Cost(most, most, extra_epochs=EVALUATION_EPOCHS, mask_bytes_up=max(masks)))]
 
     def _counts(self) -> list[int]:
-        """Number of parameters in the ticket at first, and after each pruning."""
+        """Return the number of parameters in the ticket at first, and after each pruning."""
         left = [tensor.size for tensor in self.spec.tensors if tensor.kind == "weight"]
         prunable, counts = sum(left), [self.spec.num_parameters]
         while sum(left) > self.target * prunable:

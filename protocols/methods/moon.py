@@ -32,7 +32,7 @@ from fleetune.protocols.model.spec import FlatArray
 
 @dataclass(frozen=True)
 class MOON(ModelAveraging):
-    """Settings.
+    """The method MOON, with its settings.
 
     Attributes:
         strength: mu, weight of the contrastive loss. The paper chooses among 0.1, 1, 5 and 10; the authors'
@@ -49,7 +49,7 @@ class MOON(ModelAveraging):
 
     @property
     def extra_epochs(self) -> float:
-        """Extra epochs: a forward pass of the shared and of the device's last model over the training
+        """Extra epochs: one forward pass each of the shared and the device's last model over the training
         samples.
         """
         return 2 * EVALUATION_EPOCHS

@@ -41,7 +41,7 @@ Gradient = Callable[[FlatArray], FlatArray]
 def meta_gradient(
     weights: FlatArray, gradients: Sequence[Gradient], adaptation: float, difference: float | None
 ) -> FlatArray:
-    """The gradient of f(w - alpha * grad f(w)) at `weights`, same shape.
+    """Return the gradient of f(w - alpha * grad f(w)) at `weights`, same shape.
 
     Args:
         weights: w.
@@ -60,7 +60,7 @@ def meta_gradient(
 
 
 def groups_of_batches(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
-    """The batches in groups of `count`; the first batches are repeated to fill the last group."""
+    """Yield the batches in groups of `count`; the first batches are repeated to fill the last group."""
     first: list[Rows] = []
     group: list[Rows] = []
     for batch in batches:
@@ -75,7 +75,7 @@ def groups_of_batches(batches: Iterable[Rows], count: int) -> Iterator[list[Rows
 
 @dataclass(frozen=True)
 class PerFedAvg(ModelAveraging):
-    """Settings.
+    """The method Per-FedAvg, with its settings.
 
     Attributes:
         steps: tau, number of steps with exact gradients; by default a device steps through the batches of the
@@ -102,7 +102,7 @@ class PerFedAvg(ModelAveraging):
 
     @property
     def relative_work(self) -> float:
-        """Gradients in a step, relative to plain training; the Hessian-free product takes two gradients."""
+        """Number of gradients in a step; the Hessian-free product takes two gradients."""
         if self.steps is not None:
             return 0.0
         return 4 / 3 if self._needs_hessian else 1.0
@@ -141,7 +141,7 @@ class PerFedAvg(ModelAveraging):
         return PersonalModel(personal), self.update(shared, trainer)
 
     def _gradients(self, trainer: Trainer, key: Key) -> Iterator[Sequence[Gradient]]:
-        """Gradient functions of each step: two, or three with the Hessian."""
+        """Yield the gradient functions of each step: two, or three with the Hessian."""
         count = 3 if self._needs_hessian else 2
         if self.steps is not None:
             yield from repeat([trainer.gradient] * count, self.steps)

@@ -1,4 +1,4 @@
-"""After PerFedMask (Setayesh, Li, Wong; ICLR 2023): FedBABU in which each device trains the layers it can
+"""After PerFedMask (Setayesh, Li, Wong; ICLR 2023): FedBABU where each device trains the layers it can
 afford.
 
 One round:
@@ -72,7 +72,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """The fine-tuned model, shape (spec.size,), and the head that all started with."""
+    """The fine-tuned model, shape (spec.size,), and the head with which all devices started."""
 
     weights: FlatArray
     initial_head: Patch
@@ -87,7 +87,7 @@ class Task:
 
 
 def unevenness(options: MaskArray, others: MaskArray, sizes: Sizes) -> NDArray[np.float64]:
-    """The sum above, without its constant sum_n c_n * P, for each mask that one device could have.
+    """Return the sum above, without its constant sum_n c_n * P, for each mask that one device could have.
 
     Args:
         options: possible masks of the device, shape (options, layers).
@@ -143,9 +143,7 @@ def improve(masks: MaskArray, budgets: Mapping[int, float], sizes: Sizes) -> Mas
 def choose(
     known: Mapping[DeviceId, MaskArray], ratios: Mapping[DeviceId, float], sizes: Sizes, key: Key
 ) -> dict[DeviceId, MaskArray]:
-    """The `known` masks, and masks for the other devices in `ratios`, improved from the best random
-    filling.
-    """
+    """Return the `known` masks, and improved random masks for the other devices in `ratios`."""
     new = [device for device in sorted(ratios) if device not in known]
     if not new:
         return dict(known)
@@ -163,7 +161,7 @@ def choose(
 
 @dataclass(frozen=True)
 class PerFedMask(Method[ServerState, ClientState, Task, Update]):
-    """Settings.
+    """The method PerFedMask, with its settings.
 
     Attributes:
         head_layers: number of last layers that form the head; the paper uses one.
@@ -214,8 +212,9 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return ServerState(weights, {}, {})
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
-        """The state with the device. Masks wait for the next plan, which chooses for all initial devices
-        together.
+        """Return the state with the device admitted.
+
+        Its mask is chosen at the next plan, which chooses for all initial devices together.
         """
         if state.ratios.get(report.device) == report.ratio:
             return state
@@ -267,8 +266,9 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return {"trainers": dict(zip(names, shares, strict=True))} if shares else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices with the body down and at most the ratio's share up. The work is an upper bound: the most
-        over all layers that the device could be given.
+        """Return the choices with the body sent down and at most the ratio's share sent up.
+
+        The work is an upper bound: the most over all layers that the device could be given.
         """
         return [self._choice(ratio) for ratio in RATIOS]
 

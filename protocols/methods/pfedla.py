@@ -65,8 +65,8 @@ class Hypernetwork:
 
     @classmethod
     def drawn(cls, embedding: int, hidden: int, layers: int, key: Key) -> "Hypernetwork":
-        """A new network without devices: embedding of variance 1, hidden layers within 1 / sqrt(inputs) as
-        in torch.
+        """Return a new network without devices: embedding of variance 1, hidden layers within 1 /
+        sqrt(inputs).
         """
 
         def uniform(name: str | int, *shape: int) -> Floats:
@@ -78,17 +78,19 @@ class Hypernetwork:
         return cls(np.sqrt(3) * uniform("embedding", embedding), tuple(matrices), heads)
 
     def with_devices(self, devices: int) -> "Hypernetwork":
-        """The network extended to `devices` devices; new devices have score 0."""
+        """Return the network extended to `devices` devices; new devices have score 0."""
         layers, known, inputs = self.heads.shape
         new = np.zeros((layers, devices - known, inputs))
         return replace(self, heads=np.concatenate([self.heads, new], axis=1))
 
     def shares(self) -> Floats:
-        """The shares alpha_i, shape (layers, devices)."""
+        """Return the shares alpha_i, shape (layers, devices)."""
         return _softmax(self.heads @ _with_one(self._activations()[-1]))
 
     def stepped(self, gradient: Floats, rate: float) -> "Hypernetwork":
-        """The network after one gradient step; `gradient` is the loss's gradient by alpha_i, same shape."""
+        """Return the network after one gradient step; `gradient` is the loss's gradient by alpha_i, same
+        shape.
+        """
         *inputs, last = self._activations()
         shares = _softmax(self.heads @ _with_one(last))
         scores = shares * (gradient - (shares * gradient).sum(axis=1, keepdims=True))
@@ -107,7 +109,7 @@ class Hypernetwork:
         return all(np.isfinite(one).all() for one in held) and bool(np.isfinite(self.shares()).all())
 
     def _activations(self) -> list[Floats]:
-        """The embedding, and the output of each hidden layer."""
+        """Return the embedding, and the output of each hidden layer."""
         found = [self.embedding]
         for matrix in self.hidden:
             found.append(np.maximum(0, matrix @ _with_one(found[-1])))
@@ -119,7 +121,7 @@ def _with_one(values: Floats) -> Floats:
 
 
 def _softmax(scores: Floats) -> Floats:
-    """The softmax over the last axis, which may be empty."""
+    """Return the softmax over the last axis, which may be empty."""
     powers = np.exp(scores - scores.max(axis=-1, initial=-np.inf, keepdims=True))
     softmax: Floats = powers / powers.sum(axis=-1, keepdims=True)
     return softmax
@@ -127,7 +129,7 @@ def _softmax(scores: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """The coordinator's state between rounds.
 
     Attributes:
         initial: initial weights of all devices, shape (spec.size,).
@@ -145,7 +147,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PFedLA(PersonalDevice[ServerState, Task, Update]):
-    """Settings.
+    """The method pFedLA, with its settings.
 
     Attributes:
         rate: learning rate of the hypernetworks. At the reproduction's 0.005, the weights stayed equal in 30
@@ -213,7 +215,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return replace(state, devices=(*state.devices, *new), latest=latest, networks=networks)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """Plain mean of the received models; no device trains on it."""
+        """Return the plain mean of the received models; no device trains on it."""
         mean = CoveredMean(self.spec)
         for device in state.devices:
             mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
@@ -229,16 +231,16 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return {"own_share": dict(zip(self.spec.layers, means, strict=True))} if own else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The choice of whole models, because the layers that stay local are known only later."""
+        """Return the choice of whole models, because the layers that stay local are known only later."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 
     def _mixing_weights(self, state: ServerState, device: DeviceId) -> Floats:
-        """Mixing weights alpha_i over `state.devices`, shape (layers, devices)."""
+        """Return the mixing weights alpha_i over `state.devices`, shape (layers, devices)."""
         return state.networks[device].with_devices(len(state.devices)).shares()
 
     def _mixture(self, state: ServerState, shares: Floats) -> FlatArray:
-        """The mixture w_i, shape (spec.size,); the initial weights before the first update."""
+        """Return the mixture w_i, shape (spec.size,); the initial weights before the first update."""
         if not state.devices:
             return state.initial
         mixed = np.zeros(self.spec.size)
@@ -248,7 +250,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return mixed.astype(state.initial.dtype)
 
     def _layers_to_keep(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
-        """True at layers that stay on the device, shape (layers,)."""
+        """Mark the layers that stay on the device, bool, shape (layers,)."""
         own_layers = np.zeros(len(shares), dtype=bool)
         if device in state.devices:
             order = np.argsort(shares[:, state.devices.index(device)], kind="stable")
@@ -256,8 +258,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return own_layers
 
     def _updated_network(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
-        """The device's hypernetwork after its step; `state` is that of the plan, `weights` is the device's
-        update.
+        """Return the device's hypernetwork after its step.
+
+        `state` is the plan's state, and `weights` is the device's update.
         """
         shares = self._mixing_weights(state, device)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -268,9 +271,9 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             return stepped if stepped.is_finite else network
 
     def _gradient(self, state: ServerState, shares: Floats, weights: FlatArray) -> Floats:
-        """Gradient of the loss by `shares`, same shape.
+        """Return the gradient of the loss by `shares`, same shape.
 
-        The change by local training stands for the negative gradient by the mixture.
+        The change by local training is used as the negative gradient by the mixture.
         """
         moved = (weights - self._mixture(state, shares)).astype(np.float64)
         products = [

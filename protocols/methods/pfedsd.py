@@ -35,7 +35,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class PFedSD(AveragedModel[ClientState]):
-    """Settings, with the defaults of the authors' code.
+    """The method pFedSD, with its settings; the defaults are those of the authors' code.
 
     Attributes:
         strength: lambda, weight of the distillation loss.

@@ -17,8 +17,8 @@ from fleetune.protocols.randomness import Key
 
 @dataclass(frozen=True)
 class PruneFL(SubModels):
-    """PruneFL has no settings."""
+    """The method PruneFL, which has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """The l2 norm of the gradient at a neuron's parameters."""
+        """Return the l2 norm of the gradient at each neuron's parameters."""
         return norms(trainer.gradient(weights), self.spec, order=2)

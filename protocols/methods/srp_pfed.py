@@ -45,7 +45,7 @@ MAX_RATES = 1000
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """The coordinator's state between rounds.
 
     Attributes:
         weights: w_g, shape (spec.size,).
@@ -64,7 +64,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """Device state: w_i, shape (spec.size,), and True if it has been trained here."""
+    """A device's state between rounds: w_i, shape (spec.size,), and True if it has been trained here."""
 
     weights: FlatArray
     trained: bool = False
@@ -106,7 +106,7 @@ Aggregation = Literal["covered", "delta", "literal"]
 
 
 def num_shared(rate: float, size: int) -> int:
-    """Number of shared entries among `size`: rate * size, half rounded up, within 1..size."""
+    """Return the number of shared entries among `size`: rate * size, half rounded up, within 1..size."""
     return min(size, max(1, math.floor(rate * size + 0.5)))
 
 
@@ -121,18 +121,18 @@ def shared_mask(weights: FlatArray, rate: float) -> MaskArray:
 
 
 def fuse(mask: MaskArray, shared: FlatArray, own: FlatArray) -> FlatArray:
-    """Mixture of a model: shared values where the mask is True, own values elsewhere (eq. 5)."""
+    """Return the mixed model: shared values where the mask is True, own values elsewhere (eq. 5)."""
     return np.where(mask, shared, own)
 
 
 def choose(losses: Sequence[float]) -> int | None:
-    """Index of the least loss (eq. 8), the first among ties; None if no loss is finite."""
+    """Return the index of the least loss (eq. 8), the first among ties; None if no loss is finite."""
     finite = [index for index, loss in enumerate(losses) if math.isfinite(loss)]
     return min(finite, key=losses.__getitem__, default=None)
 
 
 def merge(previous: FlatArray, combination: Combination, num_samples: float, how: Aggregation) -> FlatArray:
-    """The next w_g from the sums over the updates.
+    """Return the next w_g from the sums over the updates.
 
     Args:
         previous: w_g of the present round, shape (spec.size,).
@@ -152,8 +152,9 @@ Reduction = Literal["mean", "sum"]
 
 
 def probabilities(memory: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probability of each rate, its share of h (eq. 7), shape (c,). Uniform if the sum of h is 0 or
-    overflows.
+    """Return the probability of each rate, its share of h (eq. 7), shape (c,).
+
+    The result is uniform if the sum of h is 0 or overflows.
     """
     total = float(memory.sum())
     if not 0 < total < math.inf:
@@ -174,12 +175,12 @@ def draw(chances: NDArray[np.float64], u: NDArray[np.float64]) -> list[int]:
 
 
 def distinct(drawn: Iterable[int]) -> tuple[int, ...]:
-    """The drawn indices without repetition, in the order of their first draw."""
+    """Return the drawn indices without repetition, in the order of their first draw."""
     return tuple(dict.fromkeys(drawn))
 
 
 def increment(losses: Sequence[float], reduction: Reduction) -> float:
-    """Credit b of a round (eq. 6): 1 - sigmoid(loss).
+    """Return the credit b of a round (eq. 6): 1 - sigmoid(loss).
 
     Differs from the paper: the loss is the mean over devices unless `reduction` is "sum". The credit of a sum
     is almost 0: ten devices with a loss of 2.3 give 1e-10, and h decays to zero.
@@ -193,7 +194,7 @@ def increment(losses: Sequence[float], reduction: Reduction) -> float:
 def reinforce(
     memory: NDArray[np.float64], drawn: Sequence[int], gain: float, decay: float
 ) -> NDArray[np.float64]:
-    """The next h: decay * h, plus `gain` once for each rate in `drawn` (eq. 6; `decay` is lambda)."""
+    """Return the next h: decay * h, plus `gain` once for each rate in `drawn` (eq. 6; `decay` is lambda)."""
     renewed = decay * memory
     renewed[list(distinct(drawn))] += gain
     return renewed
@@ -234,7 +235,7 @@ DIAGNOSTICS = (
 
 @dataclass(frozen=True)
 class SRPpFed(Method[ServerState, ClientState, Task, Update]):
-    """Settings.
+    """The method SRP-pFed, with its settings.
 
     Attributes:
         num_rates: c, number of candidate rates 1/c, 2/c, ..., 1.
@@ -282,17 +283,17 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - whatever they are
-        """Settings of a run that differ from the paper's."""
+        """Return settings of a new run that differ from the paper's."""
         return {"credit": "used", "downlink": "share"}
 
     @classmethod
     def defaults_of_objective(cls) -> Mapping[str, Any]:
-        """Defaults that reduce the cost of comparing mixtures."""
+        """Return defaults that reduce the cost of comparing mixtures, for runs with an objective."""
         return {"loss_share": 0.2}
 
     @property
     def rates(self) -> list[float]:
-        """The candidates, ascending."""
+        """The candidate rates, ascending."""
         if self.fixed_rates:
             return sorted(set(self.fixed_rates))
         return [(index + 1) / self.num_rates for index in range(self.num_rates)]
@@ -376,7 +377,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return {"probabilities": by_rate, "rates_credited": len(state.used)}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices of ratio, with the traffic and work of each.
+        """Return the choices of ratio, with the traffic and work of each.
 
         A device receives its share of the entries, and sends at most as many, with their places. Each round
         draws how many fewer it sends. The work has one loss for each rate, the most if all drawn rates
@@ -409,7 +410,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return fitting or (max((rate for rate in self.rates if rate <= limit), default=self.rates[0]),)
 
     def _credited(self, update: Update, drawn: Sequence[int]) -> Iterable[int]:
-        """Indices of the candidates that an update credits; empty if its rate is not a candidate."""
+        """Return the indices of the candidates that an update credits; none if its rate is unknown."""
         used = _rate_of(update)
         if self.credit == "drawn" or used is None:
             return drawn
@@ -418,7 +419,8 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     def _cluster(
         self, own: FlatArray, shared: FlatArray, task: Task, trainer: Trainer, key: Key
     ) -> tuple[float, MaskArray, FlatArray, float]:
-        """Rate, mask and mixture with the least training loss, and that loss (Alg. 2, CLIENTCLUSTERING).
+        """Return rate, mask and mixture with the least training loss, and that loss (Alg. 2,
+        CLIENTCLUSTERING).
 
         Differs from the paper: its cost analysis takes these losses on the test set. If no mixture has a
         finite loss, the device continues from its own model and shares at the first rate.
@@ -434,19 +436,21 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return rate, mask, fuse(mask, shared, own), losses[best]
 
     def _rows(self, trainer: Trainer, key: Key) -> Rows | None:
-        """Samples on which mixtures are compared; None for all samples."""
+        """Return the samples on which mixtures are compared; None for all samples."""
         if self.loss_share == 1 or not trainer.num_samples:
             return None
         return key.sample(num_shared(self.loss_share, trainer.num_samples), trainer.num_samples)
 
     def _candidates(self, sent: Patch) -> list[NDArray[np.intp]]:
-        """Received entries as one group, or one group a layer. Magnitudes are ranked within each group."""
+        """Return the received entries as one group, or one group a layer; magnitudes are ranked within a
+        group.
+        """
         here = sent.selection.mask(self.spec)
         parts = [slice(0, here.size)] if self.ranking == "model" else list(self.spec.layers.values())
         return [part.start + np.flatnonzero(here[part]) for part in parts]
 
     def _mask(self, own: FlatArray, rate: float, candidates: Sequence[NDArray[np.intp]]) -> MaskArray:
-        """True at shared entries, shape (spec.size,); running statistics are never shared."""
+        """Mark the shared entries, shape (spec.size,); running statistics are never shared."""
         mask = np.zeros(self.spec.size, dtype=bool)
         for entries in candidates:
             if entries.size:

@@ -1,5 +1,4 @@
-"""The fleet's model: one flat vector and the meaning of each entry, networks by name, loss terms, cost of a
-step.
+"""The fleet's model: one flat vector, networks by name, loss terms, and the cost of a training step.
 
-Nothing here knows what is sent.
+No module here knows what is sent.
 """

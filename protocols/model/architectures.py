@@ -1,4 +1,4 @@
-"""Models by name: the papers' networks, small networks of ours, and any function of the user's.
+"""Models by name: networks of the papers, small networks of Fleetune, and any function of the user's.
 
 Coordinator and torch agents build the architecture from its name and exchange only weights. In `protocols`
 only this file and its neighbours torch_*.py import torch. Where the order does not matter, pooling stands
@@ -51,7 +51,7 @@ class BasicBlock(nn.Module):
 
 
 def names() -> tuple[str, ...]:
-    """Names of the built-in models."""
+    """Return the names of the built-in models."""
     return tuple(_BUILT_IN)
 
 
@@ -64,8 +64,8 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
         num_classes: number of logits.
 
     Raises:
-        ModelError: there is no such model or function, it returns no module, or the module cannot take
-            this input or does not give `num_classes` logits.
+        ModelError: there is no such model or function, it returns no module, or the module cannot take this
+            input or does not give `num_classes` logits.
     """
     function = _BUILT_IN[name] if name in _BUILT_IN else _load(name)
     try:
@@ -86,10 +86,10 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) -> Tensor:
-    """The logits of a batch of two zero samples in evaluation mode, shape (2, num_classes).
+    """Return the logits of two zero samples in evaluation mode, shape (2, num_classes).
 
-    A model that rejects float samples gets whole numbers. Weights, statistics and training modes are not
-    changed.
+    A model that rejects float samples gets whole numbers. Weights, statistics and training modes do not
+    change.
 
     Raises:
         ModelError: the forward pass fails or its output has another shape.
@@ -105,7 +105,7 @@ def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) 
 
 
 def _load(name: str) -> Build:
-    """The user's function named `package.module:function`."""
+    """Return the user's function named `package.module:function`."""
     path, colon, function = name.partition(":")
     if not colon:
         raise ModelError(
@@ -130,7 +130,10 @@ def _sequential(**layers: nn.Module) -> nn.Sequential:
 def _with_head(
     features: nn.Sequential, widths: Shape, input_shape: Shape, num_classes: int, *, bias: bool = True
 ) -> nn.Sequential:
-    """`features`, flattened, then fully connected layers of `widths` with ReLU and one of `num_classes`."""
+    """Return `features`, flattened, then fully connected layers of `widths` with ReLU, and a last layer.
+
+    The last layer has `num_classes` outputs.
+    """
     features.add_module("flatten", nn.Flatten())
     size = math.prod(forward_blank(features, input_shape)[1].shape[1:])
     for index, width in enumerate(widths, start=1):
@@ -146,7 +149,7 @@ def _mlp(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _autoencoder(input_shape: Shape, num_outputs: int) -> nn.Module:
-    """An autoencoder with a bottleneck of 16 numbers, for reconstruction."""
+    """Return an autoencoder with a bottleneck of 16 numbers, for reconstruction."""
     return _with_head(_sequential(), (64, 16, 64), input_shape, num_outputs)
 
 
@@ -172,10 +175,10 @@ def _text_embedding(_: Shape, num_classes: int) -> nn.Module:
 
 
 def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
-    """Two 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al. 1998).
+    """Return a builder of two 5x5 convolutions with pooling and ReLU, and fully connected layers.
 
-    Without `padded`, only images smaller than 16x16 are padded, because both convolutions would leave nothing
-    of them.
+    As LeCun et al. 1998. Without `padded`, only images smaller than 16x16 are padded, because both
+    convolutions would leave no pixels.
     """
 
     def make(input_shape: Shape, num_classes: int) -> nn.Module:
@@ -194,7 +197,7 @@ def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
 
 
 def _moon(input_shape: Shape, num_classes: int) -> nn.Module:
-    """MOON's network for CIFAR-10: LeNet-5 with a projection before its last layer."""
+    """Return MOON's network for CIFAR-10: LeNet-5 with a projection before its last layer."""
     module = cast("nn.Sequential", _classic((6, 16), (120, 84))(input_shape, num_classes))
     del module.out
     module.add_module("project1", nn.Linear(84, 84))
@@ -205,7 +208,7 @@ def _moon(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _fedspu(channels: Shape, widths: Shape) -> Build:
-    """FedSPU's networks, as docs/methods.md gives them.
+    """Return a builder of FedSPU's networks, as docs/methods.md describes them.
 
     Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which only
     the last has a bias.
@@ -228,7 +231,9 @@ def _fedspu(channels: Shape, widths: Shape) -> Build:
 
 
 def _resnet(stem: dict[str, nn.Module], blocks: list[tuple[int, int]], num_classes: int) -> nn.Module:
-    """A residual network: stem of 64 channels, `blocks` of (channels, stride), mean over the image, fc."""
+    """Return a residual network: stem of 64 channels, `blocks` of (channels, stride), mean over the image,
+    fc.
+    """
     layers = dict(stem)
     size = 64
     for index, (channels, stride) in enumerate(blocks, start=1):
@@ -239,7 +244,7 @@ def _resnet(stem: dict[str, nn.Module], blocks: list[tuple[int, int]], num_class
 
 
 def _resnet8(input_shape: Shape, num_classes: int) -> nn.Module:
-    """FedPURIN's network for Fashion-MNIST and CIFAR-10: 7x7 stem, one block each of 64, 128, 256."""
+    """Return FedPURIN's network for Fashion-MNIST and CIFAR-10: 7x7 stem, one block each of 64, 128, 256."""
     stem = {
         "conv": nn.Conv2d(input_shape[0], 64, 7, stride=2, padding=3, bias=False),
         "norm": nn.BatchNorm2d(64),
@@ -250,7 +255,9 @@ def _resnet8(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
-    """ResNet-18 for small images: 3x3 stem without pooling. 20 convolutions and fc are KAPC's 21 layers."""
+    """Return ResNet-18 for small images: 3x3 stem without pooling. Its 20 convolutions and fc are KAPC's 21
+    layers.
+    """
     stem = {
         "conv": nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False),
         "norm": nn.BatchNorm2d(64),
@@ -261,7 +268,7 @@ def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _har_cnn(input_shape: Shape, num_classes: int) -> nn.Module:
-    """1-D convolutions over windows of sensor readings, (channels, time steps), e.g. (9, 128)."""
+    """Return 1-D convolutions over windows of sensor readings, (channels, time steps), e.g. (9, 128)."""
     features = _sequential(
         conv1=nn.Conv1d(input_shape[0], 32, 5),
         pool1=nn.MaxPool1d(2),
@@ -290,10 +297,9 @@ _BUILT_IN: dict[str, Build] = {
 
 
 def training_flops(module: nn.Module, input_shape: Shape) -> float:
-    """Floating-point operations of one training step per sample.
+    """Return the floating-point operations of one training step, for each sample.
 
-    Counts forward and backward passes of matrix products and convolutions, as torch does. Leaves no
-    gradients.
+    Forward and backward passes of matrix products and convolutions count, as in torch. No gradients remain.
     """
     batch = blank_batch(module, input_shape)
     with CountingFlops() as counting:

@@ -1,8 +1,8 @@
-"""A model's backbone as a file: the safetensors layout, with tensors in the order of `Backbone`.
+"""Stores a model's backbone as a file: the safetensors layout, with tensors in the order of `Backbone`.
 
 Tensors are float32. With int8 weights, each output channel (the first axis) has a float32 scale, and all
-other tensors are float32. The spec lists the tensors, so a reader knows every byte of the head before it sees
-the file.
+other tensors are float32. The spec lists the tensors, so a reader knows every byte of the header before it
+reads the file.
 """
 
 import json
@@ -28,7 +28,7 @@ Tensors = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A stored tensor: `numbers` times `scale`, with one scale per place of the first axis."""
+    """A tensor stored as int8: `numbers` times `scale`, with one scale for each index of the first axis."""
 
     numbers: NDArray[np.int8]
     scale: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Int8Weight:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """The dequantised values, a new array."""
+        """Return the dequantised values, a new array."""
         scale = self.scale.reshape(-1, *[1] * (self.numbers.ndim - 1))
         return np.multiply(self.numbers, scale, dtype=np.float32)
 
@@ -73,7 +73,7 @@ class Int8Tensors(Mapping[str, NDArray[np.float32]]):
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of the file."""
+    """One tensor of the file, with its position."""
 
     name: str
     dtype: str
@@ -85,7 +85,7 @@ class _Entry:
 
 
 def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
-    """The file of a backbone with these values; equal values give equal bytes."""
+    """Return the file of a backbone with these values; equal values give equal bytes."""
     values = {one.name: np.ascontiguousarray(tensors[one.name], np.float32) for one in backbone.tensors}
     stored: dict[str, NDArray[np.generic]] = dict(values)
     for tensor in backbone.tensors:
@@ -96,32 +96,35 @@ def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
 
 
 def backbone_file_bytes(backbone: Backbone) -> int:
-    """The size of the file in bytes."""
+    """Return the size of the file in bytes."""
     return len(_head(backbone)) + _num_bytes(backbone)
 
 
 def held_bytes(spec: ModelSpec, *, as_stored: bool) -> int:
-    """Memory of a model's frozen tensors in bytes: as they are stored, or all as float32."""
+    """Return the memory of a model's frozen tensors in bytes: as stored, or all as float32."""
     if as_stored and isinstance(spec.backbone, Backbone):
         return _num_bytes(spec.backbone)
     return 4 * sum(tensor.size for tensor in spec.frozen)
 
 
 def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
-    """The tensors in a backbone's file by name, as views of `data`; int8 weights are computed from these
-    views.
+    """Return the tensors in a backbone's file by name, as views of `data`.
+
+    Int8 weights are computed from these views when they are read.
 
     Raises:
         PacketForeign: the file belongs to another model.
-        PacketCorrupt: it has another length.
+        PacketCorrupt: the file has another length.
         PacketNotFinite: a tensor holds NaN or infinite values.
     """
     head = _head(backbone)
     if data[: len(head)] != head:
-        raise PacketForeign("the backbone's file does not hold the tensors that the run's model has")
+        raise PacketForeign(
+            "the backbone's file belongs to another model: its tensors differ from the run's model"
+        )
     if len(data) != len(head) + _num_bytes(backbone):
         raise PacketCorrupt(
-            f"the backbone's file has {len(data)} bytes, not {len(head) + _num_bytes(backbone)}"
+            f"the backbone's file has {len(data)} bytes; expected {len(head) + _num_bytes(backbone)}"
         )
     floats: dict[str, NDArray[np.float32]] = {}
     numbers: dict[str, NDArray[np.int8]] = {}
@@ -146,10 +149,10 @@ def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
 
 
 def mapped(path: Path, offset: int = 0) -> memoryview | None:
-    """A file's content from `offset` on, as pages that all processes share; None if there is no such file.
+    """Return a file's content from `offset` on, as pages that all processes share; None without such a file.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:  # copy on write, because torch needs a writable buffer
@@ -169,7 +172,7 @@ def _scale(tensor: FrozenTensor) -> str:
 
 
 def _entries(backbone: Backbone) -> list[_Entry]:
-    """The tensors in the file's order: float32 first, so that all are aligned."""
+    """Return the tensors in the file's order: float32 first, so that all are aligned."""
     int8 = [one for one in backbone.tensors if _is_int8(backbone, one)]
     others = (one for one in backbone.tensors if not _is_int8(backbone, one))
     floats = [_Entry(one.name, "F32", one.shape) for one in others]
@@ -193,6 +196,6 @@ def _head(backbone: Backbone) -> bytes:
 
 
 def _is_finite(values: NDArray[np.float32]) -> bool:
-    """True if all values are finite; needs no mask of the tensor's size."""
+    """True if all values are finite; the check needs no mask of the tensor's size."""
     parts = (values[start : start + _CHECKED_AT_ONCE] for start in range(0, values.size, _CHECKED_AT_ONCE))
     return all(np.isfinite(part).all() for part in parts)

@@ -1,8 +1,8 @@
-"""Which layers of a model keep their weights in a new version: those with the same name and shapes.
+"""Carries layers over to a new version of a model: layers with the same name and shapes keep their weights.
 
 A layer is carried whole or not at all: all its tensors, running statistics included, must have the same names
 and shapes in both versions. Other layers start as if there were no old version. The rule holds for the shared
-model and for a device's own (docs/open-runs.md). It looks at names and shapes only, so rename a layer whose
+model and for a device's own (docs/open-runs.md). It compares names and shapes only, so rename a layer whose
 meaning changes. Models with a backbone keep layers only if both have the same backbone.
 """
 
@@ -13,7 +13,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 
 @dataclass(frozen=True)
 class Carried:
-    """A model's weights after it took over layers of its predecessor.
+    """A model's new weights, and which layers came from the old version.
 
     Attributes:
         weights: flat weights, shape (size of the new model,).
@@ -31,7 +31,7 @@ class Carried:
 
     @property
     def words(self) -> str:
-        """A one-line summary for people."""
+        """Return a one-line summary for people."""
         layers = f"{len(self.layers)} of {len(self.layers) + len(self.new)} layers"
         line = f"{layers} keep their weights ({self.num_carried:,} of {self.num_values:,} values)"
         line += f"; begins anew: {', '.join(self.new)}" if self.new else ""
@@ -39,7 +39,7 @@ class Carried:
 
 
 def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: FlatArray) -> Carried:
-    """Take over the layers that both models have.
+    """Return the new model's weights, with the layers that both models have taken from the old model.
 
     Args:
         before: the old model.
@@ -61,7 +61,7 @@ def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: F
 
 
 def _layers(spec: ModelSpec) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shapes of each layer's tensors by name, layers in module order."""
+    """Return the shapes of each layer's tensors by name, with layers in module order."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in spec.tensors:
         found.setdefault(tensor.layer, {})[tensor.name] = tensor.shape

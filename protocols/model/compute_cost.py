@@ -1,6 +1,6 @@
-"""The cost of a training step that computes only some tensors' gradients.
+"""Computes the cost of a training step that computes only some tensors' gradients.
 
-It counts multiplications of matrix products and convolutions: in the forward pass, in the gradients of
+The cost counts multiplications of matrix products and convolutions: in the forward pass, in the gradients of
 activations above the lowest trained layer, and in the gradients of trained weights. Each of the three costs
 about the same. Frozen entries within a trained tensor save nothing: gradients of active rows alone gained a
 tenth at best, and were slower on small networks (docs/ratios.md).
@@ -14,13 +14,13 @@ from fleetune.protocols.model.spec import FrozenTensor, MaskArray, ModelSpec, Te
 
 
 def trained_tensors(trainable: MaskArray, spec: ModelSpec) -> frozenset[str]:
-    """Names of the parameters with at least one entry in `trainable`, shape (spec.size,)."""
+    """Return the names of the parameters with at least one entry in `trainable`, shape (spec.size,)."""
     parameters = (tensor.name for tensor in spec.tensors if tensor.kind != "stat")
     return frozenset(name for name in parameters if trainable[spec.slices[name]].any())
 
 
 def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> int:
-    """Multiplications per sample of a step that computes the gradients of `tensors` (None: of all).
+    """Return the multiplications per sample of a step that computes the gradients of `tensors` (None: all).
 
     Layers are ordered as the module's parameters, backbone included.
     """
@@ -33,7 +33,7 @@ def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> in
 
 
 def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTensor, bool]]:
-    """All tensors in module order, each with True if it may train."""
+    """Yield all tensors in module order, each with True if it may train."""
     frozen = list(spec.frozen)
     for index, tensor in enumerate(spec.tensors):
         while frozen and frozen[0].before <= index:
@@ -43,12 +43,13 @@ def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTenso
 
 
 def below_largest(spec: ModelSpec) -> int:
-    """Number of entries before the model's largest layer in the flat vector; 0 if it is the first layer."""
+    """Return the number of entries before the model's largest layer in the flat vector."""
     return max(spec.layers.values(), key=lambda place: place.stop - place.start, default=slice(0)).start or 0
 
 
 def work_with_lower(spec: ModelSpec, stop: int, share: float) -> float:
-    """Mean work of a step relative to a full one, if entries before `stop` train in a share of the steps.
+    """Return a step's mean work relative to a full step, if entries before `stop` train in a share of the
+    steps.
 
     See `LowerLayers`.
     """
@@ -57,9 +58,10 @@ def work_with_lower(spec: ModelSpec, stop: int, share: float) -> float:
 
 
 def compute_cost(spec: ModelSpec, trainable: MaskArray) -> float:
-    """The work of a step that trains the entries in `trainable`, shape (spec.size,), relative to a full one.
+    """Return the work of a step that trains the entries in `trainable`, relative to a full step.
 
-    1 if the spec does not say what the model multiplies.
+    `trainable` has the shape (spec.size,). The result is 1 if the spec does not list the model's
+    multiplications.
     """
     whole = step_products(spec)
     return step_products(spec, trained_tensors(trainable, spec)) / whole if whole else 1.0

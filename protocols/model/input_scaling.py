@@ -1,6 +1,6 @@
 """Input normalisation of a run: a mean and a standard deviation, one number each or one per channel.
 
-A channel is a place on the first axis of a sample: (3, 32, 32) has 3.
+A channel is an index of a sample's first axis: samples of shape (3, 32, 32) have 3 channels.
 """
 
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ Std = Positive | Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=M
 
 
 def as_floats(samples: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples as float32, same shape; uint8 samples are divided by 255."""
+    """Return samples as float32, same shape; uint8 samples are divided by 255."""
     floats: NDArray[np.float32] = samples.astype(np.float32, copy=False)
     if samples.dtype == np.uint8:  # a copy, because callers change it in place
         floats /= np.float32(255)
@@ -28,7 +28,7 @@ def as_floats(samples: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def over_channels(values: float | tuple[float, ...], input_shape: Shape) -> NDArray[np.float32]:
-    """The values as float32 in a shape that broadcasts with samples: (), or (channels, 1, ...)."""
+    """Return the values as float32 in a shape that broadcasts with samples: (), or (channels, 1, ...)."""
     array = np.asarray(values, np.float32)
     return array.reshape(-1, *[1] * (len(input_shape) - 1)) if array.ndim else array
 

@@ -1,6 +1,6 @@
-"""Terms of the local loss that compare a model with other, fixed models on the same samples.
+"""Terms of the local loss that compare the model in training with fixed models on the same samples.
 
-They are part of a `FitPlan`; a backend computes them (`edge_agent.training.backend.Backend`).
+The terms are part of a `FitPlan`; a backend computes them (`edge_agent.training.backend.Backend`).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Distillation:
 
     @property
     def answer(self) -> Answer:
-        """Which output of the fixed models the term uses."""
+        """The output of the fixed models that the term uses."""
         return "logits"
 
 
@@ -64,7 +64,7 @@ class Contrast:
 
     @property
     def answer(self) -> Answer:
-        """Which output of the fixed models the term uses."""
+        """The output of the fixed models that the term uses."""
         return "features"
 
 

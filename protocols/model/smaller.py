@@ -1,4 +1,4 @@
-"""The same network with fewer neurons, as a spec.
+"""Describes the same network with fewer neurons, as a spec.
 
 If all entries outside some neurons are 0 and stay 0, a network with only these neurons computes the same
 function. That does not hold if channels are normalised together (LayerNorm). It is not supported if an axis
@@ -17,8 +17,9 @@ _PRODUCTS_PER_OUTPUT = 300
 
 
 def smaller_spec(spec: ModelSpec, counts: Sequence[int]) -> ModelSpec | None:
-    """`spec` with `counts` neurons in its groups, each at least 1; None if that would compute another
-    function.
+    """Return `spec` with `counts` neurons in its groups, each at least 1.
+
+    The result is None if the smaller network would compute another function.
     """
     if not has_smaller(spec) or len(counts) != len(spec.groups) or min(counts, default=1) < 1:
         return None
@@ -36,7 +37,7 @@ def has_smaller(spec: ModelSpec) -> bool:
 
 
 def smaller_work(spec: ModelSpec, smaller: ModelSpec) -> float:
-    """The work of a step of the smaller network, relative to one of the whole; 1 if unknown."""
+    """Return the work of a step of the smaller network, relative to a step of the whole; 1 if unknown."""
     products = step_products(spec)
     if not products:
         return 1.0

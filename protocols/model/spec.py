@@ -38,7 +38,7 @@ _IDENTITY = ("name", "shape", "kind", "layer", "axes")  # axes of a tensor
 
 @dataclass(frozen=True)
 class Span:
-    """A run of positions on one axis that belongs to neurons `start`..`start + count - 1` of a group.
+    """Consecutive positions on one axis that belong to neurons `start`..`start + count - 1` of a group.
 
     Each neuron has `repeat` consecutive positions: behind a flatten, channel c owns `repeat` consecutive
     columns. `group` is ALWAYS_ACTIVE for positions of no group (inputs, outputs).
@@ -67,8 +67,8 @@ class TensorSpec:
         layer: path of the module that owns it; tensors of one layer are neighbours.
         axes: for each axis, the neurons that own its positions.
         uses: multiplications with each of its entries in the forward pass of one sample: the output positions
-            of a convolution, 1 for a linear layer behind a flatten. 0: none (biases, norms, lookups), or
-            unknown. It only predicts the cost of training (see `protocols.model.compute_cost`).
+            of a convolution, 1 for a linear layer behind a flatten; 0 for none (biases, norms, lookups) or
+            unknown. Used only to predict the cost of training (see `protocols.model.compute_cost`).
     """
 
     name: Label
@@ -85,7 +85,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class FrozenTensor:
-    """A tensor that no device trains, and so not part of the flat vector.
+    """A tensor that no device trains, so it is not part of the flat vector.
 
     Attributes:
         name, shape: as in the module.
@@ -119,14 +119,14 @@ class Adapters:
 class Backbone:
     """The frozen part of a model: frozen parameters, and statistics of norms in evaluation mode.
 
-    Its values are one file, which travels once and is stored under its digest
+    Its values are one file, which is sent once and stored under its digest
     (`protocols.model.backbone_file`).
 
     Attributes:
         tensors: frozen tensors in the file's order.
-        adapters: adapters added to the module; None: none.
-        digest: BLAKE2b-128 of the file as 32 hex digits; "": not yet known.
-        weights: storage of tensors with two or more axes; unset: float32.
+        adapters: adapters added to the module; None for none.
+        digest: BLAKE2b-128 of the file as 32 hex digits; "" if not yet known.
+        weights: storage of tensors with two or more axes; unset for float32.
     """
 
     tensors: Annotated[tuple[FrozenTensor, ...], Meta(max_length=MAX_TENSORS)]
@@ -137,7 +137,7 @@ class Backbone:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What both sides must agree on about a model; it travels to each device once.
+    """The description of a model on which both sides must agree; it is sent to each device once.
 
     Attributes:
         name: the model's name or `module:function`.
@@ -145,7 +145,7 @@ class ModelSpec:
         groups: number of neurons of each coupled group.
         input_shape: shape of one sample, without the batch axis.
         num_classes: number of labels, 0..num_classes-1.
-        backbone: the frozen part; unset: none.
+        backbone: the frozen part; unset if there is none.
     """
 
     name: Label
@@ -192,9 +192,9 @@ class ModelSpec:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits; models with equal hashes are interchangeable.
+        """Hash of 16 hex digits; models with equal hashes are interchangeable.
 
-        Covers all fields except the name and `uses`; of the backbone, adapters and digest.
+        The hash covers all fields except the name and `uses`; of the backbone, it covers adapters and digest.
         """
         tensors = [{name: getattr(tensor, name) for name in _IDENTITY} for tensor in self.tensors]
         parts = (tensors, self.groups, self.input_shape, self.num_classes)
@@ -205,6 +205,6 @@ class ModelSpec:
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def views(self, weights: NDArray[np.float32]) -> Iterator[tuple[TensorSpec, NDArray[np.float32]]]:
-        """Each tensor with its part of `weights`, shape (size,), as a view in the tensor's shape."""
+        """Yield each tensor with its part of `weights`, shape (size,), as a view in the tensor's shape."""
         for tensor in self.tensors:
             yield tensor, weights[self.slices[tensor.name]].reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Consistency check of a model's spec that came over the wire, before it is used."""
+"""Checks that a model's spec from the wire is consistent, before it is used."""
 
 import math
 from collections.abc import Iterator

@@ -16,8 +16,8 @@ class Samples:
     """The samples that a module accepts.
 
     Attributes:
-        ids: True: whole numbers, int64; False: float32.
-        vocabulary: ids (or the looked-up numbers) are 0..vocabulary-1; None: samples are not looked up.
+        ids: True if samples are whole numbers, int64; False if they are float32.
+        vocabulary: ids (or the looked-up numbers) are 0..vocabulary-1; None if samples are not looked up.
     """
 
     ids: bool
@@ -25,11 +25,11 @@ class Samples:
 
 
 def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
-    """Inspect the module in evaluation mode; weights, statistics and training modes are not changed.
+    """Return the kind of samples that a module accepts, found in evaluation mode.
 
-    It accepts ids if it runs on whole numbers and looks rows up by them, or runs on nothing else. A look-up
-    counts if its index grows by one with every number of a sample. Position embeddings and expert choices do
-    not.
+    A module accepts ids if it runs on whole numbers and looks rows up by them, or if it runs only on whole
+    numbers. A look-up counts if its index grows by one with every number of a sample. So position embeddings
+    and expert choices do not count. Weights, statistics and training modes do not change.
 
     Raises:
         Exception: the module rejects blank samples of numbers and of ids.
@@ -42,12 +42,12 @@ def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
 
 
 def blank_batch(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Two samples of zeros in the type that the module accepts: whole numbers if it rejects floats."""
+    """Return two samples of zeros in the type that the module accepts: whole numbers if it rejects floats."""
     return forward_blank(module, input_shape)[0]
 
 
 def forward_blank(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Any]:
-    """Two blank samples, and the module's output for them in evaluation mode."""
+    """Return two blank samples, and the module's output for them in evaluation mode."""
     own = next(module.parameters(), None)
     batch = torch.zeros(2, *input_shape, device=None if own is None else own.device)
     try:
@@ -79,7 +79,7 @@ def _runs(module: nn.Module, batch: Tensor) -> bool:
 
 
 def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
-    """The smallest number of rows that samples themselves are looked up in."""
+    """Return the smallest number of rows in which samples themselves are looked up."""
     at_zero, at_one = _lookups(module, blank), _lookups(module, blank + 1)
     if at_zero and not at_one:  # a table with a single row
         return min(rows for rows, _ in at_zero)
@@ -95,7 +95,7 @@ def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
 
 
 def _lookups(module: nn.Module, batch: Tensor) -> list[tuple[int, Tensor]]:
-    """The look-ups of one forward pass, as (number of rows, looked-up rows); none if the pass fails."""
+    """Return a forward pass's look-ups as (number of rows, looked-up rows); none if the pass fails."""
     watch = _Watch()
     with torch.no_grad(), watch:
         return watch.seen if _runs(module, batch) else []

@@ -1,6 +1,6 @@
-"""A torch module of which only a part trains: adapters added to its layers, and the rest frozen.
+"""Builds a torch module of which only a part trains: adapters are added, and the rest is frozen.
 
-Coordinator, exporter and torch agents use this file, so that all build the same module.
+Coordinator, exporter and torch agents use this module, so that all build the same network.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,7 +22,7 @@ _frozen_kinds: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def as_described(spec: ModelSpec, module: nn.Module) -> nn.Module:
-    """Change an architecture, as its author wrote it, into the module that a spec describes.
+    """Change an architecture, as its author wrote it, into the module that a spec describes; return it.
 
     Raises:
         ModelError: the backbone names a layer that this module lacks.
@@ -45,12 +45,11 @@ def add_adapters(module: nn.Module, adapters: Adapters) -> None:
             layer = module.get_submodule(path)
         except AttributeError:
             raise ModelError(
-                f"the run's adapter is for layer {path!r}, which this device's model lacks; install its"
-                " version"
+                f"the run adapts layer {path!r}, which this device's model lacks; install its version"
             ) from None
         if not takes_adapter(layer):
             raise ModelError(
-                f"the run's adapter is for layer {path!r}, which is neither linear nor a convolution here;"
+                f"the run adapts layer {path!r}, which is neither linear nor a convolution here;"
                 " install its version"
             )
         a, b = _branch(layer, adapters.rank)
@@ -84,10 +83,10 @@ def _with_branch(layer: Any, arguments: tuple[Tensor, ...], output: Tensor) -> T
 
 
 def freeze(module: nn.Module, trained: Collection[str]) -> None:
-    """Train only these parameters from now on. Other norms stay in evaluation mode.
+    """Make only these parameters train from now on; norms without trained parameters stay in evaluation mode.
 
     Args:
-        module: changed in place.
+        module: the module, which is changed in place.
         trained: names of parameters and running statistics.
     """
     for name, parameter in module.named_parameters():
@@ -130,7 +129,7 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def frozen_tensors(module: nn.Module, buffers: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a module's backbone by name.
+    """Yield the tensors of a module's backbone by name.
 
     Frozen parameters in module order, then statistics of frozen norms and these buffers.
     """
@@ -144,13 +143,13 @@ def frozen_tensors(module: nn.Module, buffers: Collection[str] = ()) -> Iterator
 
 
 def frozen_values(spec: ModelSpec, module: nn.Module) -> dict[str, NDArray[np.float32]]:
-    """Copies of the tensors of a spec's backbone as float32, by name."""
+    """Return copies of the tensors of a spec's backbone as float32, by name."""
     own = dict(frozen_tensors(module, {tensor.name for tensor in spec.frozen}))
     return {tensor.name: own[tensor.name].detach().float().numpy().copy() for tensor in spec.frozen}
 
 
 def last_layer(spec: ModelSpec, module: nn.Module) -> str:
-    """The name of the last layer with weights that is no norm; for adapters, their base layer."""
+    """Return the name of the last layer with weights that is no norm; for adapters, their base layer."""
     if not isinstance(spec.backbone, Backbone):
         norms = {tensor.layer for tensor in spec.tensors if tensor.kind == "norm"}
         return [name for name in spec.layers if name not in norms][-1]
@@ -175,7 +174,8 @@ def set_frozen(module: nn.Module, tensors: Tensors) -> None:
         shape = tuple(own[name].shape) if name in own else None
         if name not in tensors or tensors[name].shape != shape:
             raise ModelError(
-                f"this device's model differs from the fleet's at frozen tensor {name}; install its version"
+                f"this device's model differs from the fleet's at frozen tensor {name}; install the"
+                " coordinator's version"
             )
     for name, tensor in own.items():
         values = torch.from_numpy(tensors[name])

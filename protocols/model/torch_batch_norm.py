@@ -1,4 +1,4 @@
-"""Batch norms over a single value: torch refuses them, so they use their running statistics instead."""
+"""Makes batch norms over a single value use their running statistics, because torch rejects such input."""
 
 import inspect
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class SingleValueNorms(TorchFunctionMode):
-    """Inside `with SingleValueNorms():`, a batch norm with one value a channel uses its running statistics.
+    """Context in which a batch norm with one value a channel uses its running statistics.
 
-    It leaves them unchanged. One sample with several positions a channel is normalised by its own statistics,
-    as in torch.
+    The running statistics do not change. One sample with several positions a channel is normalised by its own
+    statistics, as in torch.
 
     Raises:
         ValueError: in a forward pass, if such a batch norm has no running statistics.

@@ -1,4 +1,4 @@
-"""Observing a module's operations one by one, without torch's compiler."""
+"""Observes a module's operations one by one, without torch's compiler."""
 
 from typing import Any
 
@@ -8,9 +8,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees every operation. torch's own modes import its compiler, which takes a
-    second.
-    """
+    """A dispatch mode that sees every operation, without importing torch's compiler, which takes a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

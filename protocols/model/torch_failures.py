@@ -1,4 +1,4 @@
-"""Finding where in a user's module a forward pass fails, for messages."""
+"""Finds where in a user's module a forward pass fails, for error messages."""
 
 from torch import Tensor, nn
 
@@ -6,8 +6,9 @@ from fleetune.protocols.user_code import as_line
 
 
 def failing_part(module: nn.Module, x: Tensor) -> tuple[str, str] | None:
-    """The innermost module whose forward pass fails on these samples, as (path and type, error); None if
-    none fails.
+    """Return the innermost module whose forward pass fails on these samples; None if none fails.
+
+    The result is (path and type, error). The function runs the module once.
 
     Runs the module once.
     """

@@ -8,7 +8,7 @@ Scalar = float | Tensor
 
 
 def distillation(logits: Tensor, teacher: Tensor, strength: Scalar, temperature: Scalar) -> Tensor:
-    """See `protocols.model.loss_terms.Distillation`; both models' logits have shape (n, C)."""
+    """Return the loss term `Distillation`; both models' logits have shape (n, C)."""
     softened = functional.log_softmax(logits / temperature, dim=1)
     target = functional.softmax(teacher / temperature, dim=1)
     divergence = functional.kl_div(softened, target, reduction="batchmean")
@@ -16,7 +16,7 @@ def distillation(logits: Tensor, teacher: Tensor, strength: Scalar, temperature:
 
 
 def contrast(features: Tensor, near: Tensor, far: Tensor, strength: Scalar, temperature: Scalar) -> Tensor:
-    """See `protocols.model.loss_terms.Contrast`; all three models' features have shape (n, F)."""
+    """Return the loss term `Contrast`; all three models' features have shape (n, F)."""
     alike = [functional.cosine_similarity(features, answer, dim=1) for answer in (near, far)]
     scores = torch.stack(alike, dim=1) / temperature
     first = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)

@@ -105,7 +105,7 @@ def _checked_loss(loss: float, what: str) -> float:
 
 @dataclass(frozen=True)
 class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
-    """Settings: those of `GroupDevelopment`.
+    """The method DC-PFL; its settings are those of `GroupDevelopment`.
 
     Differs from the paper: averages are weighted by samples. In Fleetune's extension, a device's ratio limits
     its exchange to the smallest layers that make up this share of the model. Two devices are compared over
@@ -125,8 +125,9 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return ServerState(Grouping(1.0, (self.averaging.first_group(weights),), {}))
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
-        """The state with the device; a first single group holds all devices. After a new ratio, all its
-        layers are resent.
+        """Return the state with the device admitted; at first, a single group holds all devices.
+
+        After a device reports a new ratio, all its layers are sent again.
         """
         device, grouping, synced = report.device, state.grouping, dict(state.synced)
         if len(grouping.groups) == 1:
@@ -169,8 +170,8 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     def aggregate(
         self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]], combine: Combine = MEAN
     ) -> ServerState:
-        """The next state. All updates of the round are in memory at once, because whole models are compared
-        in pairs.
+        """Return the next state. All updates of the round are in memory, because whole models are compared in
+        pairs.
         """
         received = dict(updates)
         heard = {device: update for device, update in received.items() if not update.lost}
@@ -184,7 +185,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return replace(state, grouping=state.grouping.with_guests(guests, self.spec))
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The mean of the groups' models, for reports and as the start of guests."""
+        """Return the mean of the groups' models, for reports and as the start of guests."""
         return state.grouping.mean_model()
 
     def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
@@ -194,7 +195,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return diagnose_round(state, tuple(self.spec.layers))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Ratios that stand for whole layers, smallest layers first.
+        """Return the ratios that stand for whole layers, smallest layers first, with their costs.
 
         The cost is the most of any round other than a trial: all of these layers both ways, one training, and
         one loss. Rounds in which layers wait cost less. A trial sends two models down and none up, with two
@@ -220,7 +221,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return np.array([where.stop - where.start for where in self.spec.layers.values()])
 
     def _affordable(self, ratio: float) -> LayerMask:
-        """The smallest layers that together make up at most this share of the model."""
+        """Return the smallest layers that together make up at most this share of the model."""
         order = np.argsort(self._layer_sizes, kind="stable")
         fits = np.cumsum(self._layer_sizes[order]) <= ratio * self.spec.num_parameters + 1e-6
         return np.isin(np.arange(order.size), order[fits])
@@ -251,7 +252,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         )
 
     def _missing_layers(self, state: ServerState, device: DeviceId, group: Group) -> LayerMask:
-        """Layers of the group's model that the device lacks; none in a group of one device."""
+        """Return the layers of the group's model that the device lacks; none in a group of one device."""
         if device not in state.synced:
             return group.averaged > 0
         if state.grouping.peers(device) == {device}:

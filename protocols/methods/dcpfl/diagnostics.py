@@ -1,6 +1,4 @@
-"""Diagnostics of DC-PFL: groups and trials, layers that wait, their discrepancies, and shares that are
-sent.
-"""
+"""Diagnostics of DC-PFL: groups and trials, waiting layers, layers' discrepancies, and shares sent."""
 
 from collections.abc import Mapping
 
@@ -55,7 +53,7 @@ DIAGNOSTICS = (
 
 
 def diagnose_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
-    """Diagnostics of a device's update."""
+    """Return the diagnostics of a device's update."""
     found: dict[str, Figure] = {"sent": update.patch.values.size / num_parameters}
     if update.trial is not None:
         old, new = update.trial
@@ -64,7 +62,7 @@ def diagnose_update(update: Update, num_parameters: int) -> Mapping[str, Figure]
 
 
 def diagnose_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, Figure]:
-    """Diagnostics of the state after a round, for layers of these names."""
+    """Return the diagnostics of the state after a round, for layers of these names."""
     grouping = state.grouping
     sizes = np.array([len(grouping.members(place)) for place in range(len(grouping.groups))])
     return {
@@ -79,14 +77,16 @@ def diagnose_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, 
 
 
 def _relative(apart: NDArray[np.float64]) -> NDArray[np.float64]:
-    """D_gl over D_g; empty if nothing was measured or all members are equal."""
+    """Return D_gl over D_g; empty if nothing was measured or all members are equal."""
     return apart / apart.mean() if apart.size and apart.mean() > 0 else np.zeros(0)
 
 
 def _of_layers(
     name: str, layers: tuple[str, ...], sizes: NDArray[np.int64], rows: list[NDArray[np.generic]]
 ) -> Mapping[str, Figure]:
-    """Mean over groups of each layer's figures, weighted by members. Groups without figures do not count."""
+    """Return the mean over groups of each layer's figures, weighted by members; groups without figures are
+    skipped.
+    """
     counted = [place for place, row in enumerate(rows) if row.size and sizes[place]]
     if not counted:
         return {}
@@ -95,7 +95,7 @@ def _of_layers(
 
 
 def _pairs_apart(pairs: PairMeans, grouping: Grouping) -> Mapping[str, float]:
-    """Mean discrepancies of compared pairs; kinds without pairs are omitted."""
+    """Return the mean discrepancies of compared pairs; kinds without pairs are omitted."""
     met = np.triu(pairs.counts > 0, 1)
     means = pairs.sums / np.maximum(pairs.counts, 1)
     usual = means[met].mean() if met.any() else 0.0

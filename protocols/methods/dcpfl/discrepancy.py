@@ -33,7 +33,7 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
 
 
 def discrepancy(models: Sequence[FloatArray]) -> Matrix:
-    """D_ij = mean |S(w_i) - S(w_j)| over whole models (eq. 3), shape (devices, devices)."""
+    """Return D_ij = mean |S(w_i) - S(w_j)| over whole models (eq. 3), shape (devices, devices)."""
     scaled = [scale(model) for model in models]
     matrix = np.zeros((len(scaled), len(scaled)))
     for i, one in enumerate(scaled):
@@ -45,7 +45,7 @@ def discrepancy(models: Sequence[FloatArray]) -> Matrix:
 def layer_discrepancy(
     copies: Sequence[Sequence[FloatArray]], group_layers: Sequence[FloatArray]
 ) -> tuple[NDArray[np.float64], float]:
-    """D_gl = mean over members of mean |S(w_l,i) - S(w_l,group)| (eq. 5), and its mean over layers.
+    """Return D_gl = mean over members of mean |S(w_l,i) - S(w_l,group)| (eq. 5), and its mean over layers.
 
     Args:
         copies: for each layer, the copies of its members, at least one.
@@ -64,12 +64,12 @@ def layer_discrepancy(
 def intervals(
     layer_discrepancies: NDArray[np.float64], mean: float, alpha: int, tau: int, low: float = 0.1
 ) -> Labels:
-    """Upload interval of each layer in rounds: alpha * tau if D_gl < low * D_g, else tau (eq. 6)."""
+    """Return each layer's upload interval in rounds: alpha * tau if D_gl < low * D_g, else tau (eq. 6)."""
     return waits(np.asarray(layer_discrepancies) < low * mean, alpha, tau)
 
 
 def waits(calm: NDArray[np.bool_], alpha: int, tau: int) -> Labels:
-    """Upload interval of each layer in rounds: alpha * tau for calm layers, tau for the others."""
+    """Return each layer's upload interval in rounds: alpha * tau for calm layers, tau for the others."""
     return np.where(calm, alpha * tau, tau).astype(np.int64)
 
 
@@ -111,7 +111,7 @@ def due(round_number: int, every: Labels) -> NDArray[np.bool_]:
 
 
 def groups_at(distances: Matrix, gamma: float) -> tuple[Labels, float]:
-    """Average-linkage groups: clusters merge while their distance is at most gamma * gamma_global.
+    """Return average-linkage groups: clusters merge while their distance is at most gamma * gamma_global.
 
     Args:
         distances: shape (devices, devices), symmetric, zero diagonal.
@@ -132,7 +132,7 @@ def groups_at(distances: Matrix, gamma: float) -> tuple[Labels, float]:
 
 
 def by_appearance(labels: Sequence[int] | NDArray[Any]) -> Labels:
-    """The same groups, numbered 0, 1, ... in the order in which they first appear."""
+    """Return the same groups, numbered 0, 1, ... in the order in which they first appear."""
     numbers: dict[int, int] = {}
     return np.array([numbers.setdefault(int(label), len(numbers)) for label in labels], dtype=np.int64)
 
@@ -140,7 +140,8 @@ def by_appearance(labels: Sequence[int] | NDArray[Any]) -> Labels:
 def next_gamma(
     distances: Matrix, current: Sequence[int] | Labels, gamma: float, step: float
 ) -> tuple[float, Labels]:
-    """Next lower threshold that changes the groups, and these groups; 0 and `current` if there is none.
+    """Return the next lower threshold that changes the groups, and these groups; 0 and `current` if none
+    does.
 
     The paper says "adding a step", but gamma must fall for groups to split.
     """
@@ -193,12 +194,12 @@ class PairMeans:
         return type(self)(names, sums, counts)
 
     def compared(self) -> tuple[str, ...]:
-        """The devices that have been compared with another one."""
+        """The devices that have been compared with another device."""
         others = (self.counts > 0).sum(axis=1) > 1
         return tuple(device for device, met in zip(self.devices, others, strict=True) if met)
 
     def average(self) -> Matrix:
-        """Mean discrepancy of each pair, shape (devices, devices).
+        """Return the mean discrepancy of each pair, shape (devices, devices).
 
         Some pairs were never compared (partial participation, late joiners). Such a pair gets min_k max(D_ik,
         D_jk) over its common partners k, the height at which k would join the two. Without a common partner,
@@ -215,6 +216,6 @@ class PairMeans:
         return means
 
     def between(self, devices: Sequence[str]) -> Matrix:
-        """Part of `average` for these devices, shape (len(devices), len(devices))."""
+        """Return the part of `average` for these devices, shape (len(devices), len(devices))."""
         rows = [self.devices.index(device) for device in devices]
         return self.average()[np.ix_(rows, rows)]

@@ -26,7 +26,7 @@ Discrepancies = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Group:
-    """A group's model.
+    """A group's model and the upload intervals of its layers.
 
     Attributes:
         weights: weights of the model, shape (spec.size,).
@@ -57,19 +57,21 @@ class Grouping:
     placed: dict[DeviceId, int]
 
     def place_of(self, device: DeviceId) -> int | None:
-        """Index of the device's group; None for a guest."""
+        """Return the index of the device's group; None for a guest."""
         return self.placed.get(device, 0 if len(self.groups) == 1 else None)
 
     def members(self, place: int) -> frozenset[DeviceId]:
         return frozenset(device for device, own in self.placed.items() if own == place)
 
     def peers(self, device: DeviceId) -> frozenset[DeviceId]:
-        """All members of the device's group; empty for a guest."""
+        """Return all members of the device's group; empty for a guest."""
         place = self.place_of(device)
         return frozenset() if place is None else self.members(place)
 
     def unchanged_group(self, old: "Grouping", place: int) -> Group | None:
-        """The group of `old` with exactly the members of our group at `place`; None if there is none."""
+        """Return the group of `old` with exactly the members of this grouping's group at `place`; None
+        without one.
+        """
         members = self.members(place)
         origin = old.place_of(min(members))
         return old.groups[origin] if origin is not None and old.members(origin) == members else None
@@ -105,7 +107,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Averaging:
-    """Averaging of groups, and the settings of their upload intervals.
+    """Averages a group's models, and sets the upload intervals of its layers.
 
     Attributes:
         spec: structure of the model.
@@ -121,7 +123,7 @@ class Averaging:
     frequent_share: float
 
     def first_group(self, weights: FlatArray) -> Group:
-        """The group of all devices, before round 1."""
+        """Return the group of all devices, before round 1."""
         layers = len(self.spec.layers)
         return Group(weights, np.zeros(layers, dtype=np.int64), np.full(layers, self.tau, dtype=np.int64))
 
@@ -134,7 +136,8 @@ class Averaging:
         alone: bool,
         whole: bool = True,
     ) -> Group:
-        """The group after a round: each layer averaged over the members that sent it, weighted by samples.
+        """Return the group after a round: each layer averaged over the members that sent it, weighted by
+        samples.
 
         Layers that no member sent stay. A full synchronisation of at least two members sets new intervals. A
         group of one device sends at full synchronisations only.
@@ -184,7 +187,7 @@ class Averaging:
         return replace(new, groups=tuple(groups)).with_unchanged_groups_of(old)
 
     def distances(self, updates: Sequence[Update]) -> Matrix:
-        """D_ij of eq. (3) for each pair, over the layers that both sent; shape (updates, updates)."""
+        """Return D_ij of eq. (3) for each pair, over the layers that both sent; shape (updates, updates)."""
         sent = np.array([self.layers_in(update) for update in updates])
         sizes, matrix = sent.sum(axis=1), np.zeros((len(updates), len(updates)))
         # ratios choose nested sets of layers, so the common layers are the smaller set
@@ -208,7 +211,7 @@ class Averaging:
     def _layer_discrepancies(
         self, updates: Mapping[DeviceId, Update], weights: FlatArray, sent: NDArray[np.bool_]
     ) -> Discrepancies:
-        """D_gl of eq. (5), shape (layers,); 0 for layers that no member sent."""
+        """Return D_gl of eq. (5), shape (layers,); 0 for layers that no member sent."""
         dense = [update.patch.apply(np.zeros_like(weights), self.spec) for update in updates.values()]
         held = np.array([self.layers_in(update) for update in updates.values()])
         layers, at = list(self.spec.layers.values()), np.flatnonzero(sent)

@@ -1,4 +1,4 @@
-"""Development of DC-PFL's groups: the coordinator's state, and its next state after a round's updates."""
+"""How DC-PFL's groups develop: the coordinator's state, and its next state after a round's updates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ Curve = NDArray[np.float64]
 
 
 def smooth(losses: ArrayLike, window: int) -> Curve:
-    """Smoothed losses l_w(t): the mean of the last min(window, t) losses, shape (T,).
+    """Return the smoothed losses l_w(t): the mean of the last min(window, t) losses, shape (T,).
 
     Differs from the paper: the printed formula divides window + 1 terms by window, so that the curve rises at
     its start.
@@ -41,7 +41,7 @@ def smooth(losses: ArrayLike, window: int) -> Curve:
 
 
 def radius(smoothed: ArrayLike, window: int) -> Curve:
-    """Radius of curvature r(t) = (1 + l'^2)^1.5 / l'' of eq. (4), shape (T,).
+    """Return the radius of curvature r(t) = (1 + l'^2)^1.5 / l'' of eq. (4), shape (T,).
 
     l' and l'' are first and second differences. The radius is infinite where the curve does not bend up (l''
     <= 0), and NaN before round max(window + 1, 3).
@@ -79,7 +79,7 @@ Split = tuple[float, list[DeviceId], Labels]  # (gamma, devices of the tree with
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """The coordinator's state between rounds.
 
     Attributes:
         grouping: groups and their models.
@@ -133,7 +133,9 @@ class Update(averaging.Update):
 
 @dataclass(frozen=True)
 class GroupDevelopment:
-    """DC-PFL's settings. Defaults are those of section V-A; the 5 epochs of tau are one round here.
+    """Decides how groups split; its fields are DC-PFL's settings.
+
+    Defaults are those of section V-A; the 5 epochs of tau are one round here.
 
     Attributes:
         dynamic: True splits groups during training. False is the paper's NoDC: the groups of `gamma` stay.
@@ -182,7 +184,7 @@ class GroupDevelopment:
         return due(state.round, group.every)
 
     def after(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """The state after the present round, without the changes for guests and for participation."""
+        """Return the state after the present round, without the changes for guests and for participation."""
         losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
         if losses and state.phase != "settle":  # devices of a trial then start from their own results
             state = replace(state, curve=(*state.curve, float(np.mean(list(losses.values())))))
@@ -225,8 +227,10 @@ class GroupDevelopment:
     def _after_trial(
         self, state: ServerState, trial: Grouping, heard: Mapping[DeviceId, Update]
     ) -> ServerState:
-        """The state after a trial: the new groups if their loss is lower, else the old ones for
-        `hold_rounds`.
+        """Return the state after a trial: the new groups if their loss is lower, else the old groups.
+
+        After a lost trial, no other begins for `hold_rounds`. The trial is repeated if no device had two
+        models to compare.
 
         The trial is repeated if no device had two models to compare.
         """
@@ -241,7 +245,7 @@ class GroupDevelopment:
         return replace(state, grouping=grouping, curve=(), accepted=state.round, won=won)
 
     def _next_split(self, state: ServerState) -> Split | None:
-        """The next groups; None if it is too early or no lower gamma changes the groups."""
+        """Return the next groups; None if it is too early or no lower gamma changes the groups."""
         gamma = state.grouping.gamma
         tree = [device for device in state.pairs.compared() if device in state.grouping.placed]
         if not tree or state.round < self.start_rounds:
@@ -261,7 +265,9 @@ class GroupDevelopment:
         return state.phase == "gather" or rapid_decrease_end(radii, self.observe) is not None
 
     def _split(self, state: ServerState, split: Split, heard: Mapping[DeviceId, Update]) -> ServerState:
-        """Put the new groups on trial. The first groups of a given `gamma` apply without a trial."""
+        """Return the state with the new groups on trial; the first groups of a given `gamma` apply without a
+        trial.
+        """
         new = self.averaging.split(state.grouping, *split, heard, state.round)
         if state.grouping.gamma > self.gamma:
             return replace(state, grouping=new, curve=(), phase="settle")

@@ -1,4 +1,4 @@
-"""BLS (Zhi et al., section 5): choice of the layers that KAPC sends down and up.
+"""BLS (Zhi et al., section 5): chooses the layers that KAPC sends down and up.
 
 Arrays count layers from 0. `uploaded`, the paper's Omega, is a number of layers in 1..L: layers 1..Omega are
 sent up.
@@ -18,7 +18,7 @@ PerLayer = NDArray[np.float64]  # shape (L,)
 
 @dataclass(frozen=True)
 class Visit:
-    """A device's record of its last visit (its last round).
+    """A device's record of its last visit, that is, its last round.
 
     Attributes:
         norms, distances: B^l and tau^l of the full target, float64, shape (L,).
@@ -31,9 +31,7 @@ class Visit:
 
 
 def self_taught(rows: NDArray[np.float64], place: int, threshold: float) -> list[int]:
-    """Layers that are not sent down: the device's share in its own target is strictly above `threshold`.
-
-    Algorithm 3.
+    """Return the layers not sent down: those whose own share is above `threshold` (Algorithm 3).
 
     Args:
         rows: the device's rows of the cube among the participants, shape (L, N).
@@ -44,7 +42,7 @@ def self_taught(rows: NDArray[np.float64], place: int, threshold: float) -> list
 
 
 def bounds(weights: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]]) -> tuple[PerLayer, PerLayer]:
-    """B^l = ||w^l|| and tau^l = ||w^l - s^l||, Frobenius norms in float64 (eq. 30 and 31)."""
+    """Return B^l = ||w^l|| and tau^l = ||w^l - s^l||, Frobenius norms in float64 (eq. 30 and 31)."""
     pairs = [(w.astype(np.float64), s.astype(np.float64)) for w, s in zip(weights, targets, strict=True)]
     norms = np.array([np.linalg.norm(w) for w, _ in pairs])
     return norms, np.array([np.linalg.norm(w - s) for w, s in pairs])
@@ -58,7 +56,7 @@ def criterion(
     inputs: Sequence[int],
     num_classes: int,
 ) -> tuple[float, float, bool]:
-    """Both sides of inequality (29), and True if layers 1..`uploaded` satisfy it.
+    """Return both sides of inequality (29), and True if layers 1..`uploaded` satisfy it.
 
     With O for `uploaded`, the inequality is
 
@@ -101,7 +99,7 @@ def search(
     first: bool,
     mode: Search = "largest",
 ) -> int:
-    """Number of layers to send up, 1..num_layers (Algorithm 4).
+    """Return the number of layers to send up, 1..num_layers (Algorithm 4).
 
     At the first visit, and after all layers were sent, the result is all layers but one. Otherwise the search
     moves from `previous`, the last visit's number.
@@ -131,8 +129,9 @@ def select(
     num_classes: int,
     mode: Search,
 ) -> Visit:
-    """Choose Omega by Algorithm 4, with bounds that persist. As printed, the algorithm would reset them at
-    every call.
+    """Choose Omega by Algorithm 4, with bounds that persist from call to call.
+
+    As printed, the algorithm would reset them at every call.
 
     Args:
         last: record of the last visit; None at the first.
@@ -157,7 +156,10 @@ def select(
 
 
 def _log_sum(uploaded: int, norms: PerLayer, distances: PerLayer, inputs: Sequence[int]) -> float:
-    """Logarithm of M(O) = sum_{m<=O} tau^m / (2 B^m) * prod_{m<q<=O} sqrt(n^q), of logarithms B and tau."""
+    """Return the logarithm of M(O) = sum_{m<=O} tau^m / (2 B^m) * prod_{m<q<=O} sqrt(n^q).
+
+    `norms` and `distances` are logarithms of B and tau.
+    """
     widths = np.cumsum(np.log(np.asarray(inputs[:uploaded], dtype=np.float64))) / 2
     terms = distances[:uploaded] - norms[:uploaded] - math.log(2) + widths[-1] - widths
     return float(np.logaddexp.reduce(terms))

@@ -1,4 +1,4 @@
-"""Diagnostics of KAPC and BLS: shares r_ii in the own target, and numbers of layers that travel each way."""
+"""Diagnostics of KAPC and BLS: shares r_ii in the own target, and numbers of layers sent each way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fleetune.protocols.method.diagnostics import Diagnostic, Figure
 
 @dataclass(frozen=True)
 class Coached:
-    """Record of the targets sent to the last round's participants; rows in the order of participants.
+    """The targets sent to the last round's participants; rows are in the order of participants.
 
     Attributes:
         own: share of each participant in its own target (r_ii), float64, shape (participants, L).
@@ -61,13 +61,14 @@ BLS_DIAGNOSTICS = (
 
 
 def diagnose_update(uploaded: int, sizes: Sequence[int]) -> Mapping[str, Figure]:
-    """Diagnostics of an update with the first `uploaded` layers, of these sizes in entries."""
+    """Return the diagnostics of an update with the first `uploaded` layers, of these sizes in entries."""
     return {"layers_up": uploaded, "entries_up": sum(sizes[:uploaded]) / max(1, sum(sizes))}
 
 
 def diagnose_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, Figure]:
-    """Diagnostics of a round, for layers of these names and sizes; a layer that no device exchanges is left
-    out.
+    """Return the diagnostics of a round, for layers of these names and sizes.
+
+    A layer that no device exchanges is left out.
     """
     exchanged = _exchanged(coached)
     own = {name: coached.own[exchanged[:, layer], layer] for layer, name in enumerate(names)}
@@ -80,7 +81,7 @@ def diagnose_round(coached: Coached, names: Sequence[str], sizes: Sequence[int])
 
 
 def diagnose_self_taught(coached: Coached, threshold: float) -> Mapping[str, Figure]:
-    """Share of (device, layer) pairs with an r_ii above `threshold`, BLS's mu."""
+    """Return the share of (device, layer) pairs with an r_ii above `threshold`, BLS's mu."""
     return {"self_taught": float((coached.own > threshold)[_exchanged(coached)].mean())}
 
 

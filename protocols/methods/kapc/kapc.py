@@ -61,7 +61,7 @@ from fleetune.protocols.update.selection import Layers
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """The coordinator's state between rounds.
 
     Attributes:
         initial: initial weights of all devices, shape (spec.size,).
@@ -85,17 +85,19 @@ class ServerState:
 
     @classmethod
     def of(cls, initial: FlatArray, num_layers: int) -> Self:
-        """The state before any device is known."""
+        """Return the state before any device is known."""
         return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
 
     def with_devices(self, newcomers: Iterable[DeviceId]) -> Self:
-        """The state with these devices admitted. The cube grows only at the next plan, so that admitting a
-        thousand devices does not copy it a thousand times.
+        """Return the state with these devices admitted.
+
+        The cube grows only at the next plan, so that admitting a thousand devices does not copy it a thousand
+        times.
         """
         return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
 
     def related_to_all(self) -> Self:
-        """The state with a cube that covers every device admitted."""
+        """Return the state with a cube that covers every admitted device."""
         if self.related == self.devices:
             return self
         at = {device: place for place, device in enumerate(self.devices)}
@@ -103,12 +105,12 @@ class ServerState:
         return replace(self, related=self.devices, cube=cube)
 
     def places(self, devices: Iterable[DeviceId]) -> list[int]:
-        """Indices of these devices in the cube."""
+        """Return the indices of these devices in the cube."""
         at = {device: place for place, device in enumerate(self.related)}
         return [at[device] for device in devices]
 
     def copies(self, devices: Iterable[DeviceId], layers: Iterable[slice]) -> list[list[FlatArray]]:
-        """Latest received copy of each layer (outer) of each device (inner), as views."""
+        """Return the latest received copy of each layer (outer) of each device (inner), as views."""
         weights = [self.latest.get(device, self.initial) for device in devices]
         return [[vector[where] for vector in weights] for where in layers]
 
@@ -130,7 +132,9 @@ class Circle:
     copies: Sequence[Sequence[Vector]]
 
     def targets(self, device: DeviceId, layers: Sequence[int]) -> list[Vector]:
-        """The device's float64 targets for the `layers` in this circle; empty if the device is not in it."""
+        """Return the device's float64 targets for the `layers` in this circle; empty if the device is not in
+        it.
+        """
         if device not in self.devices:
             return []
         chosen = [layer - self.layers.start for layer in layers if layer in self.layers]
@@ -139,7 +143,7 @@ class Circle:
 
 
 def circles(reach: Mapping[DeviceId, int]) -> Iterator[tuple[range, tuple[DeviceId, ...]]]:
-    """Circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
+    """Yield circles in the order of layers, if each participant exchanges its first `reach[device]` layers.
 
     Layers beyond the largest reach are in no circle.
     """
@@ -153,9 +157,7 @@ _BEYOND = 0.4  # exponent of the utility of local training beyond the run's epoc
 
 @dataclass(frozen=True)
 class ClientState:
-    """The device's own model, shape (spec.size,), and BLS's record of its last visit (None before the
-    first).
-    """
+    """The device's own model, shape (spec.size,), and BLS's record of its last visit, if any."""
 
     weights: FlatArray
     visit: Visit | None = None
@@ -163,7 +165,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class KAPC(Method[ServerState, ClientState, Task, Update]):
-    """Settings.
+    """The method KAPC, with its settings.
 
     Attributes:
         coaching: lambda, strength of the pull towards the target.
@@ -202,7 +204,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - of any length
-        """Settings of a run that differ from the paper's."""
+        """Return settings of a new run that differ from the paper's."""
         return {"step": "per-layer", "downlink": "share"}
 
     @cached_property
@@ -283,8 +285,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return replace(state, latest=latest, uploaded=uploaded)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """Plain mean of the received layers, each over the devices that exchange it, for devices without a
-        model.
+        """Return the plain mean of the received layers, for devices without a model.
+
+        Each layer's mean covers the devices that exchange it.
         """
         shared = state.initial.copy()
         reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in sorted(state.latest)}
@@ -304,7 +307,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return {} if state.coached is None else diagnose_round(state.coached, list(self.layers), self._sizes)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices of the number of first layers that travel both ways; with the `whole` downlink, all travel
+        """Return the choices of the number of first layers sent both ways; with the `whole` downlink, all go
         down.
 
         Each choice also needs memory for one whole vector, because `Pull` takes the target as such.
@@ -322,11 +325,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return Choice(ratio, cost)
 
     def _reach(self, ratio: float) -> int:
-        """The largest number of layers, from the first, that a device exchanges."""
+        """Return how many layers, counted from the first, a device exchanges at most."""
         return len(self.layers) if self.downlink == "whole" else self._affordable(ratio)
 
     def _affordable(self, ratio: float) -> int:
-        """The number of layers, from the first, that a ratio allows; at least one."""
+        """Return how many layers, counted from the first, a ratio allows; at least one."""
         return max(1, int(ratio * len(self.layers) + 1e-9))
 
     @cached_property
@@ -335,7 +338,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return [where.stop - where.start for where in self.layers.values()]
 
     def _circle(self, state: ServerState, layers: range, devices: tuple[DeviceId, ...]) -> Circle:
-        """A circle, with its part of the cube after the step from `state`."""
+        """Return a circle, with its part of the cube after the step from `state`."""
         places, span = state.places(devices), slice(layers.start, layers.stop)
         copies = state.copies(devices, list(self.layers.values())[span])
         before = relationship_cube.slice_participants(state.cube[:, span], places)
@@ -344,7 +347,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _own_shares(
         self, exchanged: Sequence[Circle], participants: Sequence[DeviceId]
     ) -> NDArray[np.float64]:
-        """Share of each participant in its own target, shape (participants, L); 1 at layers without a
+        """Return each participant's share in its own target, shape (participants, L); 1 at layers without a
         target.
         """
         own = np.ones((len(participants), len(self.layers)))
@@ -376,11 +379,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return (relationship_cube.project_simplex if projected else relationship_cube.normalise)(shares)
 
     def _sent(self, device: DeviceId, exchanged: Sequence[Circle], uploaded: int | None) -> Sequence[int]:
-        """The layers to send down to a device, from its circles."""
+        """Return the layers to send down to a device, from its circles."""
         return [layer for circle in exchanged for layer in circle.layers]
 
     def _prefix(self, patch: Patch) -> int:
-        """The number of layers, from the first, in a patch."""
+        """Return how many layers, counted from the first, a patch holds."""
         held = patch.selection.mask(self.spec)
         missing = (i for i, where in enumerate(self.layers.values()) if not held[where].all())
         return next(missing, len(self.layers))
@@ -388,7 +391,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _select(
         self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int
     ) -> Visit | None:
-        """Choose the number of layers to send up, as the record for the next visit; None sends all layers."""
+        """Choose the number of layers to send up; return it in the record for the next visit. None sends all
+        layers.
+        """
         return None
 
     def _named(self, layers: Iterable[int]) -> Layers:
@@ -431,8 +436,9 @@ class KAPCwithBLS(KAPC):
         return (1 - budget.ratio / 2) * training_utility(budget.local_work, _BEYOND)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Choices of the number of first layers sent up. At most as many travel down; with the `whole`
-        downlink, all.
+        """Return the choices of the number of first layers sent up; at most as many are sent down.
+
+        With the `whole` downlink, all layers are sent down.
         """
         return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 
@@ -464,6 +470,8 @@ class KAPCwithBLS(KAPC):
 
     @cached_property
     def _shapes(self) -> list[tuple[int, int]]:
-        """Rows (outputs) and columns (inputs, all taps of a kernel) of each layer's weight as a matrix."""
+        """Return each layer's weight as a matrix shape: rows (outputs) and columns (inputs, all taps of a
+        kernel).
+        """
         first = {tensor.layer: tensor.shape or (1,) for tensor in reversed(self.spec.tensors)}
         return [(first[name][0], math.prod(first[name][1:])) for name in self.layers]

@@ -20,7 +20,7 @@ _CHUNK = 8192
 
 
 def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float64]:
-    """Inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N).
+    """Return inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N).
 
     With `centred`, the mean over the devices is first subtracted; the result is exactly 0 if all are equal.
     """
@@ -36,7 +36,8 @@ def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float
 def coaching_gradient(
     cube: Cube, grams: Sequence[NDArray[np.float64]], coaching: float, equal_sharing: float
 ) -> Cube:
-    """Gradient of coaching * ||s_i - w_i||^2 + equal_sharing / 2 * ||r_i - 1/N||^2, same shape as `cube`.
+    """Return the gradient of coaching * ||s_i - w_i||^2 + equal_sharing / 2 * ||r_i - 1/N||^2, shape of
+    `cube`.
 
     Here s_i = sum_j r_ij w_j. Eq. (11)-(13), layer by layer: 2 * coaching * <w_j, s_i - w_i> + equal_sharing
     * (r_ij - 1/N). `coaching` and `equal_sharing` are lambda and beta of the paper.
@@ -81,7 +82,7 @@ def descend(
 
 
 def curvature(gram: NDArray[np.float64], coaching: float, equal_sharing: float) -> float:
-    """The Lipschitz constant of one layer's `coaching_gradient`: L_r of Theorem 1."""
+    """Return the Lipschitz constant of one layer's `coaching_gradient`: L_r of Theorem 1."""
     return float(2 * coaching * np.linalg.eigvalsh(gram)[-1] + equal_sharing)
 
 
@@ -119,14 +120,14 @@ def project_simplex(cube: Cube) -> Cube:
 
 
 def slice_participants(cube: Cube, places: Sequence[int]) -> Cube:
-    """The cube among the devices at `places`, normalised (Alg. 5 line 6)."""
+    """Return the cube among the devices at `places`, normalised (Alg. 5 line 6)."""
     return normalise(cube[_among(cube, places)])
 
 
 def write_back(cube: Cube, places: Sequence[int], part: Cube) -> Cube:
-    """A copy with `part` among the devices at `places` and their rows normalised (Alg. 5 lines 11-12).
+    """Return a copy with `part` among the devices at `places` and their rows normalised (Alg. 5 lines 11-12).
 
-    The rows of all others stay as they are.
+    The rows of all other devices do not change.
     """
     written = cube.copy()
     written[_among(cube, places)] = part
@@ -135,7 +136,7 @@ def write_back(cube: Cube, places: Sequence[int], part: Cube) -> Cube:
 
 
 def grow(cube: Cube, places: Sequence[int], size: int) -> Cube:
-    """A cube of `size` devices, in which the devices of `cube` have the given places.
+    """Return a cube of `size` devices, in which the devices of `cube` have the given places.
 
     A new device gets 1/size of every row; the other devices keep their proportions in the rest. A new
     device's own rows are uniform. From an empty cube, this is the paper's start at 1/N.
@@ -146,7 +147,9 @@ def grow(cube: Cube, places: Sequence[int], size: int) -> Cube:
 
 
 def server_model(rows: NDArray[np.float64], copies: Copies) -> list[NDArray[np.float64]]:
-    """One device's target s^l = sum_j r_j^l w_j^l for each layer (eq. 15 and 34), float64.
+    """Return one device's target s^l = sum_j r_j^l w_j^l for each layer (eq. 15 and 34), float64.
+
+    `rows` are the device's rows of the cube, shape (L, N).
 
     `rows` are the device's of the cube, shape (L, N).
     """
