@@ -10,7 +10,7 @@ Power = Literal["mains", "charging", "battery"]
 
 
 class Conditions(Struct, frozen=True, omit_defaults=True):
-    """Measurements that an owner's policy is checked against; None: unknown, which differs from 0 and False.
+    """The board's conditions, with which an owner's policy is compared; None if unknown.
 
     Attributes:
         memory_bytes: memory that the agent's process may use in total: the smallest of available memory and

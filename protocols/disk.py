@@ -54,7 +54,7 @@ class Disk:
         _hand_over(path, path.parent)
 
     def write(self, path: Path, data: bytes | memoryview, mode: int | None = PRIVATE) -> None:
-        """Write a new file that is at no moment readable beyond `mode`; None: the permissions of the
+        """Write a new file that is at no moment readable beyond `mode`; None for the permissions of the
         umask.
         """
         given = 0o666 if mode is None else mode

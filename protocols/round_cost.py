@@ -6,7 +6,7 @@ from fleetune.protocols.bounds import Amount, NumBytes, Share
 
 
 class RoundCost(Struct, frozen=True, omit_defaults=True):
-    """The cost of one device's part in one round; None: unknown, which differs from 0.
+    """The cost of one device's part in one round; None if unknown, which differs from 0.
 
     Attributes:
         bytes_down, bytes_up: payload bytes.

@@ -53,7 +53,7 @@ class Arrival:
 
     Attributes:
         reply: the decoded reply.
-        report: the latest report of its device; None: it gave none.
+        report: the latest report of its device; None if it gave none.
         counts: True if the reply is to count in the open round; otherwise only its claims are checked.
         others: returns the updates that the open round has from other devices, weighed.
     """
@@ -140,7 +140,7 @@ class Extension:
 
     @classmethod
     def of_run(cls, run: RunContext) -> Self | None:
-        """The extension for this run; None: the run does not use it."""
+        """The extension for this run; None if the run does not use it."""
         raise NotImplementedError
 
     def recall(self) -> None:

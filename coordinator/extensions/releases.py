@@ -130,13 +130,13 @@ class Releases(Extension):
 
 
 def read_rollout(store: RunStore) -> Rollout | None:
-    """State of a run's roll-out; None: it has none."""
+    """State of a run's roll-out; None if it has none."""
     data = store.get(_ROLLOUT)
     return None if data is None else msgspec.json.decode(data, type=Rollout)
 
 
 def rollout_in(store: RunStore, rule: AdoptionSection) -> Rollout | None:
-    """State of a run's roll-out, or its initial state; None: the run has none."""
+    """State of a run's roll-out, or its initial state; None if the run has none."""
     return (read_rollout(store) or Rollout()) if rule.canary else None
 
 

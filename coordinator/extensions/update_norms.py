@@ -55,7 +55,7 @@ def numbers(value: object, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def not_finite(value: object, name: str, known: object = None) -> str | None:
-    """The place of the first number that is NaN or infinite; None: there is none.
+    """The place of the first number that is NaN or infinite; None if there is none.
 
     Args:
         value: a state, task or update.

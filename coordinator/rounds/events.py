@@ -21,7 +21,7 @@ class DeviceReady:
     `agent`: program and version of its agent; "" if simulated or not reported.
     `identity`: the device's id, name and how it is known; None if simulated.
 
-    `base`: digest of the model that it holds, where tasks are sent as differences; None: it cannot use them.
+    `base`: digest of the device's model, if tasks are sent as differences; None if it cannot use them.
     `agent`: program and version of its agent; "": not reported, or simulated. `identity`: who it is; None:
     simulated.
     """

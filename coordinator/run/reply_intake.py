@@ -79,7 +79,7 @@ class ReplyIntake:
         return Received(event, arriving if rejection is None else None)
 
     def refuse_offer(self, device: DeviceId, transfer_key: TransferKey, reason: str) -> Received | None:
-        """Refuse an offered reply, for this reason. None: the offer is from another run or not awaited."""
+        """Refuse an offered reply, for this reason; None if the offer is from another run or not awaited."""
         state, round_attempt = self._run.state, RoundAttempt.of(transfer_key)
         if transfer_key.run == self._run.enrolment.run:
             rejection = rejection_of(state, device, round_attempt)
@@ -107,7 +107,7 @@ class ReplyIntake:
         predicted: RoundCost,
         ahead: ReadAhead | None,
     ) -> ArrivingReply:
-        """Read a reply and check it. `rejection`: reason why it does not count; None: it counts.
+        """Read a reply and check it. `rejection`: reason why it does not count; None if it counts.
 
         Raises:
             PacketError: the reply is damaged, implausible, or not the one that was offered.

@@ -43,7 +43,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Activity:
-    """A device's present activity, as far as the wire shows; `fraction` 0..1, None: not known."""
+    """A device's present activity, as far as the wire shows; `fraction` 0..1, None if unknown."""
 
     doing: Literal["receiving", "training", "evaluating", "sending"]
     fraction: float | None = None

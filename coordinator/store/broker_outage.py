@@ -29,7 +29,7 @@ class Outage(Struct, frozen=True):
 
 
 def read_outage(store: RunStore) -> Outage | None:
-    """The present outage, as the coordinator noted it last; None: it is connected."""
+    """The present outage, as the coordinator noted it last; None if it is connected."""
     data = store.get(OUTAGE)
     return None if data is None else msgspec.json.decode(data, type=Outage)
 

@@ -58,7 +58,7 @@ class DeviceRows:
 
 
 def read_engine(store: RunStore) -> EngineState | None:
-    """Read the engine's state as it was written; None: it never was.
+    """Read the engine's state as it was written; None if it never was.
 
     Raises:
         StoreError: it is damaged.

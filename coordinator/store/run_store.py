@@ -207,7 +207,7 @@ class RunStore:
         return {device: _device_round.decode(data) for device, data in rows}
 
     def device_round(self, device: str, number: int, attempt: int) -> DeviceRound | None:
-        """Record of one device's reply; None: it has no part in this attempt at the round."""
+        """Record of one device's reply; None if it has no part in this attempt at the round."""
         query = "SELECT data FROM device_round WHERE number = ? AND device = ? AND attempt = ?"
         data = self._one(query, number, device, attempt)
         return None if data is None else _device_round.decode(data)

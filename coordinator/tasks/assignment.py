@@ -98,7 +98,7 @@ class Tasks:
     def sent(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Assignment[Any] | None:
-        """The task planned for a device that answers this attempt; None: it is no longer known."""
+        """The task planned for a device that answers this attempt; None if it is no longer known."""
         if not self.outlive:
             known = round_attempt == open_attempt and device in self.planned
             return Assignment(device, *round_attempt, False, self.planned[device]) if known else None
@@ -108,7 +108,7 @@ class Tasks:
     def delivered(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Delivered | None:
-        """Such a task as its device received it; None: it is no longer known."""
+        """Such a task as its device received it; None if it is no longer known."""
         planned = self.sent(device, round_attempt, open_attempt)
         if planned is None:
             return None
@@ -123,8 +123,8 @@ class Tasks:
 
         Args:
             device: the device.
-            digest: digest of the model that it holds; None: it cannot use differences.
-            awaited: the round and attempt that it is expected to answer; None: none.
+            digest: digest of the model that it holds; None if it cannot use differences.
+            awaited: the round and attempt that it is expected to answer; None for none.
             open_attempt: the round and attempt that is open or comes next.
         """
         if self.downlink is None:

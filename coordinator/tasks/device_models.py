@@ -53,7 +53,7 @@ class DeviceModels:
         self._holders = Counter(one for found in self._standings.values() for one in _digests(found))
 
     def of(self, device: DeviceId) -> ReferenceModel | None:
-        """The reference of the device's next task; None: it cannot use differences. Raises StoreError."""
+        """The reference of the device's next task; None if it cannot use differences. Raises StoreError."""
         standing = self._standings.get(device)
         return None if standing is None else self._model(standing.held)
 

@@ -35,7 +35,7 @@ class Delivered:
     Attributes:
         task: what the device reads.
         reference: what both sides hold when it has, and what the device writes its update with.
-        unsent: what the plan had beyond that, shape (spec.size,); None: nothing.
+        unsent: what the plan had beyond that, shape (spec.size,); None for nothing.
         advances: the device holds `reference` from then on.
     """
 
@@ -57,7 +57,7 @@ class Downlink:
         held: what devices hold.
         mask_time: how long a device takes to read the code of a mask; None: that does not matter.
         in_process: the devices run in this process, and read what was written from `content`.
-        content: then, what was written last; None: nothing was.
+        content: then, what was written last; None if nothing was written.
     """
 
     encoding: Encoding

@@ -37,6 +37,6 @@ class BoardMeter:
         return self._memory.read()
 
     def stop(self) -> float | None:
-        """Stop, and return the joules of the whole board since `start`. None: no sensor measures them."""
+        """Stop, and return the joules of the whole board since `start`; None if no sensor measures them."""
         joules = self._energy.stop()
         return joules if self._energy.covers == "board" else None

@@ -80,7 +80,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class LinkRates:
-    """A device's link to its broker. None: unknown.
+    """A device's link to its broker; None if unknown.
 
     Attributes:
         uplink_bps, downlink_bps: bits per second.
@@ -94,7 +94,7 @@ class LinkRates:
 
 @dataclass(frozen=True)
 class BoardWatts:
-    """Power draw of the whole board in each part of a round, in watts. None: unknown."""
+    """Power draw of the whole board in each part of a round, in watts; None if unknown."""
 
     receive: float | None = None
     train: float | None = None
@@ -116,7 +116,7 @@ class AdoptionCost:
 
 @dataclass(frozen=True)
 class Capability:
-    """What is known of a device before its first round in a run. None: unknown.
+    """What is known of a device before its first round in a run; None if unknown.
 
     Attributes:
         num_samples, num_test: sizes of its training and test splits.

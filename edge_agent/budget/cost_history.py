@@ -112,7 +112,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
 
     def bytes_factor(self, direction: Direction, ratio: float, uplink: int = 0) -> float | None:
-        """Ratio of actual bytes to the method's estimate. None: no round tells it.
+        """Ratio of actual bytes to the method's estimate; None if no round shows it.
 
         For updates only rounds with this encoding count.
         """
@@ -154,7 +154,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
-        """Ratio of actual joules to those `expected` for the same seconds. None: no round tells it."""
+        """Ratio of actual joules to those `expected` for the same seconds; None if no round shows it."""
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
@@ -166,7 +166,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         Args:
             direction: direction of the transfers.
             latency_s: used as its latency while all transfers have one size.
-            s_per_byte: measured before the first transfer. None: unknown.
+            s_per_byte: measured before the first transfer; None if unknown.
         """
         return self._once(
             ("link", direction, latency_s, s_per_byte), lambda: self._link(direction, latency_s, s_per_byte)

@@ -21,7 +21,7 @@ MEMORY_SHARE = 0.9  # share of the memory limit; the system ends a process that 
 
 
 class Policy(Settings, frozen=True):
-    """A policy.toml, or options of the command line with the same names. None: no limit.
+    """A policy.toml, or options of the command line with the same names; None for no limit.
 
     Attributes:
         charging_only: train only on mains power, with or without a battery.
@@ -51,7 +51,7 @@ class Policy(Settings, frozen=True):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a round. None: no limit."""
+    """Limits of a round; None for no limit."""
 
     deadline_s: float | None = None
     memory_bytes: int | None = None

@@ -54,7 +54,7 @@ class LimitCheck:
 
     @property
     def binds(self) -> str | None:
-        """The limit with the largest share. None: no known cost is limited."""
+        """The limit with the largest share; None if no known cost is limited."""
         return max(self.shares, key=lambda limit: self.shares[limit], default=None)
 
 
@@ -128,7 +128,7 @@ def decide(
         forecast: predicts the cost of a round at a choice.
         limits: limits of a round.
         wanted: largest ratio to choose, unless the method has only larger ones.
-        current: the device's present ratio. None: it has not chosen one yet.
+        current: the device's present ratio; None if it has not chosen one yet.
         margin: the safety margin in time.
     """
     checks = check_limits(wanted_choices(choices, wanted), forecast, limits, margin)

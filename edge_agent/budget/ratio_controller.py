@@ -49,14 +49,14 @@ class RatioController(Struct, frozen=True):
         capability: the device before its first round.
         board: the board's profile.
         policy: the owner's policy.
-        deadline_s: deadline of a round. None: no limits, because the choice is made elsewhere.
+        deadline_s: deadline of a round; None for no limits, because the choice is made elsewhere.
         report: report with the current ratio, or with the last one that fitted.
         predicted: predicted cost of a round.
         cost_history: past rounds.
         fits: True if any ratio fits.
         proposed: True if the coordinator proposes the ratio of each task, from the reported candidates.
         least_work, most_work: range of local training that it may propose.
-        late: share of rounds that may exceed the deadline. None: no safety margin.
+        late: share of rounds that may exceed the deadline; None for no safety margin.
         values: for each encoding that a task may ask for, the bytes of an update's values relative to the
             first encoding, by which `choices` are priced.
     """
@@ -304,7 +304,7 @@ def _alarms(report: DeviceReport) -> bool:
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:
-    """The stored controller. None: it is missing, damaged or of another format, and the device learns
+    """The stored controller; None if it is missing, damaged or of another format, and the device learns
     again.
     """
     try:

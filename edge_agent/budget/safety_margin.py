@@ -63,7 +63,7 @@ def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | N
 
 
 def censored_error(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> ForecastError | None:
-    """The error of a cancelled round. None: its forecast is unknown.
+    """The error of a cancelled round; None if its forecast is unknown.
 
     Args:
         predicted: forecast of the round.

@@ -83,7 +83,7 @@ def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
     Args:
         path: path of the file.
         rate: sampling rate that it must have, in Hz.
-        length: number of amplitudes to read at most; None: all.
+        length: number of amplitudes to read at most; None for all.
 
     Raises:
         DataError: the file is no WAV file of whole numbers, is empty, or has another sampling rate.

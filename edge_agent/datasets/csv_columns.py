@@ -198,7 +198,7 @@ class RoundedNumbers:
         self._seen: dict[tuple[str, float], int] = {}
 
     def other(self, column: str, cell: str) -> int | None:
-        """An earlier number of the column that is another one but the same as float32; None: there is none.
+        """An earlier number of the column that is another one but the same as float32; None if there is none.
 
         Args:
             column: name of the column.

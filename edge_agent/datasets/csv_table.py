@@ -150,7 +150,7 @@ def _texts(file: CsvFile, settings: TableOptions) -> TokenIds:
 
 
 def _label_column(file: CsvFile, settings: TableOptions) -> Numbers | Classes | None:
-    """The label's column; None: there are no labels."""
+    """The label's column; None if there are no labels."""
     names = name_list(settings.label)
     if not names:
         return None

@@ -17,9 +17,9 @@ class Dataset:
         x: inputs, uint8 or float32, shape (n, ...).
         y: labels. Classes: int64, shape (n,). Numbers: float32, shape (n, k), with k = 0 if there are no
             labels.
-        group: person or place of each sample, shape (n,); None: not known.
-        test: True at the source's own test samples, shape (n,); None: it marks none.
-        validation: True at the source's own validation samples, shape (n,); None: it marks none.
+        group: person or place of each sample, shape (n,); None if unknown.
+        test: True at the source's own test samples, shape (n,); None if it marks none.
+        validation: True at the source's own validation samples, shape (n,); None if it marks none.
         source: the source as the user wrote it, for messages.
         benchmark: True if the test samples are those of a published benchmark. Simulations partition all its
             samples among devices, as the papers do. Samples that users mark in their own data stay as marked.

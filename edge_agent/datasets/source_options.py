@@ -33,5 +33,5 @@ def name_list(text: str) -> list[str]:
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """The first name that occurs more than once; None: there is none."""
+    """The first name that occurs more than once; None if there is none."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -40,7 +40,7 @@ def examine(broker: Broker, fleet: str | None, device: str | None) -> Iterator[C
     Args:
         broker: address and credentials.
         fleet: name of the fleet. None: not given, so the login is skipped.
-        device: id of the device. None: unknown, so the login is skipped.
+        device: id of the device; None if unknown, so the login is skipped.
     """
     steps: list[tuple[str, Check]] = [
         ("broker's name", partial(_resolves, broker)),

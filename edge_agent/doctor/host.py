@@ -31,7 +31,7 @@ def python(
 
 
 def kernel_clock() -> bool | None:
-    """True if the kernel's clock is synchronised, by adjtimex(2). None: unknown."""
+    """True if the kernel's clock is synchronised, by adjtimex(2); None if unknown."""
     if sys.platform != "linux":
         return None
     status = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

@@ -53,7 +53,7 @@ class Tried:
 
     Attributes:
         version: version of the package; empty if the import failed.
-        num_bytes: memory that the import added. None: unknown.
+        num_bytes: memory that the import added; None if unknown.
         problem: why the import failed.
     """
 
@@ -94,7 +94,7 @@ def stream(source: str, path: Path | None, test_fraction: float) -> Iterator[Che
 
     Args:
         source: value of `--data`.
-        path: folder of the sample store. None: the fleet is unknown.
+        path: folder of the sample store; None if the fleet is unknown.
         test_fraction: share of the samples that is held out for testing.
 
     Raises:
@@ -133,7 +133,7 @@ def trainers(
 
     Args:
         choice: value of `--trainer`.
-        usable_bytes: bytes that this process may take. None: unknown.
+        usable_bytes: bytes that this process may take; None if unknown.
         attempt: imports a module. None: `try_import`.
         train_on: value of `--train-on`.
 

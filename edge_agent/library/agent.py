@@ -4,8 +4,7 @@
 
     with Agent("mqtt://join:PASSWORD@edge:1883", fleet="motors", store="/var/lib/fleetune") as agent:
         for window in sensor:
-            agent.add(window)
-            prediction = agent.predict(window)
+            agent.add(window) prediction = agent.predict(window)
 
 See docs/library.md.
 """
@@ -131,12 +130,12 @@ class Agent:
         Args:
             x: the input: numbers, any shape but (). uint8 stays (the model sees 0..1), others become float32.
                 It is copied, so the array may be used again.
-            y: the label: a class from 0, or numbers; None: it may be added later.
-            id: your name for the sample, by which `label` finds it later; None: it gets a name from its
+            y: the label: a class from 0, or numbers; None if it may be added later.
+            id: your name for the sample, by which `label` finds it later; None if it gets a name from its
                 content.
 
         Returns:
-            The sample's id; None: it was refused (NaN, no numbers, a label that the model does not have, or
+            The sample's id; None if it was refused (NaN, no numbers, a label that the model does not have, or
             the disk has been full for long). Refused samples are counted in `state.samples.refused` and
             logged once an hour. A failing sensor stops no loop.
 
@@ -194,7 +193,7 @@ class Agent:
             x: the input, as in `add`.
 
         Returns:
-            The prediction, with the same content as `edge-agent predict`. None: there is no model yet, or the
+            The prediction, with the content of `edge-agent predict`; None if there is no model yet, or the
             input is not valid (NaN, or another shape than the model's). An invalid input is counted and
             logged as in `add`.
 
@@ -206,7 +205,7 @@ class Agent:
         return found[0] if found else None
 
     def predict_many(self, samples: Sequence[Any]) -> list[Prediction | None] | None:
-        """Predict several samples at once, in their order; None: there is no model yet. Raises as
+        """Predict several samples at once, in their order; None if there is no model yet. Raises as
         `predict`.
         """
         self._check_open()
@@ -252,10 +251,10 @@ class Agent:
 
         Args:
             condition: called with the state at each change, and twice a second.
-            timeout_s: longest time to wait, in seconds; None: no limit.
+            timeout_s: longest time to wait, in seconds; None for no limit.
 
         Returns:
-            The state for which the condition holds; None: it did not hold in time.
+            The state for which the condition holds; None if it did not hold in time.
 
         Raises:
             AgentClosed: the agent is closed, or was closed meanwhile.

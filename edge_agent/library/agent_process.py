@@ -63,7 +63,7 @@ class AgentProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None: it does not run now."""
+        """Process id of the child; None if it does not run now."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 

@@ -56,10 +56,10 @@ class DeployedModelState:
         adopted: True if it comes from the fleet; False if this device trained it local-only.
         pinned: True if the owner has pinned it.
         score: name of the run's score; "accuracy" for classification.
-        value: that score on the device's own test samples; None: it has none.
-        threshold: larger errors are anomalies; None: the task is another.
+        value: that score on the device's own test samples; None if it has none.
+        threshold: larger errors are anomalies; None if the task is another.
         words: all of it as text.
-        false_alarms: share of normal samples that it calls anomalies; None: not known.
+        false_alarms: share of normal samples that it calls anomalies; None if unknown.
     """
 
     version: int
@@ -84,14 +84,14 @@ class AgentState:
     Attributes:
         fleet, device: names of fleet and device.
         connection: "connected", "connecting", "closed", or "not connected: " and the reason.
-        run: id of the run in which it takes part; None: none now.
+        run: id of the run in which it takes part; None if it takes part in none now.
         round: round in which it trains or last trained; 0: none of this run yet.
         training: True if it trains now.
-        resting: why it takes no part now; None: it does.
+        resting: why it takes no part now; None if it does.
         finished: id of the last run, if it is over and no other has begun; else None.
         samples: numbers of its samples.
-        deployed: the model that `predict` uses; None: there is none yet.
-        last_error: last error message of this process; None: there was none.
+        deployed: the model that `predict` uses; None if there is none yet.
+        last_error: last error message of this process; None if there was none.
         last_error_at: time of that error.
     """
 
@@ -165,7 +165,7 @@ class DeployedModelReader:
         self._known: tuple[object, DeployedModelState | None] | None = None
 
     def read(self) -> DeployedModelState | None:
-        """The deployed model; None: there is none, or its file is damaged.
+        """The deployed model; None if there is none, or its file is damaged.
 
         Raises:
             StoreError: a file cannot be read.

@@ -79,7 +79,7 @@ def is_android(root: Path = ROOT) -> bool:
 
 
 def _count(ranges: str | None) -> int | None:
-    """Number of values in a list of ranges such as `0-3,5`. None: it is not such a list."""
+    """Number of values in a list of ranges such as `0-3,5`; None if it is not such a list."""
     if not ranges or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", ranges):
         return None
     bounds = [part.split("-") for part in ranges.split(",")]

@@ -138,7 +138,7 @@ def measure_board(
         root: folder in which `proc` and `sys` lie.
         run: runs external commands.
         workload: returns what to train, or raises ModelError. None: training is not measured.
-        link: measures the link. None: it is not measured.
+        link: measures the link; None if it is not measured.
         clock: monotonic seconds.
         sleep: waits while the idle board's power is measured.
     """

@@ -46,9 +46,9 @@ class ChannelRights:
     Attributes:
         fleet: the device's fleet.
         name: name of the device in the tested topics, see `topics.probe_name`.
-        user: user name at the broker. None: no user name.
+        user: user name at the broker; None for no user name.
         echo: True if the ping on `probe` came back.
-        acknowledged: by channel, True if the broker accepted the ping. None: unknown with MQTT 3.1.1.
+        acknowledged: by channel, True if the broker accepted the ping; None if unknown with MQTT 3.1.1.
         answered: by a ping's channel, the channels that brought its answer.
         refused: channels whose subscription the broker refused.
     """
@@ -88,7 +88,7 @@ class ChannelRights:
 
     @property
     def problem(self) -> str | None:
-        """The missing rights, in one line. None: none was found."""
+        """The missing rights, in one line; None if none is missing."""
         who = "a client without user name" if self.user is None else f"user {self.user!r}"
         said = []
         if self.unwritable:
@@ -186,7 +186,7 @@ class _Tester(ProbeConnection):
         return self._echo and all(self._answered[channel] == wanted for channel in FROM_DEVICE)
 
     def _next(self, give_up_at: float) -> Any:
-        """The next event, after its content was noted. None: none came in time."""
+        """The next event, after its content was noted; None if none came in time."""
         try:
             event = self._arrivals.get(timeout=max(0.0, give_up_at - time.monotonic()))
         except queue.Empty:

@@ -62,7 +62,7 @@ class Integral:
 
     @property
     def joules(self) -> float | None:
-        """The sum so far, in joules. None: unknown.
+        """The sum so far, in joules; None if unknown.
 
         After a failed last reading the draw counts as in the reading before, for at most the longest gap.
         """
@@ -134,8 +134,8 @@ class EnergyMeter:
         clock: monotonic seconds.
 
     Attributes:
-        sensor: name of the sensor, as in `firmware_profiles`. None: there is none.
-        covers: the whole board or only the processor. None: there is no sensor.
+        sensor: name of the sensor, as in `firmware_profiles`; None if there is none.
+        covers: the whole board or only the processor; None if there is no sensor.
         seconds: duration of the last interval.
     """
 
@@ -168,7 +168,7 @@ class EnergyMeter:
         self._thread.start()
 
     def stop(self) -> float | None:
-        """End the interval and return its joules. None: there is no sensor, or it stopped answering.
+        """End the interval and return its joules; None if there is no sensor, or it stopped answering.
 
         This waits for a reading in progress; a command on a phone may take a second.
         """

@@ -35,7 +35,7 @@ _NUM_PINGS = 5
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Bandwidth and round-trip time of a link. None: unknown.
+    """Bandwidth and round-trip time of a link; None if unknown.
 
     Attributes:
         uplink_bps, downlink_bps: payload bits per second.
@@ -104,7 +104,7 @@ class ProbeConnection(MqttTransport):
         Args:
             num_bytes: size of the message.
             times: number of messages.
-            patience_s: most seconds for one message. None: as for any message.
+            patience_s: most seconds for one message; None to use the limit for any message.
 
         Raises:
             TransportError: they do not arrive in time, or the connection is lost.

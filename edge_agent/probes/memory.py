@@ -26,7 +26,7 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Memory of this process, in bytes. None: unknown.
+    """Memory of this process, in bytes; None if unknown.
 
     Attributes:
         resident: its pages in memory (RSS).
@@ -62,7 +62,7 @@ def total_bytes(root: Path = ROOT) -> int | None:
 
 
 def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
-    """The smallest memory limit of this process's control groups, in bytes. None: no limit, or unknown."""
+    """The smallest memory limit of this process's control groups, in bytes; None for no limit, or unknown."""
     return min((limit for limit, _ in _cgroup_limits(root)), default=None)
 
 
@@ -193,7 +193,7 @@ def _unescape(path: str) -> str:
 
 
 def _kib(found: dict[str, str], name: str) -> int | None:
-    """Bytes in a line like `VmRSS:  123 kB`. None: there is no such line."""
+    """Bytes in a line like `VmRSS:  123 kB`; None if there is no such line."""
     value = number(found.get(name, "").removesuffix("kB"), 0, _MOST / 1024)
     return None if value is None else int(value) * 1024
 

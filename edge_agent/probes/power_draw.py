@@ -53,7 +53,7 @@ class Sensor:
 
     Attributes:
         name: as in `firmware_profiles`.
-        read: returns watts. None: the sensor is absent or does not answer.
+        read: returns watts; None if the sensor is absent or does not answer.
         by_command: True if `read` runs an external command.
     """
 
@@ -74,7 +74,7 @@ def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...
 
 
 def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
-    """Reading of the first sensor that answers. None: none does."""
+    """Reading of the first sensor that answers; None if none answers."""
     for sensor in watt_sensors(root, run):
         watts = sensor.read()
         if watts is not None:

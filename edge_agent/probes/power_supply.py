@@ -29,7 +29,7 @@ _CELSIUS = (-40.0, 120.0)
 
 @dataclass(frozen=True)
 class Supply:
-    """The board's power supply and its batteries. None: unknown.
+    """The board's power supply and its batteries; None if unknown.
 
     Attributes:
         power: see `protocols.conditions.Conditions`.

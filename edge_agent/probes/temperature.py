@@ -22,7 +22,7 @@ _CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
 
 
 def celsius(root: Path = ROOT) -> float | None:
-    """Temperature of the hottest thermal zone, in degrees Celsius. None: no zone can be read.
+    """Temperature of the hottest thermal zone, in degrees Celsius; None if no zone can be read.
 
     Zones within 1 degree of 0 are ignored: some Android kernels report whole degrees instead of thousandths.
     """

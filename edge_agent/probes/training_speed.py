@@ -31,7 +31,7 @@ class TrainingSpeed:
     Attributes:
         ratio: share of the neurons that were trained.
         samples_per_s: measured by the clock, with optimiser and loading of batches.
-        peak_bytes: most memory of the whole process meanwhile. None: unknown.
+        peak_bytes: most memory of the whole process meanwhile; None if unknown.
     """
 
     ratio: float

@@ -70,7 +70,7 @@ def choose_workload(
 
 
 def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
-    """The model of the latest run with a stored enrolment. None: none can be read and built."""
+    """The model of the latest run with a stored enrolment; None if none can be read and built."""
     for run in store.runs():
         try:
             enrolment = read_enrolment(store.enrolment(run).read() or b"")

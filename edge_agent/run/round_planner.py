@@ -49,7 +49,10 @@ class RoundWork:
         processor_s: float | None = None,
         compression_error: float | None = None,
     ) -> "RoundWork":
-        """The work after its reply is made. `local_work` is the share that was done; None: as budgeted."""
+        """The work after its reply is made. `local_work` is the share that was done.
+
+        The result is None if all of the budgeted work was done.
+        """
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
             train_s=train_s,

@@ -56,7 +56,7 @@ def files(
         into: root of the file system; its agent.env is kept except for `values`.
         program: path of edge-agent, as the service will start it.
         values: variables of agent.env to set.
-        systemd_version: keys that this version does not know are left out; None: unknown, all are written.
+        systemd_version: keys unknown to this version are left out; None writes all keys.
 
     Raises:
         SettingError: a required variable is missing, or cannot be written.

@@ -66,7 +66,7 @@ def input_drift(reference: Projections, window: Projections) -> float | None:
         window: projections of newer inputs, shape (m, DIRECTIONS).
 
     Returns:
-        The distance relative to the alarm limit; None: the reference is too small.
+        The distance relative to the alarm limit; None if the reference is too small.
     """
     if len(reference) < FEWEST or not len(window):
         return None
@@ -83,7 +83,7 @@ def loss_drift(reference: Numbers, losses: Numbers) -> float | None:
         losses: losses on new samples, shape (m,).
 
     Returns:
-        The distance relative to the alarm limit; None: the reference is too small.
+        The distance relative to the alarm limit; None if the reference is too small.
     """
     if len(reference) < FEWEST or not len(losses):
         return None

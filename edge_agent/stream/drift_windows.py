@@ -102,7 +102,7 @@ def _latest(connection: sqlite3.Connection) -> int:
 
 
 def _read(connection: sqlite3.Connection, after: int, until: int) -> NDArray[np.float32] | None:
-    """Projections of the arrivals after `after` up to `until`, shape (n, DIRECTIONS); None: there are none.
+    """Projections of the arrivals after `after` up to `until`, shape (n, DIRECTIONS); None if there are none.
 
     Only those with the newest arrival's form (dtype and shape) are read.
     """

@@ -84,7 +84,7 @@ def evict(
         bounds: the owner's limits.
         now_s: time by the store's clock, in seconds.
         change: number of the transaction's change.
-        pinned: change of the pinned snapshot; None: there is none.
+        pinned: change of the pinned snapshot; None if there is none.
 
     Returns:
         `pinned`; None if the snapshot had to be released.

@@ -62,8 +62,8 @@ class Sample:
 
     Attributes:
         x: the input, uint8 or float32, C-contiguous, any shape but ().
-        label: the label; None: there is none yet.
-        name: the owner's name for it, by which a label can be added later; None: it has none.
+        label: the label; None if there is none yet.
+        name: the owner's name for it, by which a label can be added later; None if it has none.
         digest: digest of `x` alone, 16 bytes. Copies of an input are one sample, whatever their labels.
         for_test, for_validation: draws in [0, 1) that decide the split, see `datasets.train_test_split`. They
             do not depend on the label, so a late label moves no sample to another part.
@@ -89,8 +89,8 @@ def make_sample(x: Any, y: Any = None, name: object = None) -> Sample:
 
     Args:
         x: the input, an array of numbers.
-        y: the label, see `make_label`; None: there is none yet.
-        name: the owner's name for it, see `make_name`; None: it has none.
+        y: the label, see `make_label`; None if there is none yet.
+        name: the owner's name for it, see `make_name`; None if it has none.
 
     Raises:
         BadSample: the input has no numbers, NaN, infinity or too many numbers, or label or name are not

@@ -46,14 +46,14 @@ class SampleRequirements:
             y: the stored label, little endian.
 
         Returns:
-            The label; None: it does not fit.
+            The label; None if it does not fit.
         """
         if class_number == UNLABELLED:
             return np.zeros((), np.int64) if self.labels == "optional" else None
         return self._in_form(Label.read(class_number, y or b""))
 
     def rejection(self, sample: Sample) -> BadSample | None:
-        """Why the model cannot use a sample; None: it can, or the label is still missing."""
+        """Why the model cannot use a sample; None if it can, or the label is still missing."""
         if not self.fits(sample.x.dtype.str, sample.x.shape):
             return BadSample(
                 "shape",
@@ -62,7 +62,7 @@ class SampleRequirements:
         return None if sample.label is None else self.label_rejection(sample.label)
 
     def label_rejection(self, label: Label) -> BadSample | None:
-        """Why the model has no place for a label; None: it has one."""
+        """Why the model has no place for a label; None if it has one."""
         if self._in_form(label) is not None:
             return None
         words = "numbers" if label.class_number == NUMBERS else str(label.class_number)

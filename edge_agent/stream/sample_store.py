@@ -260,7 +260,7 @@ class SampleStore:
         """Save the result of a loss drift test.
 
         Args:
-            figure: result of the test; None: it gave none.
+            figure: result of the test; None if it gave none.
             tested: number of the change up to which samples were tested.
 
         Raises:
@@ -277,7 +277,7 @@ class SampleStore:
             return store_values.get_number(self._connection, "change")
 
     def file_progress(self, path: str) -> FileProgress | None:
-        """How far a file has been read; None: it was never read. Raises StoreError."""
+        """How far a file has been read; None if it was never read. Raises StoreError."""
         with self._read_errors():
             query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
             row = self._connection.execute(query, (path,)).fetchone()
@@ -301,7 +301,7 @@ class SampleStore:
                     self._connection.executemany("DELETE FROM file WHERE path = ?", gone)
 
     def table_columns(self) -> TableColumns | None:
-        """Columns of the first table that was read; None: no table was read yet. Raises StoreError."""
+        """Columns of the first table that was read; None if no table was read yet. Raises StoreError."""
         with self._read_errors():
             return store_values.get(self._connection, TableColumns)
 

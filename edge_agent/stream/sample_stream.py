@@ -35,7 +35,7 @@ class StreamSettings:
     Attributes:
         bounds: limits on what the store keeps.
         labels: names of the label columns of tables.
-        memory_bytes: memory of the agent together with its decoder process; None: not known.
+        memory_bytes: memory of the agent together with its decoder process; None if unknown.
     """
 
     bounds: RetentionLimits = RetentionLimits()  # noqa: RUF009 - frozen
@@ -56,7 +56,7 @@ class DataStatistics:
     Attributes:
         num_samples: number of training samples.
         new_samples: number of those that arrived since the last training.
-        drift: result of the drift tests, see `edge_agent.stream.drift`; None: not known yet.
+        drift: result of the drift tests, see `edge_agent.stream.drift`; None if unknown yet.
     """
 
     num_samples: int

@@ -31,10 +31,10 @@ class Status:
         shapes: number of samples by dtype and shape.
         num_bytes: bytes that the samples take.
         max_bytes: bytes that they may take.
-        oldest_days, newest_days: ages by the store's own clock, in days; None: there are no samples.
+        oldest_days, newest_days: ages by the store's own clock, in days; None if there are no samples.
         new: number of samples that arrived or were labelled since the last training.
         refused: count and last message of what was refused, by kind.
-        drift: result of the drift tests, 1 is an alarm; None: no training yet, or too few samples since.
+        drift: result of the drift tests, 1 is an alarm; None without training, or with too few samples since.
     """
 
     classes: tuple[ClassCount, ...]

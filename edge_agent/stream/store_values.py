@@ -50,7 +50,7 @@ class DriftState(Struct):
 
     Attributes:
         tested: number of the last arrival that was tested for input drift.
-        inputs: result of the last test for input drift; None: there was none since the last training.
+        inputs: result of the last test for input drift; None if there was none since the last training.
         loss: result of the last test for loss drift; None: likewise.
         loss_tested: number of the change up to which samples were tested for loss drift.
     """
@@ -62,7 +62,7 @@ class DriftState(Struct):
 
     @property
     def figure(self) -> float | None:
-        """The larger of both results; None: there is neither."""
+        """The larger of both results; None if there is neither."""
         return max((one for one in (self.inputs, self.loss) if one is not None), default=None)
 
 
@@ -80,7 +80,7 @@ class FileProgress(Struct, frozen=True):
         num_bytes, changed_ns: size and time of change when it was read. While they are equal, it has nothing
             new.
         taken: bytes that were read of a file that may grow.
-        problem: why the file could not be read; None: it was read.
+        problem: why the file could not be read; None if it was read.
     """
 
     path: str
@@ -100,7 +100,7 @@ NAMES: dict[type, str] = {
 
 
 def get(connection: sqlite3.Connection, kind: type[T]) -> T | None:
-    """The stored value of a type; None: there is none, or another version wrote it in another form."""
+    """The stored value of a type; None if there is none, or another version wrote it in another form."""
     data = get_bytes(connection, NAMES[kind])
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)

@@ -1,8 +1,8 @@
-"""Data augmentation of training batches, set by `[training] augment`.
+"""Data augmentation of training batches, chosen by `[training] augment`.
 
-An augmentation takes a batch as the model sees it (scaled float32 inputs, or int64 token ids), shape
-(n, ...), with its labels and a random generator. It returns a batch and labels of the same shapes. The
-random draws depend only on the run's seed, the round, the device and the step.
+An augmentation takes a batch as the model gets it (scaled float32 inputs, or int64 token ids), shape (n,
+...), with its labels and a random generator. It returns a batch and labels of the same shapes. The random
+draws depend only on the run's seed, the round, the device and the step.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,9 @@ CROP_SHARE = 8  # share of an image's side: the usual 4 of 32 pixels, and 3 of 2
 def augmentation_of(
     names: tuple[str, ...], spec: ModelSpec
 ) -> Callable[[InputArray, LabelArray, Key], Batch]:
-    """Combine the named augmentations in order. The n-th draws from the n-th child of the given key.
+    """Return a function that applies the named augmentations in order.
+
+    The n-th augmentation draws from the n-th child of the given key.
 
     Raises:
         SettingError: an augmentation does not fit such samples, or cannot be loaded.

@@ -63,10 +63,10 @@ class SmallerNetwork:
 
 
 class Backend(Protocol):
-    """Forward and backward pass of one model, on one flat vector.
+    """Computes the forward and backward pass of one model, on one flat vector.
 
-    `weights` and `gradient` are always the same two arrays, and both sides change them in place. Copy an
-    array to keep it.
+    `weights` and `gradient` are always the same two arrays. The backend and its caller change them in place,
+    so copy an array to keep its values.
     """
 
     @property
@@ -79,9 +79,7 @@ class Backend(Protocol):
 
     @property
     def vocabulary(self) -> int | None:
-        """Number of token ids, if samples are whole numbers from 0 to this. None: samples are other
-        numbers.
-        """
+        """Number of token ids, if samples are whole numbers from 0 to below it; None for other samples."""
         ...
 
     @property
@@ -94,19 +92,24 @@ class Backend(Protocol):
 
     @property
     def gradient(self) -> FlatArray:
-        """The gradient of the last `step`, shape (spec.size,), 0 at statistics. The caller may overwrite
-        it.
+        """The gradient of the last `step`, shape (spec.size,), 0 at statistics.
+
+        The caller may overwrite it.
         """
         ...
 
     def upper_layers(self) -> UpperLayers | None:
-        """The layers above the frozen ones, whose features can be cached. None: the model cannot be
+        """Return the layers above the frozen ones, whose features can be cached; None if the model cannot be
         divided.
         """
         ...
 
     def smaller_network(self, counts: tuple[int, ...]) -> "SmallerNetwork | None":
-        """A network that keeps at least `counts` neurons in each group. Its spec has the exact numbers.
+        """Return a network that keeps at least `counts` neurons in each group; None if none gives the same
+        output.
+
+        Its spec has the exact numbers of neurons. Its output equals that of the whole model with all other
+        neurons' parameters set to 0.
 
         Its output equals that of the whole model with all other neurons' parameters set to 0.
 
@@ -118,7 +121,8 @@ class Backend(Protocol):
     def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
     ) -> "DescentSteps | None":
-        """The optimiser on the GPU, starting from the loaded weights. None: use `Descent` on the arrays.
+        """Return the optimiser on the GPU, starting from the loaded weights; None to use `Descent` on the
+        arrays.
 
         Until the next `load` do not write to `weights` or `gradient`. Each read of them copies from the GPU.
         """
@@ -142,7 +146,7 @@ class Backend(Protocol):
         extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
-        """Compute the gradient of a batch into `gradient`. The parameters stay unchanged.
+        """Compute the gradient of a batch into `gradient`; the parameters do not change.
 
         Args:
             x: inputs, shape (n, *spec.input_shape), n at least 1.
@@ -154,7 +158,7 @@ class Backend(Protocol):
                 `protocols.model.loss_terms`.
             tensors: names of the parameters whose gradients are needed. `gradient` is 0 at all others, and
                 the backward pass stops at the lowest of them. Loss, statistics and these gradients do not
-                depend on the choice, to the bit. None: all parameters. An empty collection is allowed.
+                depend on the choice, to the bit; None for all parameters. An empty collection is allowed.
 
         Returns:
             Mean loss of the batch by the task, without the loss term. It may be NaN or infinite.
@@ -165,7 +169,8 @@ class Backend(Protocol):
         ...
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """The logits, or the input of the last layer, of each sample in evaluation mode, shape (n, ...).
+        """Return the logits, or the input of the last layer, of each sample in evaluation mode, shape (n,
+        ...).
 
         Raises:
             ModelError: the backend does not support loss terms, or the model has no such layer.
@@ -173,11 +178,11 @@ class Backend(Protocol):
         ...
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
-        """Sum of the losses and the model's outputs, shape (n, outputs), in evaluation mode."""
+        """Return the sum of the losses and the model's outputs, shape (n, outputs), in evaluation mode."""
         ...
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """The loss of each sample in evaluation mode, shape (n,)."""
+        """Return the loss of each sample in evaluation mode, shape (n,)."""
         ...
 
 
@@ -189,7 +194,7 @@ class DescentSteps(Protocol):
         ...
 
     def state(self) -> OptimiserState:
-        """The optimiser's present state."""
+        """Return the optimiser's present state."""
         ...
 
 

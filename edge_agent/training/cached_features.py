@@ -57,7 +57,9 @@ class CachedFeatures(DeviceData):
 
 
 def upper_layers_of(backend: Backend, training: TrainingSection) -> UpperLayers | None:
-    """The layers above the cached features. None: there are none, or augmentation changes the samples."""
+    """Return the layers above the cached features; None if there are none, or augmentation changes the
+    samples.
+    """
     return None if training.augmentations else backend.upper_layers()
 
 
@@ -65,9 +67,9 @@ def fits(upper: UpperLayers, data: DeviceData, room: int | None) -> bool:
     """True if the features of all samples may be kept in memory.
 
     Args:
-        upper: has the number of features of a sample.
+        upper: the upper layers, with the number of features of a sample.
         data: samples in the model's shape.
-        room: bytes that this process may still take. None: unknown.
+        room: bytes that this process may still take; None if unknown.
     """
     num_samples = sum(data.size(part) for part in get_args(Part))
     num_bytes, most = 4 * num_samples * upper.size, MOST_BYTES if room is None else int(SHARE * room)
@@ -79,7 +81,7 @@ def fits(upper: UpperLayers, data: DeviceData, room: int | None) -> bool:
 def cache_features(
     upper: UpperLayers, data: DeviceData, stop: Callable[[], str | None] = lambda: None
 ) -> CachedFeatures:
-    """A device's data with the features of all its samples.
+    """Return a device's data with the features of all its samples.
 
     Args:
         upper: computes the features.

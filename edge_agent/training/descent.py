@@ -30,7 +30,7 @@ class _Block:
     Attributes:
         place: range of the entries in the vectors.
         positions: positions of the trainable entries in the block, if these are few. Else None.
-        keep: all bits set at trainable entries. None: all entries are trainable, or `positions` names them.
+        keep: all bits set at trainable entries; None if all entries are trainable, or `positions` names them.
         vectors: the optimiser's vectors, at `positions` only if these are given. Otherwise whole vectors that
             `state` returns; it restores their frozen entries at the end.
         counts: steps that these entries had taken before this descent.
@@ -47,18 +47,18 @@ class _Block:
 
 @dataclass(frozen=True)
 class OptimiserFootprint:
-    """How many numbers an optimiser remembers.
+    """How many numbers an optimiser stores.
 
     Attributes:
-        per_trained: for each trained entry while it runs.
-        per_stored: for every entry, from round to round.
+        per_trained: numbers for each trained entry during a round.
+        per_stored: numbers for every entry, stored from round to round.
     """
 
     per_trained: int = 0
     per_stored: int = 0
 
     def copies(self, trainable_share: float) -> float:
-        """Memory of a `Descent` and its initial state, in float32 copies of the model.
+        """Return the memory of a `Descent` and its initial state, in float32 copies of the model.
 
         Args:
             trainable_share: share of trainable entries in each block.
@@ -72,7 +72,7 @@ class OptimiserFootprint:
 
 
 def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
-    """The footprint of the optimiser of a [training] section."""
+    """Return the footprint of the optimiser of a [training] section."""
     optimiser = optimiser_of(settings)
     number = optimiser.num_vectors
     stored = number + optimiser.counts_steps if settings.optimiser_state == "device" else 0
@@ -80,11 +80,12 @@ def optimiser_footprint(settings: TrainingSection) -> OptimiserFootprint:
 
 
 class Descent:
-    """Steps of the optimiser on the trainable entries, by the clipped gradient of loss and pull.
+    """Moves the trainable entries by the optimiser, along the clipped gradient of loss and pull.
 
-    It processes the vectors block by block. So it needs no memory beyond the optimiser's own, and each block
-    passes through the cache once, or twice with gradient clipping. Blocks without trainable entries are
-    skipped and not remembered. In blocks with few trainable entries only these are processed.
+    The vectors are processed block by block. So no memory is needed beyond the optimiser's own, and each
+    block passes through the processor's cache once, or twice with gradient clipping. Blocks without trainable
+    entries are skipped, and the optimiser stores nothing for them. In blocks with few trainable entries only
+    these are processed.
 
     Args:
         weights: w, changed by each step, shape (n,). Running statistics behind the parameters stay unchanged.
@@ -92,7 +93,7 @@ class Descent:
         size: n, number of parameters.
         settings: the run's [training] section.
         plan: trainable entries, lower layers and pull.
-        before: the optimiser's state of earlier rounds, which stays unchanged. None: the optimiser starts
+        before: the optimiser's state of earlier rounds, which stays unchanged; None if the optimiser starts
             without a state, and `state` must not be called.
     """
 
@@ -125,7 +126,7 @@ class Descent:
 
         Returns:
             Norm of the gradient before clipping, over all moving entries and with the pull. If it is not
-            finite, nothing has moved. None: the gradient is not clipped.
+            finite, nothing has moved; None if the gradient is not clipped.
         """
         norm, scale, moving = None, 1.0, self._blocks if move_lower else self._upper_blocks
         if self._clip_norm is not None:
@@ -144,14 +145,19 @@ class Descent:
         return norm
 
     def _gradient_scale(self, block: _Block) -> float:
-        """The factor on the gradient of a block. Lower layers move in fewer steps, so theirs counts more."""
+        """Return the factor on a block's gradient. Lower layers move in fewer steps, so their gradient counts
+        more.
+        """
         return self._lower_times if block.lower else 1.0
 
     def _num_steps_of(self, block: _Block) -> int:
         return self._num_lower_steps if block.lower else self._num_steps
 
     def state(self) -> OptimiserState:
-        """The optimiser's state, with the earlier values at frozen entries. Call it once, at the end."""
+        """Return the optimiser's state, with the earlier values at frozen entries.
+
+        Call it once, at the end.
+        """
         assert self._before is not None, "state() needs an optimiser that was given its earlier state"
         assert self._stored is not None, "likewise"
         for block in self._blocks:
@@ -167,7 +173,7 @@ class Descent:
         return self._stored
 
     def _steps_taken(self, block: _Block) -> Floats:
-        """Steps that each entry of a block has taken in this descent."""
+        """Return how many steps each entry of a block has taken in this descent."""
         taken = np.zeros(block.place.stop - block.place.start, np.float32)
         if block.positions is not None:
             taken[block.positions.astype(np.intp)] = self._num_steps_of(block)
@@ -176,7 +182,7 @@ class Descent:
         return taken
 
     def _copied(self, before: OptimiserState, size: int) -> OptimiserState:
-        """A copy of the state to write to, with zeros if nothing is remembered."""
+        """Return a copy of the state to write to, with zeros if nothing is stored yet."""
         number = self._optimiser.num_vectors + self._optimiser.counts_steps
         if before.vectors:
             assert [vector.shape for vector in before.vectors] == [(size,)] * number, "of this optimiser"
@@ -252,7 +258,7 @@ class Descent:
 
 
 def _counts(taken: Floats, trainable: MaskArray | None, block: _Block) -> StepCounts:
-    """Step counts of a block whose entries have taken `taken` steps."""
+    """Return the step counts of a block whose entries have taken `taken` steps."""
     levels = np.unique(taken if trainable is None else taken[trainable])
     if levels.size == 1:
         return StepCounts(levels.astype(np.float64))
@@ -261,12 +267,12 @@ def _counts(taken: Floats, trainable: MaskArray | None, block: _Block) -> StepCo
 
 
 def _few(values: Floats, block: _Block) -> Floats:
-    """The values of a block. If few entries are trainable, a new array of these."""
+    """Return the values of a block; if few entries are trainable, a new array of only these."""
     return values if block.positions is None else values.take(block.positions.astype(np.intp))
 
 
 def _bits(mask: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """All bits set where the mask is True."""
+    """Return an array with all bits set where the mask is True."""
     return np.negative(mask.view(np.int8))
 
 

@@ -34,14 +34,15 @@ class DeviceData:
             Each batch is converted on demand, so that bytes stay bytes in memory.
         y_train, y_validation, y_test: labels, shape (n,) or (n, numbers), see `protocols.tasks`. The
             validation part may be empty.
-        mean, std: from [data]. The model sees (x / 255 if uint8 else x) minus mean, divided by std. A list
+        mean, std: from [data]. The model gets (x / 255 if uint8 else x) minus mean, divided by std. A list
             has one number for each channel of the model's input.
-        ids: True if samples are token ids, which the model sees unchanged as int64.
+        ids: True if samples are token ids, which the model gets unchanged as int64.
         source: name of the source, for messages.
         order: position of each sample of the source among the training samples, followed by the validation
-            samples. None: they are in that order already. Samples that are never trained on have no position.
+            samples; None if they are in that order already. Samples that are never trained on have no
+            position.
         never_trained: True at validation samples that only serve to score models (anomalies for an
-            autoencoder), shape (n,). They count in no loss. None: there are none.
+            autoencoder), shape (n,). They count in no loss; None if there are none.
     """
 
     x_train: Inputs
@@ -58,7 +59,7 @@ class DeviceData:
     never_trained: NDArray[np.bool_] | None = None
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
-        """Stored inputs and labels of a part."""
+        """Return the stored inputs and labels of a part."""
         return {
             "train": (self.x_train, self.y_train),
             "validation": (self.x_validation, self.y_validation),
@@ -66,7 +67,7 @@ class DeviceData:
         }[part]
 
     def size(self, part: Part) -> int:
-        """Number of samples in a part."""
+        """Return the number of samples in a part."""
         return len(self.part(part)[1])
 
     @property
@@ -76,7 +77,9 @@ class DeviceData:
         return np.arange(number) if self.never_trained is None else np.flatnonzero(~self.never_trained)
 
     def without_validation(self) -> "DeviceData":
-        """The data with the validation samples added to training, in the source's order, in new arrays."""
+        """Return the data with the validation samples added to training, in the source's order, in new
+        arrays.
+        """
         order = slice(None) if self.order is None else self.order
         rows = self.compared
         return replace(
@@ -91,7 +94,7 @@ class DeviceData:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the validation and test samples as stored, which models are judged on."""
+        """Return a digest of the stored validation and test samples, with which models are scored."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.x_validation, self.y_validation, self.x_test, self.y_test):
             digest.update(f"{array.shape}{array.dtype.str}".encode())
@@ -99,7 +102,7 @@ class DeviceData:
         return digest.hexdigest()
 
     def without_samples(self) -> "DeviceData":
-        """A copy without any samples."""
+        """Return a copy without any samples."""
         nothing: dict[str, Any] = {}
         for part in get_args(Part):
             x, y = self.part(part)
@@ -107,7 +110,9 @@ class DeviceData:
         return replace(self, never_trained=None, **nothing)
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
-        """Inputs for the model, float32 or token ids, shape (len(rows), ...), and labels, in new arrays."""
+        """Return inputs for the model, float32 or token ids, shape (len(rows), ...), and labels, in new
+        arrays.
+        """
         x, y = self.part(part)
         picked = np.take(x, rows, axis=0)
         if self.ids:
@@ -124,8 +129,9 @@ def split(dataset: Dataset, test_fraction: float, validation_fraction: float) ->
     """Divide a device's own samples into training, validation and test.
 
     Samples that the source marks as test or validation keep that role. Otherwise a hash of each sample
-    decides once and for all (see `edge_agent.datasets.train_test_split`). About `test_fraction` of all
-    samples become test samples, and about `validation_fraction` of the others validation samples.
+    decides its role, so that the role never changes (see `edge_agent.datasets.train_test_split`). About
+    `test_fraction` of all samples become test samples, and about `validation_fraction` of the others
+    validation samples.
 
     Raises:
         DataError: there is no training sample or no test sample.
@@ -143,13 +149,15 @@ def check_source(source: str, test_fraction: float) -> Dataset:
     found = load(source)
     _roles(found, test_fraction, 0.0)
     if found.y.ndim == 1 and found.y.min() < 0:
-        raise DataError(f"{source}: label {found.y.min()} is negative; labels count from 0")
+        raise DataError(f"{source}: label {found.y.min()} is negative; labels must count from 0")
     _check_finite(source, found.x, "")
     return found
 
 
 def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
-    """Indices of training, validation and test samples, each ascending. Raises DataError, see `split`."""
+    """Return the indices of training, validation and test samples, each ascending. Raises DataError, see
+    `split`.
+    """
     for_test, for_validation = split_draws(dataset.x, dataset.y, dataset.block)
     validation = dataset.validation
     left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
@@ -222,7 +230,7 @@ def stratified(y: LabelArray, fraction: float, key: Key) -> NDArray[np.bool_]:
 
 
 def num_stratified(num_samples: int, fraction: float) -> int:
-    """Number of samples that `stratified` picks."""
+    """Return the number of samples that `stratified` picks."""
     if not fraction or num_samples < 2:
         return 0
     return min(max(1, round(fraction * num_samples)), num_samples - 1)
@@ -240,7 +248,7 @@ def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
 
 
 def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceData:
-    """`data` with the mean and deviation of a run.
+    """Return `data` with the mean and deviation of a run.
 
     Raises:
         SettingError: a list has another length than the number of channels.
@@ -306,7 +314,9 @@ def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
 
 
 def _order_of(remaining: NDArray[np.bool_], order: Rows) -> Rows:
-    """`DeviceData.order` after all training and validation samples but the `remaining` ones are removed."""
+    """Return `DeviceData.order` after all training and validation samples but the `remaining` ones are
+    removed.
+    """
     places: Rows = np.cumsum(remaining) - 1
     return places[order[remaining[order]]]
 
@@ -317,7 +327,7 @@ def _check_finite(source: str, x: Inputs, where: str) -> None:
 
 
 def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """`data` for a model with token ids below `vocabulary`. None: samples are not token ids.
+    """Return `data` for a model with token ids below `vocabulary`; None if samples are not token ids.
 
     Raises:
         DataError: a sample holds something else than such ids, or the run scales samples.
@@ -381,7 +391,7 @@ def save_npz(path: Path, data: DeviceData) -> None:
 
 
 def _in_order_of_source(data: DeviceData, order: Rows) -> dict[str, NDArray[np.generic]]:
-    """Training and validation samples in the source's order, followed by the test samples."""
+    """Return training and validation samples in the source's order, followed by the test samples."""
     whole, num_test = data.without_validation(), data.size("test")
     nobody = np.zeros(num_test, np.bool_)
     return {

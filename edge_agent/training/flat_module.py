@@ -84,16 +84,18 @@ class FlatModule:
         self._initial_buffers.restart()
 
     def inputs(self, x: InputArray) -> Tensor:
-        """Samples as the module takes them, where torch computes."""
+        """Return samples in the module's form, on the device where torch computes."""
         return self.shaped(torch.from_numpy(x))
 
     def shaped(self, x: Tensor) -> Tensor:
-        """Samples moved to the device, in the module's type and memory layout."""
+        """Return samples moved to the device, in the module's type and memory layout."""
         inputs = x.to(self.device, self._input_dtype)
         return channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
 
     def targets(self, y: LabelArray) -> Tensor:
-        """Targets where torch computes. Raises ModelError if a GPU would get a wrong label."""
+        """Return targets on the device where torch computes. Raises ModelError if a GPU would get a wrong
+        label.
+        """
         self.check_labels(y)
         return torch.from_numpy(y).to(self.device)
 
@@ -104,7 +106,7 @@ class FlatModule:
             check_labels(self.spec, y)
 
     def synthetic_samples(self, num_samples: int) -> Tensor:
-        """Samples of numbers between -1 and 1, or of the first token id."""
+        """Return samples of numbers between -1 and 1, or of the first token id."""
         numbers = torch.arange(num_samples * math.prod(self.spec.input_shape)).reshape(
             num_samples, *self.spec.input_shape
         )
@@ -112,7 +114,7 @@ class FlatModule:
 
     @contextmanager
     def only_gradients_of(self, tensors: Collection[str] | None) -> Iterator[None]:
-        """Let autograd compute the gradients of these parameters only. None: of all."""
+        """Let autograd compute the gradients of only these parameters in this context; None for all."""
         others = [] if tensors is None else [p for name, p in self.parameters.items() if name not in tensors]
         for parameter in others:
             parameter.requires_grad_(False)
@@ -123,7 +125,9 @@ class FlatModule:
                 parameter.requires_grad_(True)
 
     def shrunk(self, spec: ModelSpec) -> nn.Module | None:
-        """A copy of the module with the smaller tensors of `spec`. None: the module cannot be copied."""
+        """Return a copy of the module with the smaller tensors of `spec`; None if the module cannot be
+        copied.
+        """
         shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
         copies: dict[int, Any] = {}  # copy.deepcopy takes these instead of copying the tensors themselves
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -151,7 +155,7 @@ def build_module(spec: ModelSpec, frozen: Tensors) -> nn.Module:
 
 
 def move_into_vectors(spec: ModelSpec, module: nn.Module, vectors: FlatVectors) -> dict[str, nn.Parameter]:
-    """Move the module's tensors into the vectors. Return its trainable parameters by name."""
+    """Move the module's tensors into the vectors, and return its trainable parameters by name."""
     parameters, statistics = dict(module.named_parameters()), dict(module.named_buffers())
     for tensor in spec.tensors:
         place = vectors.places[tensor.name]
@@ -188,7 +192,9 @@ class InitialBuffers:
             self._versions.append(-1)
 
     def restart(self) -> None:
-        """Restore the initial values of changed buffers. CUDA graphs hide changes, so a GPU restores all."""
+        """Restore the initial values of changed buffers; on a GPU of all buffers, because CUDA graphs hide
+        changes.
+        """
         for index, (owner, leaf, buffer, first) in enumerate(self._buffers):
             if getattr(owner, leaf) is not buffer:
                 owner.register_buffer(leaf, buffer)
@@ -218,9 +224,9 @@ def check_same(spec: ModelSpec, module: nn.Module) -> None:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images with the channels innermost in memory.
+    """Return the same images with the channels innermost in memory.
 
-    One channel is innermost already, but torch looks only at the strides.
+    A single channel is already innermost, but torch decides by the strides.
     """
     if x.shape[1] == 1:
         _, _, height, width = x.shape

@@ -1,4 +1,4 @@
-"""A torch module's forward pass: from samples, or from cached features of its frozen layers."""
+"""A torch module's forward pass, from samples or from cached features of its frozen layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,14 +27,14 @@ class ForwardPass:
     Args:
         model: the module.
         task: the run's task, which has the loss.
-        replay: how to start from features. None: the inputs are samples.
+        replay: how to start from features; None if the inputs are samples.
     """
 
     def __init__(self, model: FlatModule, task: Task, replay: frozen_layers.Replay | None = None) -> None:
         self._model, self._task, self.replay = model, task, replay
 
     def logits(self, x: InputArray) -> Tensor:
-        """The module's output in its present mode, shape (n, outputs).
+        """Return the module's output in its present mode, shape (n, outputs).
 
         Raises:
             ModelError: the output has another shape, or the module's calls depend on its samples.
@@ -59,14 +59,14 @@ class ForwardPass:
         return logits
 
     def above_frozen_layers(self) -> "ForwardPass | None":
-        """The forward pass that starts from the frozen layers' features; None if there is none."""
+        """Return the forward pass that starts from the frozen layers' features; None if there is none."""
         if self.replay is not None:
             return None
         replay = frozen_layers.record_boundary(self._model.module, self._model.synthetic_samples)
         return None if replay is None else ForwardPass(self._model, self._task, replay)
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
-        """Sum of the losses and the outputs, see `Backend.evaluate`."""
+        """Return the sum of the losses and the outputs, see `Backend.evaluate`."""
         with self._evaluating(x):
             outputs, targets = self.logits(x), self._model.targets(y)
             if is_plain(self._task.loss, self._task.section):
@@ -76,14 +76,14 @@ class ForwardPass:
             return total.item(), for_numpy(outputs).numpy()
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """The loss of each sample, see `Backend.losses`."""
+        """Return the loss of each sample, see `Backend.losses`."""
         with self._evaluating(x):
             logits, targets = self.logits(x), self._model.targets(y)
             found: NDArray[np.float64] = self._sample_losses(logits, targets).numpy()
         return found
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """The logits, or the input of the last layer, see `Backend.answer`."""
+        """Return the logits, or the input of the last layer, see `Backend.answer`."""
         last_layer = self._model.last_layer
         with self._evaluating(x), last_layer.watched() as calls:
             logits = self.logits(x)
@@ -97,7 +97,10 @@ class ForwardPass:
 
     @contextmanager
     def _evaluating(self, x: InputArray) -> Iterator[None]:
-        """Put the module into evaluation mode. An error of torch becomes one that names the submodule."""
+        """Put the module into evaluation mode during this context.
+
+        Errors of torch then name the submodule.
+        """
         self._model.module.eval()
         self._model.vectors.upload()
         try:

@@ -1,10 +1,10 @@
-"""A torch module's forward pass from cached features on, without its frozen layers.
+"""Runs a torch module's forward pass from cached features, without its frozen layers.
 
 Forward passes are recorded call by call: torch's functions and their tensors. A call is *above* if one of
-its inputs trains, or if it draws random numbers. A tensor that a call below passes to a call above is a
-feature. A replay runs the module's own code again, but calls below compute nothing: they return the
-features, or zeros of the right shape that take no memory. A module whose calls differ from pass to pass
-cannot be replayed.
+its inputs trains, or if it draws random numbers; otherwise it is *below*. A tensor that a call below passes
+to a call above is a feature. A replay runs the module's own code again, but calls below compute nothing: they
+return the features, or zeros of the right shape that take no memory. A module whose calls differ from pass to
+pass cannot be replayed.
 """
 
 import math
@@ -30,7 +30,7 @@ _DROPS = frozenset(
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor that a call returned. In its shape, (times, True) stands for times the number of samples."""
+    """A tensor that a call returned. In its shape, (times, True) means times the number of samples."""
 
     shape: tuple[tuple[int, bool], ...]
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Replay:
-    """How to run a module from its features.
+    """A recording with which a module can run from its features.
 
     Attributes:
         passes: the recorded pass in training (True) and in evaluation (False).
@@ -92,7 +92,7 @@ class Replay:
         return sum(one.size for one in self.features)
 
     def compute_features(self, module: nn.Module, x: Tensor) -> NDArray[np.float32]:
-        """The features of samples, shape (n, size). Raises ReplayDiffers."""
+        """Return the features of samples, shape (n, size). Raises ReplayDiffers."""
         module.eval()
         with torch.no_grad(), _FeatureRecorder(self.passes[False]) as taking:
             module(x)
@@ -104,7 +104,7 @@ class Replay:
         return array
 
     def forward(self, module: nn.Module, features: NDArray[np.float32]) -> Tensor:
-        """The module's output in its present mode for samples with these features, shape (n, size).
+        """Return the module's output in its present mode for samples with these features, shape (n, size).
 
         Raises:
             ReplayDiffers: the module called other functions than in the recorded pass.
@@ -126,14 +126,16 @@ class ReplayDiffers(Exception):  # noqa: N818 - it reports what was seen
 
 
 def record_boundary(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
-    """Record forward passes in both modes. The module ends in evaluation mode with unchanged statistics.
+    """Record forward passes in both modes; return how to replay them, or None if that is impossible.
+
+    The module ends in evaluation mode with unchanged statistics.
 
     Args:
         module: its trained parameters require a gradient, and no others do.
         x: returns a given number of samples, the same ones each time.
 
     Returns:
-        None: samples themselves are inputs of trained layers, or the passes differ.
+        The recording; None if samples themselves are inputs of trained layers, or the passes differ.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
@@ -240,10 +242,10 @@ class _CallRecorder(TorchFunctionMode):
 
 
 def _compare_passes(few: _CallRecorder, many: _CallRecorder) -> tuple[_Pass, tuple[Feature, ...]] | None:
-    """A pass and its features, from two recordings with different numbers of samples.
+    """Return a pass and its features, from two recordings with different numbers of samples.
 
     Returns:
-        None: the recordings differ in more than the number of samples.
+        The pass and its features; None if the recordings differ in more than the number of samples.
     """
     if few.names != many.names or few.kinds != many.kinds or few.handed != many.handed:
         return None
@@ -268,7 +270,10 @@ def _compare_passes(few: _CallRecorder, many: _CallRecorder) -> tuple[_Pass, tup
 
 
 def _shape_per_sample(few: torch.Size, many: torch.Size) -> tuple[tuple[int, bool], ...] | None:
-    """The shape for any number of samples, from the shapes for two numbers. None: it cannot be derived."""
+    """Return the shape for any number of samples, from shapes for two numbers.
+
+    The result is None if it cannot be derived.
+    """
     found = []
     for one, other in zip(few, many, strict=True):
         times, rest = divmod(one, _SIZES[0])
@@ -279,7 +284,7 @@ def _shape_per_sample(few: torch.Size, many: torch.Size) -> tuple[tuple[int, boo
 
 
 def _feature(tensor: Tensor) -> Feature | None:
-    """The feature that a tensor is. None: the tensor does not have one row for each sample."""
+    """Return a tensor as a feature; None if the tensor does not have one row for each sample."""
     if tensor.dtype != torch.float32 or tensor.shape[:1] != (_SIZES[0],):
         return None
     axes = tuple(range(tensor.ndim - 1))
@@ -298,7 +303,7 @@ def _flat(values: object) -> Iterator[Tensor]:
 
 
 class _CallReplayer(TorchFunctionMode):
-    """Runs a forward pass and checks that it makes the recorded calls."""
+    """Runs a forward pass and checks that the module makes the recorded calls."""
 
     def __init__(self, made: _Pass) -> None:
         super().__init__()
@@ -313,7 +318,7 @@ class _CallReplayer(TorchFunctionMode):
 
 
 class _FeatureRecorder(_CallReplayer):
-    """Keeps the features of a pass.
+    """Stores the features of a pass.
 
     Attributes:
         found: tensors by the number of the feature.

@@ -38,7 +38,7 @@ def never() -> bool:
 
 
 def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
-    """Divide an epoch of samples into batches.
+    """Return the batches of an epoch as slices of its samples.
 
     The last batch may be smaller. If it would have a single sample, the batch before it takes that sample,
     for every model: batch normalisation cannot process one sample, and its gradient is the noisiest.
@@ -59,7 +59,7 @@ def trains_on_single_samples(spec: ModelSpec, num_samples: int, batch_size: int)
 
 
 def single_sample_line(devices: str, batch_size: int) -> str:
-    """The line that tells a user which devices train on single samples, and the consequence."""
+    """Return a line for the user about devices that train on single samples, and the consequence."""
     why = "training.batch_size = 1" if batch_size == 1 else devices
     return f"{why}: batch norms with one value a channel use their running statistics there"
 
@@ -75,9 +75,9 @@ class LocalTrainer:
         optimiser_states: the optimiser's state from round to round. None: each `fit` starts without one.
         local_work: factor on the run's number of steps in `fit` and `batches`. Epochs set by a plan are not
             scaled.
-        enough: called after every step of `fit` unless the plan keeps the last gradient. True ends training
+        enough: called after every step of `fit`, unless the plan keeps the last gradient; True ends training
             early.
-        stop: called before every batch of `fit`. A reason ends training with TrainingStopped.
+        stop: called before every batch of `fit`; returning a reason ends training with TrainingStopped.
         progress: called after every batch with the finished fraction of `fit`, up to 1.
     """
 
@@ -98,7 +98,7 @@ class LocalTrainer:
         local_work: float = 1.0,
         enough: Callable[[], bool] = never,
     ) -> "LocalTrainer":
-        """The trainer for one round. Rounds count from 1."""
+        """Return the trainer for one round. Rounds count from 1."""
         return replace(
             self,
             settings=rate_schedule.in_round(self.settings, number),
@@ -123,7 +123,7 @@ class LocalTrainer:
 
     @property
     def num_classes_held(self) -> int:
-        """Number of the model's classes among the training samples. 1 if the task has no classes."""
+        """Number of the model's classes among the training samples; 1 if the task has no classes."""
         labels = self.data.part("train")[1]
         return np.unique(labels).size if labels.ndim == 1 else 1
 
@@ -133,12 +133,11 @@ class LocalTrainer:
         return self.data.size("test")
 
     def on_all(self) -> "LocalTrainer":
-        """A trainer that also trains on the validation samples."""
+        """Return a trainer that also trains on the validation samples."""
         return replace(self, data=self.data.without_validation())
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
-        """Train from `weights` with the run's optimiser, on the clipped gradient of loss, loss term and
-        pull.
+        """Train from `weights` with the run's optimiser, on the clipped gradient of loss, loss term and pull.
 
         The optimiser starts without a state, or with that of `optimiser_states`. Epoch e takes the samples in
         the order `key.child("epoch", e).permutation(n)`, divided by `batch_slices`. Step s augments its batch
@@ -164,8 +163,8 @@ class LocalTrainer:
             return self._descend(plan, answers, key)
 
     def _answers(self, loss_term: LossTerm | None) -> list[NDArray[np.float32]]:
-        """Answers of each model of the loss term on all training samples. The models are fixed, so this runs
-        once.
+        """Return answers of each model of the loss term on all training samples; run once, as the models are
+        fixed.
         """
         answers: list[NDArray[np.float32]] = []
         if loss_term is None or not self.num_samples:
@@ -237,7 +236,9 @@ class LocalTrainer:
         return Fit(weights.copy(), loss, num_steps, last_gradient, done)
 
     def _trained(self, plan: FitPlan) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-        """Names of all trained tensors (None: all), and of those without entries in lower layers."""
+        """Return the names of all trained tensors (None for all), and of those without entries in lower
+        layers.
+        """
         every = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
         if plan.lower is None:
             return every, every
@@ -252,7 +253,8 @@ class LocalTrainer:
             raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        """Mean loss in evaluation mode over a part, or over its samples `rows`. 0 if there are none.
+        """Return the mean loss in evaluation mode over a part, or over its samples `rows`; 0 if there are
+        none.
 
         Validation samples that are never trained on do not count.
         """
@@ -262,7 +264,7 @@ class LocalTrainer:
         return total / max(1, chosen.size)
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """The loss of each sample of a part in evaluation mode, shape (n,).
+        """Return the loss of each sample of a part in evaluation mode, shape (n,).
 
         Validation samples that are never trained on are left out.
         """
@@ -274,14 +276,17 @@ class LocalTrainer:
         return self.data.compared if part == "validation" else np.arange(self.data.size(part))
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """Fraction of correct predictions in evaluation mode, 0..1. None: no samples, or the task has no
-        accuracy.
+        """Return the fraction of correct predictions in evaluation mode, 0..1.
+
+        The result is None if there is no accuracy.
         """
         has = any(one.name == "accuracy" for one in self.task.scores)
         return self._figure(weights, part, "accuracy") if has else None
 
     def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """The task's score in evaluation mode. None: the part is empty or has too few kinds of samples."""
+        """Return the task's score in evaluation mode; None if the part is empty or has too few kinds of
+        samples.
+        """
         return self._figure(weights, part, self.task.score.name)
 
     @property
@@ -290,14 +295,14 @@ class LocalTrainer:
         return self.task.score.better == "lower"
 
     def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
-        """All scores of the task that can be computed on a part, by name."""
+        """Return all scores of the task that can be computed on a part, by name."""
         if not self.data.size(part):
             return {}
         reference = self._reference(weights)[0] if self.task.by_reference else None
         return self.task.figures(self.judged(weights, part), self.data.part(part)[1], reference)
 
     def threshold(self, weights: FlatArray) -> Threshold | None:
-        """Error above which a sample is an anomaly. None: the task has no threshold, or there are no
+        """Return the error above which a sample is an anomaly; None if the task has none, or there are no
         samples.
         """
         if not isinstance(self.task, Reconstruction) or not self.num_samples:
@@ -309,7 +314,7 @@ class LocalTrainer:
         return Threshold(self.task.threshold(reference) * (1 + ROUNDING), known)
 
     def _reference(self, weights: FlatArray) -> tuple[NDArray[Any], str]:
-        """`judged` values of normal samples that define the threshold, and the name of their part.
+        """Return `judged` values of normal samples that define the threshold, and the name of their part.
 
         The validation samples are used if they suffice for the quantile, otherwise the test samples too.
         Without either, the training samples are used, with an empty name.
@@ -324,7 +329,7 @@ class LocalTrainer:
         return np.concatenate(found), " and ".join(parts)
 
     def _normal(self, part: Part) -> Rows:
-        """Indices of a part's samples that can be trained on."""
+        """Return the indices of a part's samples that can be trained on."""
         labels = self.data.part(part)[1]
         found = self.task.trained_on(labels)
         return np.arange(len(labels)) if found is None else np.flatnonzero(found)
@@ -336,8 +341,9 @@ class LocalTrainer:
         return self.task.figure(name, self.judged(weights, part), self.data.part(part)[1], reference)
 
     def judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
-        """The values that the task computes from a part's outputs, see `Task.judged`. The part must not be
-        empty.
+        """Return the values that the task computes from a part's outputs, see `Task.judged`.
+
+        The part must not be empty.
         """
         self.backend.load(weights)
         return np.concatenate(
@@ -345,14 +351,16 @@ class LocalTrainer:
         )
 
     def gain(self, weights: FlatArray, others: FlatArray, part: Part = "test") -> Gain | None:
-        """How much better one model scores than another on the same samples. None: the part has no score."""
+        """Return how much better a model scores than another on the same samples; None if the part has no
+        score.
+        """
         if not self.data.size(part):
             return None
         ours, theirs = (self.judged(one, part) for one in (weights, others))
         return score_gain(self.task, ours, theirs, self.data.part(part)[1])
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        """Gradient of the mean loss in evaluation mode over all training samples or `rows`.
+        """Return the gradient of the mean loss in evaluation mode over all training samples or `rows`.
 
         Returns:
             float32, shape (spec.size,), 0 at statistics.

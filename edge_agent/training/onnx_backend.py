@@ -127,7 +127,7 @@ class OnnxBackend:
         plan: FitPlan,
         before: OptimiserState | None,
     ) -> None:
-        """None: this backend computes with `weights` and `gradient` themselves."""
+        """Return None: this backend computes with `weights` and `gradient` themselves."""
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
@@ -163,7 +163,7 @@ class OnnxBackend:
         return float(self._loss)
 
     def upper_layers(self) -> UpperLayers | None:
-        """The bundle's graphs from the boundary on, see `Backend.upper_layers`."""
+        """Return the bundle's graphs from the boundary on, see `Backend.upper_layers`."""
         whole = self._cut is None and not self._task.targets_are_samples
         found = cut(self._bundle) if whole else None
         if found is None:
@@ -181,7 +181,7 @@ class OnnxBackend:
         return UpperLayers(upper, found.size, features)
 
     def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:
-        """The bundle's training graph with smaller tensors, see `Backend.smaller_network`."""
+        """Return the bundle's training graph with smaller tensors, see `Backend.smaller_network`."""
         return self._smaller.of(counts)
 
     def _make_smaller(self, counts: tuple[int, ...]) -> "OnnxBackend | None":
@@ -193,7 +193,7 @@ class OnnxBackend:
         self._sessions = self._new_sessions(self._bundle)
 
     def _samples(self, x: InputArray) -> dict[str, Array]:
-        """Inputs of the graphs: samples, or the features at the boundary of a divided bundle."""
+        """Return the inputs of the graphs: samples, or the features at the boundary of a divided bundle."""
         if self._cut is None:
             return {"x": self._input(x)}
         given, start = {"x": np.asarray(x)}, 0  # an array that shows the number of samples
@@ -204,20 +204,20 @@ class OnnxBackend:
         return given
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
-        """Sum of losses and outputs, see `Backend.evaluate`."""
+        """Return the sum of losses and the outputs, see `Backend.evaluate`."""
         self._check(x, y)
         outputs = self.answer(x, "logits")
         return float(self._sample_losses(x, y, outputs).sum()), outputs
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """The loss of each sample, see `Backend.losses`."""
+        """Return the loss of each sample, see `Backend.losses`."""
         self._check(x, y)
         return self._sample_losses(x, y, None)
 
     def _sample_losses(
         self, x: InputArray, y: LabelArray, outputs: NDArray[np.float32] | None
     ) -> NDArray[np.float64]:
-        """Loss of each sample by numpy, or by the user's own graph."""
+        """Return the loss of each sample, computed by numpy or by the user's own graph."""
         if not self._task.users_loss:
             given = self.answer(x, "logits") if outputs is None else outputs
             return self._task.sample_losses(given, y)
@@ -226,7 +226,7 @@ class OnnxBackend:
         return found.astype(np.float64)
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """The logits, or the input of the last layer, see `Backend.answer`."""
+        """Return the logits, or the input of the last layer, see `Backend.answer`."""
         if what not in self._bundle.graphs[graphs.ANSWER].output_names:
             raise ModelError(
                 f"model {self._spec.name}: this method needs a last layer that is called once with one"
@@ -238,7 +238,7 @@ class OnnxBackend:
         return array
 
     def _outputs(self, wanted: Collection[str], *, training: bool) -> frozenset[str]:
-        """Names of the outputs of a step: loss, gradients of these tensors, and new statistics."""
+        """Return the names of the outputs of a step: loss, gradients of these tensors, and new statistics."""
         statistics = self._statistics if training else ()
         gradients = (f"gradient:{name}" for name in wanted)
         return frozenset({"loss", *gradients, *(f"statistic:{name}" for name in statistics)})
@@ -271,7 +271,9 @@ class OnnxBackend:
         return {**drawn, "batches": np.array(self._batches, np.float32)}
 
     def _check(self, x: InputArray, y: LabelArray) -> None:
-        """Check a batch as torch would. The runtime would compute something from any label."""
+        """Raise ModelError for a batch that torch would reject; the runtime would compute a result from any
+        label.
+        """
         spec = self._spec
         shape = spec.input_shape if self._cut is None else (self._cut.size,)
         if x.shape != (len(y), *shape) or not len(y):

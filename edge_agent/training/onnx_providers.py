@@ -24,7 +24,7 @@ Provider = str | tuple[str, dict[str, str]]
 
 
 def providers(runtime: Any, device: str) -> list[Provider]:
-    """Execution providers of a session, in order of preference.
+    """Return the execution providers of a session, in order of preference.
 
     Args:
         runtime: the module `onnxruntime`.
@@ -39,7 +39,7 @@ def providers(runtime: Any, device: str) -> list[Provider]:
     if kind not in _OF_CARDS or not (number or "0").isdigit():
         known = ", ".join((PROCESSOR, *_OF_CARDS))
         raise ModelError(
-            f"onnxruntime knows no device {device}; choose {known}, or a GPU by number as in cuda:1"
+            f"device {device} is unknown to onnxruntime; choose {known}, or a GPU by number as in cuda:1"
         )
     there = runtime.get_available_providers()
     if _OF_CARDS[kind][0] not in there:
@@ -61,7 +61,7 @@ def providers(runtime: Any, device: str) -> list[Provider]:
 
 
 def version(text: str) -> tuple[int, int]:
-    """The first two numbers of a version of ONNX Runtime."""
+    """Return the first two numbers of a version of ONNX Runtime."""
     first, second = text.split(".")[:2]
     return int(first), int(second)
 

@@ -31,8 +31,8 @@ class Sessions:
     Args:
         bundle: the model's bundle.
         threads: processor threads of one run.
-        guard: ends runs that take too long. None: runs are not limited.
-        room: most bytes that a run may take. None: as many as the model's description allows.
+        guard: ends runs that take too long; None if runs are not limited.
+        room: most bytes that a run may take; None for as many as the model's description allows.
         cache_bytes: memory of a run up to this size is kept for the next run.
         dequantised: inputs that are passed as int8 and scales, see `write_onnx`.
         device: device that computes, see `onnx_providers`.
@@ -67,19 +67,19 @@ class Sessions:
         feeds: Mapping[str, Array],
         into: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """Run a graph and return its outputs by name, without those written `into` an array.
+        """Run a graph, and return its outputs by name, except those written `into` an array.
 
         Args:
             graph: name of the graph in the bundle.
-            outputs: names of the wanted outputs. Nothing else is computed.
+            outputs: names of the wanted outputs; no others are computed.
             feeds: contiguous arrays by the name of an input. The graph takes those that it needs.
             into: by the name of an output, a contiguous array of its shape and type to write to, which must
                 not be one of the `feeds`.
 
         Raises:
             ModelError: the bundle has no such graph, the runtime cannot compute it, or it takes too long.
-            PacketError: it would take more than the model's description or this device allows.
-            TrainingStopped: the guard was asked to stop; nothing was changed.
+            PacketError: the run would take more than the model's description or this device allows.
+            TrainingStopped: the guard was asked to stop; no array was changed.
         """
         self.price(graph, outputs, len(feeds["x"]))
         session = self._session(graph, outputs, len(feeds["x"]))
@@ -94,14 +94,14 @@ class Sessions:
         return found
 
     def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
-        """Check the predicted cost of a run with so many samples, before anything is allocated for it.
+        """Check the predicted cost of a run with this many samples, before memory is allocated for it.
 
         Returns:
             The inputs that the run takes.
 
         Raises:
             ModelError: the bundle has no such graph.
-            PacketError: it would take more than the model's description or this device allows.
+            PacketError: the run would take more than the model's description or this device allows.
         """
         key = graph, outputs, num_samples
         if key in self._priced:
@@ -186,7 +186,7 @@ class _Session:
         return {name: value.numpy() for name, value in found if name not in into}
 
     def _is_new(self, name: str, array: Array) -> bool:
-        """True if this array is not bound yet. Binds it and keeps a reference."""
+        """True if this array was not bound yet; it is then bound, and a reference is kept."""
         if self._bound.get(name) is array:
             return False
         self._bound[name] = array
@@ -194,10 +194,10 @@ class _Session:
 
 
 def runtime() -> Any:
-    """The module `onnxruntime`.
+    """Return the module `onnxruntime`.
 
     Raises:
-        ModelError: it is missing or too old.
+        ModelError: ONNX Runtime is missing or too old.
     """
     try:
         with without_torch():

@@ -66,11 +66,11 @@ class OrtTrainingBackend(OnnxBackend):
         self._modules: OrderedDict[frozenset[str], _TrainingModule] = OrderedDict()
 
     def upper_layers(self) -> UpperLayers | None:
-        """None: the package's training model cannot be divided."""
+        """Return None: the package's training model cannot be divided."""
         return None
 
     def smaller_network(self, counts: tuple[int, ...]) -> None:  # noqa: ARG002 - of none
-        """None: the package's training model has fixed sizes."""
+        """Return None: the package's training model has fixed sizes."""
         return
 
     def step(
@@ -175,8 +175,9 @@ class _TrainingModule:
 def _load(
     api: Any, model: bytes, parameters: list[TensorSpec], wanted: frozenset[str], threads: int
 ) -> tuple[Any, Any]:
-    """The package's Module and CheckpointState, with memory for all parameters. The package reads only
-    files.
+    """Return the package's Module and CheckpointState, with memory for all parameters.
+
+    They are loaded through temporary files, because the package reads only files.
     """
     runtime, native = import_module("onnxruntime"), import_module("onnxruntime.capi._pybind_state")
     options = runtime.SessionOptions()
@@ -197,5 +198,5 @@ def _load(
 
 
 def _line(problem: Exception) -> str:
-    """The runtime's message without the place in its source."""
+    """Return the runtime's message without the position in its source code."""
     return " ".join(str(problem).split()).rpartition("[ONNXRuntimeError]")[2][-300:].strip(" :")

@@ -20,10 +20,10 @@ MISSING = (
 
 
 def training_api() -> Any:
-    """The module `onnxruntime.training.api`.
+    """Return the module `onnxruntime.training.api`.
 
     Raises:
-        ModelError: it is missing, or onnxruntime is installed in its place.
+        ModelError: onnxruntime-training is missing, or onnxruntime is installed in its place.
     """
     with without_torch():
         try:
@@ -37,8 +37,8 @@ def without_torch() -> Iterator[None]:
     """Let `onnxruntime` and `onnxruntime.training.api` be imported without torch.
 
     The parent package imports torch and onnx for other parts, and onnxruntime tries
-    `onnxruntime.training.ortmodule`, which imports torch. So an empty module stands in for the parent, and
-    None, which makes an import fail, for ortmodule. Both are removed afterwards.
+    `onnxruntime.training.ortmodule`, which imports torch. So the parent is replaced by an empty module, and
+    ortmodule by None, which makes its import fail. Both are removed afterwards.
     """
     place = find_spec("onnxruntime")
     if _PARENT in sys.modules or place is None:

@@ -47,7 +47,7 @@ class SmallerNetworks:
 
     Args:
         whole: backend of the whole model.
-        build: returns a backend with at least so many neurons. None: there is none.
+        build: returns a backend with at least so many neurons; None if there is none.
     """
 
     def __init__(self, whole: Backend, build: Callable[[Counts], Backend | None]) -> None:
@@ -55,7 +55,7 @@ class SmallerNetworks:
         self._found: OrderedDict[Counts, SmallerNetwork | None] = OrderedDict()
 
     def of(self, counts: Counts) -> SmallerNetwork | None:
-        """The smaller network with so many neurons, see `Backend.smaller_network`."""
+        """Return the smaller network with this many neurons, see `Backend.smaller_network`."""
         if not has_smaller(self._whole.spec) or not all(counts) or counts == self._whole.spec.groups:
             return None
         if counts not in self._found:
@@ -75,7 +75,8 @@ class SmallerNetworks:
 
 
 def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None:
-    """Factors by which absent neurons' statistics fade. None: the smaller backend computes something else.
+    """Return factors by which absent neurons' statistics fade; None if the smaller backend computes
+    differently.
 
     Raises:
         ModelError: one of the backends cannot take such steps.
@@ -96,8 +97,9 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
 
 
 def _two_steps(backend: Backend, weights: FlatArray) -> list[FlatArray]:
-    """Losses, and the running statistics after each of two steps. The backend's gradient is the second
-    step's.
+    """Return losses, and the running statistics after each of two steps.
+
+    The backend's gradient is then that of the second step.
     """
     backend.load(weights)
     x, y = _synthetic_samples(backend)
@@ -116,11 +118,12 @@ def _alike(one: FlatArray, other: FlatArray) -> bool:
 def _fading(
     spec: ModelSpec, absent: MaskArray, before: FlatArray, once: FlatArray, twice: FlatArray
 ) -> dict[str, float] | None:
-    """Factors by which absent neurons' running statistics fade in a step, from their values before, after one
-    step and after two.
+    """Return factors by which absent neurons' running statistics fade in a step.
+
+    They are derived from the statistics before, after one step, and after two.
 
     Returns:
-        None: absent neurons' statistics do something else than fade.
+        The factors; None if absent neurons' statistics do not just fade.
     """
     found = {}
     for tensor in spec.tensors:
@@ -139,7 +142,7 @@ def _fading(
 
 
 def _synthetic_weights(spec: ModelSpec) -> FlatArray:
-    """Weights of usual sizes, none of them 0, with positive variances."""
+    """Return weights of usual sizes, none of them 0, with positive variances."""
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
         inputs = math.prod(tensor.shape[1:]) if tensor.kind == "weight" else 1
@@ -179,11 +182,11 @@ class SubModel:
     whole: ModelSpec
 
     def taken(self, vector: FlatArray) -> FlatArray:
-        """The sub-model's entries of a whole vector."""
+        """Return the sub-model's entries of a whole vector."""
         return vector[self.present]
 
     def plan(self, plan: FitPlan) -> FitPlan:
-        """The same plan for the smaller network."""
+        """Return the same plan for the smaller network."""
         assert plan.trainable is not None, "a present entry is missing from the sub-model"
         trainable, pull = plan.trainable[self.present], plan.pull
         spec = self.network.backend.spec
@@ -194,11 +197,11 @@ class SubModel:
         return replace(plan, trainable=None if whole else trainable, pull=pull, neurons=None)
 
     def states(self, states: RoundOptimiserStates | None) -> RoundOptimiserStates | None:
-        """The optimiser's states for the smaller network."""
+        """Return the optimiser's states for the smaller network."""
         return None if states is None else _SubModelStates(states, self)
 
     def put_back(self, fit: Fit, weights: FlatArray) -> Fit:
-        """The result that masked training from `weights` would have returned."""
+        """Return the result that masked training of the whole model from `weights` would have had."""
         after = weights.copy()
         for name, factor in self.network.fading.items():
             after[self.whole.slices[name]] *= np.float32(factor**fit.num_steps)
@@ -207,7 +210,7 @@ class SubModel:
 
 
 def sub_model_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> SubModel | None:
-    """The network that trains the same as this plan. None: the plan needs masked training."""
+    """Return the network that trains the same as this plan; None if the plan needs masked training."""
     if plan.neurons is None or plan.trainable is None or plan.lower:
         return None
     if plan.loss_term or plan.keep_last_gradient:
@@ -227,7 +230,7 @@ def sub_model_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> SubMode
 
 
 def _padded(active: MaskArray, count: int) -> MaskArray:
-    """`active` with the first absent neurons added, so that there are `count`. Their weights stay 0."""
+    """Return `active` with the first absent neurons added up to `count` neurons. Their weights stay 0."""
     padded = active.copy()
     padded[np.flatnonzero(~active)[: count - np.count_nonzero(active)]] = True
     return padded
@@ -243,7 +246,7 @@ class _SubModelStates(RoundOptimiserStates):
         self._started = OptimiserState(())
 
     def next(self) -> OptimiserState:
-        """The state that the next local training starts from."""
+        """Return the state from which the round's next local training starts."""
         self._started = self._whole.next()
         return OptimiserState(tuple(vector[self._present] for vector in self._started.vectors))
 

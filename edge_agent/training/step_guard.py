@@ -15,7 +15,7 @@ LOOK_EVERY_S = 0.25  # seconds between checks; most steps end before the first o
 
 @dataclass
 class _Run:
-    """One run of the runtime: the options that end it, its start time, and the reason for ending it."""
+    """One run of the runtime: the options that can end it, its start time, and why it was ended."""
 
     options: Any
     began: float
@@ -27,7 +27,7 @@ class StepGuard:
 
     Args:
         stop: returns the reason to end a run, or None. Called from the guard's thread.
-        longest_s: most seconds of a run. None: no limit.
+        longest_s: most seconds of a run; None for no limit.
         clock: monotonic seconds.
     """
 
@@ -44,7 +44,9 @@ class StepGuard:
 
     @contextmanager
     def over(self, options: Any) -> Iterator[_Run]:
-        """Watch the run inside. `options.terminate` is set if it must end, and its `problem` says why."""
+        """Watch the run inside this context; a run that must end gets `options.terminate`, and `problem` the
+        reason.
+        """
         run = _Run(options, self._clock())
         with self._begun:
             self._run = run

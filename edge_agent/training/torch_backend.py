@@ -40,7 +40,7 @@ from fleetune.protocols.tasks.task import Task
 
 
 class TorchBackend:
-    """A `Backend` that computes with torch, from the module's own weights on.
+    """A `Backend` that computes with torch, starting from the module's own weights.
 
     Args:
         spec: description of the model.
@@ -98,7 +98,7 @@ class TorchBackend:
 
     @property
     def device(self) -> torch.device:
-        """Where torch computes."""
+        """The device where torch computes."""
         return self._model.device
 
     @property
@@ -134,7 +134,10 @@ class TorchBackend:
     def gpu_descent(
         self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
     ) -> GpuDescent | None:
-        """The optimiser on the GPU, see `Backend.gpu_descent`. None: the model is on the processor."""
+        """Return the optimiser on the GPU, see `Backend.gpu_descent`.
+
+        The result is None if the model is on the processor.
+        """
         if not self._model.vectors.on_gpu:
             return None
         return GpuDescent(self._model.vectors, self.spec.num_parameters, settings, plan, before)
@@ -152,7 +155,7 @@ class TorchBackend:
         return self._forward.answer(x, what)
 
     def upper_layers(self) -> UpperLayers | None:
-        """The layers above the frozen ones, see `Backend.upper_layers`."""
+        """Return the layers above the frozen ones, see `Backend.upper_layers`."""
         if not self.spec.frozen or self._task.targets_are_samples:
             return None
         forward = self._forward.above_frozen_layers()
@@ -166,7 +169,7 @@ class TorchBackend:
         )
 
     def smaller_network(self, counts: tuple[int, ...]) -> SmallerNetwork | None:
-        """The network with fewer neurons, see `Backend.smaller_network`."""
+        """Return the network with fewer neurons, see `Backend.smaller_network`."""
         return self._smaller.of(counts)
 
     def _make_smaller(self, counts: tuple[int, ...]) -> "TorchBackend | None":

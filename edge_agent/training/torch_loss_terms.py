@@ -16,7 +16,7 @@ from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 
 
 def loss_term_value(extra_loss: ExtraLoss, own: Tensor) -> Tensor:
-    """Value of a loss term on a batch.
+    """Return the value of a loss term on a batch.
 
     Args:
         extra_loss: the loss term and the answers of its models on the batch.
@@ -39,7 +39,7 @@ class LastLayer:
 
     @contextmanager
     def watched(self) -> Iterator[list[Any]]:
-        """Collect the arguments of every call of the layer."""
+        """Yield a list that collects the arguments of every call of the layer."""
         calls: list[Any] = []
         hook = self._module.get_submodule(self._name).register_forward_pre_hook(
             lambda _, arguments: calls.append(arguments)
@@ -50,7 +50,7 @@ class LastLayer:
             hook.remove()
 
     def features(self, calls: list[Any]) -> Tensor:
-        """Input of the layer, shape (n, ...), from its calls in one forward pass.
+        """Return the input of the layer, shape (n, ...), from its calls in one forward pass.
 
         Raises:
             ModelError: the layer was not called once with one tensor.

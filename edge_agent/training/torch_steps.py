@@ -38,7 +38,7 @@ class TorchSteps:
         model: the module.
         forward: computes its logits.
         task: the run's task, which has the loss.
-        precision: of forward passes in training.
+        precision: precision of forward passes in training.
     """
 
     def __init__(self, model: FlatModule, forward: ForwardPass, task: Task, precision: Precision) -> None:
@@ -49,7 +49,7 @@ class TorchSteps:
         self._cuda_graphs = CudaGraphs(model.device)
 
     def with_forward(self, forward: ForwardPass) -> "TorchSteps":
-        """The same steps from another forward pass. CUDA graphs do not support replays of features."""
+        """Return the same steps with another forward pass. CUDA graphs do not support replays of features."""
         other = copy.copy(self)
         other._forward, other._cuda_graphs = forward, CudaGraphs(PROCESSOR)  # noqa: SLF001 - of this class
         return other

@@ -1,4 +1,4 @@
-"""Chooses the backend that trains: by what is installed, the owner's option, and the run's needs."""
+"""Chooses the backend that trains, by the installed packages, the owner's option, and the run's needs."""
 
 import importlib.metadata
 import importlib.util
@@ -39,7 +39,7 @@ ORT_TRAINING = frozenset({"onnxruntime-training-cpu", "onnxruntime-training"})
 
 
 def installed() -> tuple[Kind, ...]:
-    """The trainers that can be imported here, the lightest first. None of them is imported."""
+    """Return the trainers that can be imported here, the lightest first, without importing any."""
     return tuple(kind for kind in KINDS if _is_installed(kind))
 
 
@@ -50,7 +50,7 @@ def _is_installed(kind: Kind) -> bool:
 
 
 def installed_packages() -> set[str]:
-    """Names of all packages in this Python environment."""
+    """Return the names of all packages in this Python environment."""
     return {found.metadata["Name"] for found in importlib.metadata.distributions()}
 
 
@@ -60,9 +60,9 @@ class Trainers:
 
     Attributes:
         choice: the owner's option: one of `KINDS`, or "auto" for the lightest one that fits the run.
-        lacking: for each run without a bundle, the reason, by the run's id.
+        lacking: why a run has no bundle, by the run's id.
         train_on: device that computes.
-        usable: those of `KINDS` that are installed here and can compute on `train_on`.
+        usable: trainers of `KINDS` that are installed here and can compute on `train_on`.
 
     Raises:
         SettingError: the choice is unknown.
@@ -99,7 +99,7 @@ class Trainers:
             )
 
     def kind(self, run: str) -> Kind:
-        """The trainer of a run.
+        """Return the trainer of a run.
 
         Raises:
             ModelError: the run has no bundle, and torch is not installed or not chosen.
@@ -113,9 +113,9 @@ class Trainers:
 
 
 def _problem_on(kind: Kind, device: str) -> ModelError | None:
-    """The reason why a trainer cannot compute on a device; None if it can.
+    """Return why a trainer cannot compute on a device; None if it can.
 
-    Imports the trainer, unless the device is the processor.
+    This imports the trainer, unless the device is the processor.
     """
     if device == PROCESSOR:
         return None
@@ -159,7 +159,7 @@ def make_backend(
     device: str = PROCESSOR,
     precision: Precision = "float32",
 ) -> Backend:
-    """The backend of a model.
+    """Return the backend of a model.
 
     Args:
         kind: the trainer.
@@ -169,7 +169,7 @@ def make_backend(
         task: the run's task, which has the loss.
         frozen: tensors of the model's backbone, which are not copied.
         guard: may end a step early, if the backend supports it.
-        room: most bytes that a step of a bundle may take. None: as its model's description allows.
+        room: most bytes that a step of a bundle may take; None for as many as the model's description allows.
         cache_bytes: ONNX Runtime keeps the memory of steps up to this size. Devices keep none.
         device: device that computes, by torch's name for it, or see `onnx_providers`.
         precision: precision of torch's training steps, see `FleetSection`. Other trainers have only one.
@@ -209,7 +209,7 @@ def check_room(kind: Kind, usable: int | None, held: int) -> None:
 
     Args:
         kind: the trainer.
-        usable: bytes that this process may hold. None: unknown.
+        usable: bytes that this process may hold; None if unknown.
         held: bytes that it holds.
     """
     module = "torch" if kind == "torch" else "onnxruntime"
@@ -218,7 +218,9 @@ def check_room(kind: Kind, usable: int | None, held: int) -> None:
 
 
 def room_problem(kind: Kind, needed: int, usable: int | None, held: int) -> ModelError | None:
-    """The error of a trainer whose code needs `needed` more bytes; None if they fit. See `check_room`."""
+    """Return the error for a trainer whose code needs `needed` more bytes; None if they fit. See
+    `check_room`.
+    """
     if usable is None or held + needed <= usable:
         return None
     lighter = f"use --trainer onnx (pip install {PIP['onnx']}), " if kind == "torch" else ""

@@ -7,7 +7,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 
 def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
-    """Refuse a run that names code the owner does not trust.
+    """Raise SettingError if a run names code that the owner does not trust.
 
     Args:
         enrolment: the run's enrolment.

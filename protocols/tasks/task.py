@@ -89,7 +89,7 @@ class Task(ABC):
         """
 
     def trained_on(self, _: Array) -> NDArray[np.bool_] | None:
-        """Which samples may be used for training, by their labels, shape (n,); None: all."""
+        """Which samples may be used for training, by their labels, shape (n,); None for all."""
         return None
 
     def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002

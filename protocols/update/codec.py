@@ -182,7 +182,7 @@ def decode(
             raises) for the message whose patches are not decoded yet; None for none.
         verified: True if the caller has just checked the digest of all of `data`, as a transfer does; the
             header's checksum is then skipped.
-        decode_cache: cache of decoded patches, for readers of the same payload in one process; None: no
+        decode_cache: cache of decoded patches, for readers of the same payload in one process; None for no
             cache.
 
     Raises:

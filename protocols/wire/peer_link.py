@@ -68,7 +68,7 @@ class Answered:
     Attributes:
         offer: the offer.
         receipt: the answer. `Resume`: the payload is arriving; `Ack`: it is already stored; `Refuse`: it is
-            rejected; None: no answer, so that the peer repeats its offer.
+            rejected; None for no answer, so that the peer repeats its offer.
     """
 
     offer: Offer

@@ -83,7 +83,7 @@ def sweep(
         data: see `fleetune.simulate`.
         partition: see `fleetune.simulate`; a function is called once a seed.
         target: score for which costs are reported; None: 95 % of the best combination's final score.
-        search: number of trials that Optuna may choose, earlier ones included; None: every combination.
+        search: number of trials that Optuna may choose, earlier ones included; None for every combination.
         workers: see `fleetune.compare`.
         fresh: True repeats finished runs, too.
         trackers: experiment trackers that follow each run, see `fleetune.simulate`.

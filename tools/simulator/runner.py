@@ -84,7 +84,7 @@ def simulate(
         workers: number of processes that train devices, one torch thread each; 0 trains in this process.
         fresh: True replaces an earlier run in the folder.
         observers: receive the run's events, and lines about how it started.
-        runs: the folder of runs from which this one may continue; None: the parent of `folder`.
+        runs: the folder of runs from which this one may continue; None for the parent of `folder`.
         caller_samples: samples that the caller passed; `settings` name them already.
         on_round: see `Simulation`.
         cluster: address of a Ray cluster whose nodes train; None for this machine.

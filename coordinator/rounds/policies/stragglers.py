@@ -25,7 +25,7 @@ Decision = Literal["close", "deadline", "too-few"]
 
 
 def decide(state: EngineState, settings: RoundSection, now: float) -> Decision | None:
-    """Decide what happens to the open round, or the final evaluation, at `now`. None: it stays open."""
+    """Decide what happens to the open round, or the final evaluation, at `now`; None if it stays open."""
     overdue = state.timing.until is not None and now >= state.timing.until
     settled = not state.groups.awaited
     if state.stage == "evaluating":

@@ -43,7 +43,7 @@ class DecoderProcess:
     """A process that decodes files, one after another. Only one thread may use it.
 
     Args:
-        memory_bytes: memory of the agent together with this process; None: not known.
+        memory_bytes: memory of the agent together with this process; None if unknown.
         clock: monotonic clock, in seconds.
 
     Attributes:

@@ -61,8 +61,8 @@ class Block(Struct, frozen=True, array_like=True, tag="block"):
 
     Attributes:
         x: inputs, shape (n, ...).
-        y: labels, shape (n, ...); None: there are none.
-        names: names of the samples; None: there are none.
+        y: labels, shape (n, ...); None if there are none.
+        names: names of the samples; None if there are none.
     """
 
     x: ArrayData

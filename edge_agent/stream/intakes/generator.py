@@ -26,7 +26,7 @@ Generator = Callable[[], Iterator[Any]]
 
 
 def find_generator(source: str) -> Generator | None:
-    """Find the generator function that `package.module:function` names; None: it names something else.
+    """Find the generator function that `package.module:function` names; None if it names something else.
 
     Raises:
         DataError: the module cannot be imported.

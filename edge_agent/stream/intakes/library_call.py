@@ -49,7 +49,7 @@ class Intake:
             device: id of the device, as for `edge-agent run --device`; None: that of the fleet's only device
                 in `state`, else the machine's name.
             state: folder of agents' state, as for `edge-agent run`.
-            bounds: limits on what the store keeps; None: the limits that were set last.
+            bounds: limits on what the store keeps; None for the limits that were set last.
 
         Raises:
             SettingError: `fleet` or `device` is no valid name; or `device` is None, and several devices of
@@ -71,7 +71,7 @@ class Intake:
 
         Args:
             x: the input: numbers, any shape but (). uint8 stays (the model sees 0..1), others become float32.
-            y: the label: a class from 0, or numbers; None: it may be added later.
+            y: the label: a class from 0, or numbers; None if it may be added later.
             id: your name for the sample, by which `label` finds it later.
 
         Returns:

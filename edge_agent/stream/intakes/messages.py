@@ -56,7 +56,7 @@ def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> lis
     """Store the samples and labels of messages in one transaction.
 
     Returns:
-        What became of each message's sample or label; None: it has neither.
+        What became of each message's sample or label; None if it has neither.
 
     Raises:
         StoreError: the store cannot be written; nothing was stored.

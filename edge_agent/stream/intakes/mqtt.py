@@ -59,7 +59,7 @@ class SensorTopic:
 
 
 def sensor_topic(source: str) -> SensorTopic | None:
-    """Read the topic from a source; None: the source is not an MQTT URL.
+    """Read the topic from a source; None if the source is not an MQTT URL.
 
     Raises:
         DataError: the URL is not valid, or its topics could belong to a fleet.
@@ -71,7 +71,8 @@ def sensor_topic(source: str) -> SensorTopic | None:
     # then the "topic" may be half a password: it must not be shown
     if "@" in topic_filter and "@" not in place:
         raise DataError(
-            f"{scheme}://...: an @ after the first /; {ENCODE}; a topic with @ needs a user: {scheme}://user@host/topic"
+            f"{scheme}://...: an @ after the first /; {ENCODE}; a topic with @ needs a user:"
+            f" {scheme}://user@host/topic"
         )
     try:
         broker = parse_broker(f"{scheme}://{place}")

@@ -68,7 +68,7 @@ class ReadOptions:
     sounds: LogMel = LogMel()  # noqa: RUF009 - frozen
 
     def label(self, words: str) -> int | float | None:
-        """Read a label from a cell of a table or from the name of a folder; None: it is empty.
+        """Read a label from a cell of a table or from the name of a folder; None if it is empty.
 
         Raises:
             BadSample: it is neither a number nor one of `class_names`.

@@ -1,4 +1,4 @@
-"""Weights and gradients of a network, in process memory and where torch computes."""
+"""Weights and gradients of a network, in process memory and in the memory where torch computes."""
 
 import torch
 from torch import Tensor
@@ -37,23 +37,23 @@ class FlatVectors:
 
     @property
     def on_gpu(self) -> bool:
-        """True if torch computes in another memory."""
+        """True if torch computes in another memory than the process."""
         return self._device != PROCESSOR
 
     @property
     def torch_size(self) -> int:
-        """Entries of a vector there: first the parameters, then the statistics, with gaps."""
+        """Number of entries of a torch vector: first the parameters, then the statistics, with gaps."""
         return len(self.torch_weights)
 
     def torch_stop(self, stop: int) -> int:
-        """Position there of the end of a flat vector's first `stop` entries."""
+        """Return the position in a torch vector at which a flat vector's first `stop` entries end."""
         for name, place in self._spec.slices.items():
             if stop < place.stop:
                 return int(self.places[name].start + max(0, stop - place.start))
         return self.torch_size
 
     def to_torch(self, vector: Tensor) -> Tensor:
-        """A flat vector, shape (spec.size,), in the layout there, in new memory."""
+        """Return a flat vector, shape (spec.size,), in the layout of a torch vector, in new memory."""
         pieces, end = [], 0
         for name, place in self._spec.slices.items():
             at = self.places[name]
@@ -66,7 +66,7 @@ class FlatVectors:
         return torch.cat(pieces)
 
     def from_torch(self, vector: Tensor) -> Tensor:
-        """A vector in the layout there as a flat vector, in new memory."""
+        """Return a torch vector in the layout of a flat vector, in new memory."""
         return torch.cat([vector[self.places[name]] for name in self._spec.slices])
 
     def upload(self) -> None:
@@ -94,19 +94,25 @@ class FlatVectors:
         self._kept_on_gpu = self.on_gpu
 
     def load(self, weights: FlatArray) -> None:
-        """Copy weights, shape (spec.size,), into process memory. They are no longer kept on the GPU."""
+        """Copy weights, shape (spec.size,), into process memory, and stop keeping weights on the GPU."""
         self._kept_on_gpu = False
         self.weights.numpy()[:] = weights
 
     def current_weights(self) -> FlatArray:
-        """The weights, shape (spec.size,). The array is live unless they are kept on the GPU."""
+        """Return the weights, shape (spec.size,).
+
+        The array is live unless the weights are kept on the GPU.
+        """
         if self._kept_on_gpu:
             self.download_weights()
         found: FlatArray = self.weights.numpy()
         return found
 
     def current_gradient(self) -> FlatArray:
-        """The gradient, shape (spec.size,). The array is live unless it is kept on the GPU."""
+        """Return the gradient, shape (spec.size,).
+
+        The array is live unless the gradient is kept on the GPU.
+        """
         if self._kept_on_gpu:
             self.gradient.copy_(self.from_torch(self.torch_gradient))
         found: FlatArray = self.gradient.numpy()
@@ -114,7 +120,7 @@ class FlatVectors:
 
 
 def _aligned(spec: ModelSpec) -> tuple[dict[str, slice], int]:
-    """The range of each tensor, and the end of the last one."""
+    """Return the range of each tensor in a torch vector, and the end of the last tensor."""
     places, end = {}, 0
     for name, place in spec.slices.items():
         places[name] = slice(end, end + place.stop - place.start)

@@ -1,8 +1,8 @@
 """The run's optimiser on a GPU.
 
-It does the same as `edge_agent.training.descent` in the same order. Without clipping the results are equal
-to the bit, as far as the GPU computes alike. A step is a few operators on all entries; frozen entries move
-by 0.
+It takes the same steps as `edge_agent.training.descent`, in the same order. Without clipping the results are
+equal to the bit, provided that the GPU computes each operation alike. A step is a few operators on all
+entries; frozen entries move by 0.
 """
 
 import math
@@ -80,7 +80,7 @@ class _Stretch:
     Attributes:
         place: range of the entries.
         weights, gradient: tensors of these entries.
-        keep: 1 where trainable, else 0. None: all are trainable.
+        keep: 1 where trainable, else 0; None if all are trainable.
         vectors: the optimiser's vectors.
         levels, index: steps that the entries had taken before, see `StepCounts`.
         target, pulled: target of the pull, and 1 where it pulls. None: nowhere, or everywhere.
@@ -140,7 +140,7 @@ class GpuDescent:
         return norm
 
     def state(self) -> OptimiserState:
-        """The optimiser's state, see `Descent.state`."""
+        """Return the optimiser's state, see `Descent.state`."""
         assert self._before is not None, "state() needs an optimiser that was given its earlier state"
         found = [
             self._back([one.vectors[number] for one in self._stretches])
@@ -156,7 +156,7 @@ class GpuDescent:
         return OptimiserState(tuple(found))
 
     def _norm(self, stretches: Sequence[_Stretch]) -> float:
-        """Gradient norm of the moving entries."""
+        """Return the gradient norm of the moving entries."""
         square = torch.zeros(1, device=self._vectors.torch_gradient.device)
         for stretch in stretches:
             gradient = _masked(NumpyTensor(stretch.gradient), stretch).tensor
@@ -168,13 +168,13 @@ class GpuDescent:
         return self._plan.lower is not None and place.stop <= self._vectors.torch_stop(self._plan.lower.stop)
 
     def _there(self, vector: NDArray[Any]) -> Tensor:
-        """The parameters' entries of a flat vector in the GPU's layout, 0 elsewhere."""
+        """Return the parameters' entries of a flat vector in the GPU's layout, and 0 elsewhere."""
         whole = torch.zeros(len(self._vectors.weights))
         whole[: self._size] = torch.from_numpy(vector[: self._size].astype(np.float32))
         return self._vectors.to_torch(whole.to(self._vectors.torch_weights.device))
 
     def _back(self, stretches: Sequence[Tensor]) -> NDArray[np.float32]:
-        """A flat vector of the parameters, from the values of the stretches."""
+        """Return a flat vector of the parameters, from the values of the stretches."""
         whole = torch.zeros(self._vectors.torch_size, device=self._vectors.torch_weights.device)
         for stretch, values in zip(self._stretches, stretches, strict=True):
             whole[stretch.place] = values
@@ -213,7 +213,7 @@ class GpuDescent:
 
 
 def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.float64], Tensor | None]:
-    """`StepCounts.levels` and `index` of entries with these numbers of steps. None: no steps."""
+    """Return `StepCounts.levels` and `index` of entries with these numbers of steps; None for no steps."""
     of_trainable = counted if counted is None or keep is None else counted[keep > 0]
     if counted is None or of_trainable is None or not of_trainable.numel():
         return np.zeros(1), None
@@ -236,7 +236,7 @@ def _add_pull(stretch: _Stretch, strength: float) -> None:
 
 
 def _masked(values: NumpyTensor, stretch: _Stretch) -> NumpyTensor:
-    """Values with 0 at frozen entries."""
+    """Return the values with 0 at frozen entries."""
     if stretch.keep is None:
         return values
     masked: NumpyTensor = values * NumpyTensor(stretch.keep)

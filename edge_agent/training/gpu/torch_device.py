@@ -16,7 +16,7 @@ PROCESSOR = torch.device("cpu")
 
 
 def torch_device(name: str) -> torch.device:
-    """A torch device by name (`cpu`, `cuda:1`, `mps`, `xpu:0`), set to deterministic kernels and full
+    """Return a torch device by name (`cpu`, `cuda:1`, `mps`, `xpu:0`), with deterministic kernels and
     float32.
 
     Raises:
@@ -45,13 +45,13 @@ def torch_device(name: str) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """The vendor's name of a device, if torch knows it."""
+    """Return the vendor's name of a device; "" if torch does not know it."""
     tell = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(tell(device)) if tell else device.type
 
 
 def _make_deterministic() -> None:
-    """Choose deterministic kernels, without warnings where torch has none, and no TF32.
+    """Choose deterministic kernels, without warnings where torch has none, and switch off TF32.
 
     TF32 rounds factors to ten bits.
     """
@@ -63,7 +63,8 @@ def _make_deterministic() -> None:
 
 
 def autocast_to(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which torch computes forward passes in this precision where it considers that safe.
+    """Return a context in which torch computes forward passes in this precision, where torch considers it
+    safe.
 
     Backward passes use the types of the forward pass.
     """
@@ -73,12 +74,12 @@ def autocast_to(precision: Precision, device: torch.device) -> AbstractContextMa
 
 
 def for_numpy(tensor: Tensor) -> Tensor:
-    """The tensor on the processor, where numpy can read it."""
+    """Return the tensor on the processor, where numpy can read it."""
     return tensor if tensor.device == PROCESSOR else tensor.to(PROCESSOR)
 
 
 def generator_states(device: torch.device) -> list[bytes]:
-    """States of torch's global generators, on the processor and on the device."""
+    """Return the states of torch's global generators, on the processor and on the device."""
     states = [torch.default_generator.get_state()]
     if device != PROCESSOR:
         states.append(torch.get_device_module(device).get_rng_state(device))

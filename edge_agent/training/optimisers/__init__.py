@@ -14,5 +14,5 @@ REGISTRY: dict[str, type[Optimiser]] = {
 
 
 def optimiser_of(settings: TrainingSection) -> Optimiser:
-    """The optimiser that a [training] section names, with the settings of that section."""
+    """Return the optimiser that a [training] section names, with the settings of that section."""
     return REGISTRY[settings.optimiser](settings)

@@ -19,7 +19,7 @@ class AdamW(Optimiser):
 
     @property
     def num_vectors(self) -> int:
-        """The two vectors m and s."""
+        """Number of vectors: m and s."""
         return 2
 
     def step(
@@ -30,7 +30,7 @@ class AdamW(Optimiser):
         counts: StepCounts,
         scratch: Floats,
     ) -> Floats:
-        """The change of the weights, see `Optimiser.step`."""
+        """Return the change of the weights, see `Optimiser.step`."""
         (mean, square), settings = vectors, self.settings
         b1, b2 = settings.betas
         mean += np.multiply(np.subtract(gradient, mean, out=scratch), 1 - b1, out=scratch)

@@ -1,4 +1,4 @@
-"""The base class of optimisers, which compute the change of each weight from its gradient and their state.
+"""The base class of optimisers, which compute each weight's change from its gradient and a state.
 
 An optimiser works elementwise on blocks of entries. `edge_agent.training.descent` chooses the entries, and
 handles frozen entries, the pull and clipping.
@@ -33,11 +33,11 @@ class OptimiserState:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Number of steps that each entry of a block has taken, including this one.
+    """The number of steps that each entry of a block has taken, including this one.
 
     Attributes:
         levels: the different numbers, shape (k,). Entries that always trained together share one.
-        index: index into `levels` for each entry, shape (entries,). None: all entries have the same number.
+        index: index into `levels` for each entry, shape (entries,); None if all entries have the same number.
     """
 
     levels: NDArray[np.float64]
@@ -46,7 +46,7 @@ class StepCounts:
     def each(
         self, value: Callable[[NDArray[np.float64]], NDArray[np.float64]], dtype: np.dtype[np.floating]
     ) -> Floats | float:
-        """`value` of each entry's number of steps. A plain number if all entries have the same."""
+        """Return `value` of each entry's number of steps; a plain number if all entries have the same."""
         values = value(self.levels)
         return float(values[0]) if self.index is None else values.astype(dtype).take(self.index)
 
@@ -69,7 +69,7 @@ class Optimiser(ABC):
     @property
     @abstractmethod
     def num_vectors(self) -> int:
-        """Number of values that the optimiser remembers for each trained entry, without step counts."""
+        """Number of values that the optimiser stores for each trained entry, without step counts."""
 
     @abstractmethod
     def step(
@@ -80,7 +80,7 @@ class Optimiser(ABC):
         counts: StepCounts,
         scratch: Floats,
     ) -> Floats:
-        """The amount to subtract from the weights.
+        """Return the amount to subtract from the weights.
 
         Args:
             gradient: g of some entries, shape (k,). It may be overwritten.

@@ -20,15 +20,17 @@ class RoundOptimiserStates:
         self._after: States = ()
 
     def next(self) -> OptimiserState:
-        """The state that the next local training starts from."""
+        """Return the state from which the round's next local training starts."""
         number = len(self._after)
         return self._before[number] if number < len(self._before) else OptimiserState(())
 
     def put(self, state: OptimiserState) -> None:
-        """Store the state after that local training."""
+        """Store the state after the local training that `next` started."""
         self._after = (*self._after, state)
 
     @property
     def after(self) -> States:
-        """The states to keep after the round. A local training that did not run keeps its earlier state."""
+        """Return the states to store after the round. A local training that did not run keeps its earlier
+        state.
+        """
         return (*self._after, *self._before[len(self._after) :])

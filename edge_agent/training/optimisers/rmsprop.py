@@ -15,7 +15,7 @@ class RMSprop(Optimiser):
 
     @property
     def num_vectors(self) -> int:
-        """The vector s, and v if there is momentum."""
+        """Number of vectors: s, and v if there is momentum."""
         return 2 if self.settings.momentum else 1
 
     def step(
@@ -26,7 +26,7 @@ class RMSprop(Optimiser):
         counts: StepCounts,  # noqa: ARG002 - it is the same in every step
         scratch: Floats,
     ) -> Floats:
-        """The change of the weights, see `Optimiser.step`."""
+        """Return the change of the weights, see `Optimiser.step`."""
         square, settings = vectors[0], self.settings
         if settings.weight_decay:
             gradient += np.multiply(weights, settings.weight_decay, out=scratch)

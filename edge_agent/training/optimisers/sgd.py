@@ -6,11 +6,11 @@ from fleetune.edge_agent.training.optimisers.optimiser import Floats, Optimiser,
 
 
 class SGD(Optimiser):
-    """v = momentum * v + g + weight_decay * w; w -= learning_rate * v."""
+    """SGD: v = momentum * v + g + weight_decay * w; w -= learning_rate * v."""
 
     @property
     def num_vectors(self) -> int:
-        """The vector v if there is momentum."""
+        """Number of vectors: v if there is momentum."""
         return int(bool(self.settings.momentum))
 
     def step(
@@ -21,7 +21,7 @@ class SGD(Optimiser):
         counts: StepCounts,  # noqa: ARG002 - it is the same in every step
         scratch: Floats,
     ) -> Floats:
-        """The change of the weights, see `Optimiser.step`."""
+        """Return the change of the weights, see `Optimiser.step`."""
         if self.settings.weight_decay:
             gradient += np.multiply(weights, self.settings.weight_decay, out=scratch)
         if not vectors:
