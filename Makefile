@@ -1,6 +1,6 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    the tests
-# make nightly tests that take long and are much like others, and more drawn examples
+# make nightly long tests that resemble shorter ones, and property tests with more random examples
 # make card    tests on a real graphics card, where torch (or onnxruntime-gpu) sees one
 # make check   style, types, layering, that the documentation builds; lists large classes
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 export OMP_NUM_THREADS := 1
-# What becomes of mkdocs: docs/decisions.md, mkdocs-material.
+# The future of mkdocs: docs/decisions.md, mkdocs-material.
 export NO_MKDOCS_2_WARNING := 1
-# Tests and demo start processes by the hundred, each of which would compile what others have: up to 0.7 s.
+# Tests and demo start hundreds of processes. Without bytecode files, each would compile every module: up to 0.7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test nightly card check docs clean

@@ -55,7 +55,7 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
     except SettingError as problem:
         raise StoreError(
             f"{folder} holds settings that this program cannot read ({problem}): install the version of"
-            " fleetune that began the run, or take another run.name (--fresh deletes the run)"
+            " fleetune that began the run, or set another run.name (--fresh deletes the run)"
         ) from None
 
 
@@ -113,7 +113,7 @@ def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
     if firm:
         raise SettingError(
             f"{folder} holds a run with other settings: {difference_words(firm)}; put that back to go on "
-            "with it, or take another run.name (--fresh deletes the run)"
+            "with it, or set another run.name (--fresh deletes the run)"
         )
     _, rounds = found.get("run.rounds", (0, rounds_done))
     if rounds != "open" and rounds < rounds_done:

@@ -166,7 +166,7 @@ def _go_on(
     raised = is_raised(before, settings)
     if store.get(FINISHED) is not None and not raised:
         raise SettingError(
-            f"{folder} holds a finished run: raise run.rounds to go on with it, or take another run.name "
+            f"{folder} holds a finished run: raise run.rounds to go on with it, or set another run.name "
             "(--fresh deletes the run)"
         )
     if found:

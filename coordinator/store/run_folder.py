@@ -70,4 +70,4 @@ def _check_ours(path: Path) -> None:
 
 
 def _strange(path: Path, why: str) -> str:
-    return f"{path} is no state of a run ({why}): remove it yourself, or take another run.name"
+    return f"{path} is not the state of a run ({why}): delete it yourself, or set another run.name"

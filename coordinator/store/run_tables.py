@@ -22,6 +22,6 @@ CREATE TABLE held (device TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE held_model (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
 """,
     remedy=(
-        "install the version of fleetune that wrote it, or take another run.name (--fresh deletes the run)"
+        "install the version of fleetune that wrote it, or set another run.name (--fresh deletes the run)"
     ),
 )

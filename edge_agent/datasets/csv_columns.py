@@ -198,11 +198,11 @@ class RoundedNumbers:
         self._seen: dict[tuple[str, float], int] = {}
 
     def other(self, column: str, cell: str) -> int | None:
-        """An earlier number of the column that is another one but the same as float32; None if there is none.
+        """Return an earlier, different number of the column that is equal as float32; None without one.
 
         Args:
             column: name of the column.
-            cell: a number from 2**24 on, as text. One with a fraction is ignored.
+            cell: a number of at least 2**24, as text. Numbers with a fraction are ignored.
         """
         if not is_whole(cell):
             return None

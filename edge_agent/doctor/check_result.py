@@ -30,19 +30,22 @@ Check = Callable[[], Iterable[CheckResult]]
 
 
 def run_check(what: str, check: Check) -> Iterator[CheckResult]:
-    """Yield the results of `check`. If it raises an error, yield that as a failed result."""
+    """Yield the results of `check`; an error in it is yielded as a failed result."""
     try:
         yield from check()
     except FleetuneError as problem:
         yield refused(what, problem)
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - a user's data source may raise anything
         found = f"this check ended with {type(problem).__name__}: {problem}"
-        remedy = "correct your data source if it raised this; else report it with the full command line"
+        remedy = (
+            "if your own data source raised this error, correct it; otherwise report it with the full"
+            " command line"
+        )
         yield CheckResult("fail", what, _one_line(found), remedy)
 
 
 def refused(what: str, problem: FleetuneError) -> CheckResult:
-    """The failed result that an error stands for: its message and its remedy."""
+    """Return a failed result with an error's message and remedy."""
     found, remedy = _one_line(problem.found), _one_line(problem.remedy)
     return CheckResult("fail", what, found, remedy or "correct this setting; see edge-agent run --help")
 

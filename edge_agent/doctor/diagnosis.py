@@ -24,14 +24,14 @@ from fleetune.protocols.wire.transport.mqtt import Broker
 
 @dataclass(frozen=True)
 class AgentUnderDiagnosis:
-    """The options of the agent that is checked. What belongs to an option that is not given is not checked.
+    """The options of the agent under diagnosis; checks of options that are not given are skipped.
 
     Attributes:
         fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options of
             `edge-agent run`. `state` is the value of --state, and `broker` includes the TLS files.
         limits: options that take precedence over the policy file.
-        problem: the error in the value of --broker, because of which `broker` is None.
-        state_problem: the error because of which the state has no device to check, and `device` is None.
+        problem: the error in the value of --broker; `broker` is then None.
+        state_problem: the error that keeps the state's device from being found; `device` is then None.
     """
 
     device: str | None

@@ -34,5 +34,5 @@ def _summary(results: list[CheckResult]) -> Text:
     verdicts = [result.verdict for result in results]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     if failed:
-        return Text(f"{failed} checks failed, {warned} warnings", "bold red")
-    return Text(f"no check failed, {warned} warnings" if warned else "no check failed", "green")
+        return Text(f"failed checks: {failed}, warnings: {warned}", "bold red")
+    return Text(f"no check failed, warnings: {warned}" if warned else "no check failed", "green")

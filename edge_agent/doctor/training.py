@@ -183,7 +183,7 @@ def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[CheckResul
     known = ((run, read_ratio_controller(store.ratio_controller(run).read())) for run in store.runs())
     run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
     if ratio_controller is None:
-        found = "this device has not joined a run yet; then edge-agent explain shows the forecast"
+        found = "this device has not joined a run yet; once it has, edge-agent explain shows the forecast"
         yield CheckResult("skip", "forecast", found)
         return
     decision = ratio_controller.decision(conditions)

@@ -26,13 +26,13 @@ class Connection:
 
     Args:
         fleet: name of the fleet.
-        identity: who this device is.
+        identity: id and name of this device.
         make_transport: makes an unconnected transport from the will and the queue of events.
         events: queue for the transport's events.
         notifier: receives changes of the connection.
 
     Attributes:
-        instance: random id of this agent process. Another agent with the same device name has another id.
+        instance: random id of this agent process, which differs for each agent with the same device name.
         wake_at: time of the next connection attempt after `wait_for_name`; None if none is planned.
     """
 

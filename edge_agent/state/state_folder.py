@@ -51,8 +51,8 @@ class AgentFiles:
 
     Attributes:
         folder: folder of the device.
-        files: all files that an agent has written there.
-        runs: names of the runs that it took part in.
+        files: all files that an agent has written in the folder.
+        runs: ids of the runs in which the agent took part.
         num_bytes: total size of the files.
         foreign: files that do not belong to the agent.
     """
@@ -65,12 +65,12 @@ class AgentFiles:
 
 
 def device_folder(state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Path:
-    """The folder of a device's state. The folder's name is the device's id.
+    """Return the folder of a device's state. The folder's name is the device's id.
 
-    The first start fixes the id: it is `device`, else `name`, else the machine's name. Later starts without
-    `device` find it in the state. If the state has one device, it is that device, whatever the machine and
-    the device are called now. If it has several, it is the one whose id or stored name is `name`; without
-    `name`, the one whose id is the machine's name.
+    The first start fixes the id: `device`, else `name`, else the machine's name. Later starts without
+    `device` find the id in the state. If the state has one device, its id is used, even if the machine or the
+    device was renamed. If the state has several devices, the one whose id or stored name is `name` is used;
+    without `name`, the one whose id is the machine's name.
 
     Args:
         state: folder given by `--state`.
@@ -79,8 +79,8 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
         name: the device's name for people; None if not given.
 
     Raises:
-        SettingError: several devices of the fleet have their state here, and not exactly one of them is the
-            one above; or an id would not be valid in a topic, or the name cannot be shown.
+        SettingError: several devices of the fleet have their state here, and the rule above selects none or
+            more than one; or an id is invalid in a topic, or the name has unprintable characters.
         StoreError: the stored name of one of several devices cannot be read.
     """
     if name is not None:
@@ -99,7 +99,7 @@ def device_folder(state: Path, fleet: str, device: str | None = None, name: str 
 
 
 def _is_called(folder: Path, name: str | None) -> bool:
-    """True if the device's id or stored name is `name`; None for the machine's name, which is an id."""
+    """True if the device's id or stored name is `name`; without `name`, if its id is the machine's name."""
     return folder.name == HOST if name is None else name in (folder.name, label(folder))
 
 

@@ -61,7 +61,7 @@ def trains_on_single_samples(spec: ModelSpec, num_samples: int, batch_size: int)
 def single_sample_line(devices: str, batch_size: int) -> str:
     """Return a line for the user about devices that train on single samples, and the consequence."""
     why = "training.batch_size = 1" if batch_size == 1 else devices
-    return f"{why}: batch norms with one value a channel use their running statistics there"
+    return f"{why}: batch norms with one value a channel then use their running statistics"
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_a_database_of_another_program_stays_and_is_named(tmp_path):
         other.execute("CREATE TABLE recipe (name TEXT)")
     other.close()
     before = files(tmp_path)
-    with pytest.raises(StoreError, match=r"state.sqlite is no state of a run \(it has tables recipe\)"):
+    with pytest.raises(StoreError, match=r"state.sqlite is not the state of a run \(it has tables recipe\)"):
         clear(tmp_path)
     assert files(tmp_path) == before
     (tmp_path / "state.sqlite").write_bytes(b"a novel, not a database" * 100)

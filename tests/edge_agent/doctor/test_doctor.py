@@ -190,7 +190,7 @@ def test_people_see_a_line_each_and_how_to_mend_it(capsys):
         f"ok    one: {'x' * 60}",
         "fail  two: [bold]bad[/bold]",
         "      -> remedy it",
-        "1 checks failed, 0 warnings",
+        "failed checks: 1, warnings: 0",
     ]
 
 

@@ -182,7 +182,7 @@ def test_another_run_of_the_name_is_refused_in_one_line_that_names_the_key(resul
         SettingError, match=r"run.seed was 3 and is 4 now; set another run.name, .*fresh=True"
     ):
         fleetune.simulate(SECTIONS, runs, set={"run.seed": 4})
-    with claim(result.folder), pytest.raises(StoreError, match="this run simulates this run now"):
+    with claim(result.folder), pytest.raises(StoreError, match="another process simulates this run now"):
         fleetune.simulate(SECTIONS, runs)
 
 
@@ -374,7 +374,8 @@ def test_rounds_devices_and_gains_of_a_comparison(table):
     assert (gains == (personal["fedspu"] - personal["local-only"])[gains.index]).all()
     assert len(gains) == 8
     with pytest.raises(
-        SettingError, match=r"gains over 'fedavg': no such configuration; known: local-only, fedspu"
+        SettingError,
+        match=r"gains over 'fedavg': the comparison has no such configuration; known: local-only, fedspu",
     ):
         table.gains("fedavg")
 
