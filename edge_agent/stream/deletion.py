@@ -1,4 +1,4 @@
-"""Delete samples that an owner selects, for good: also from the pinned snapshot and from SQLite's log."""
+"""Deletes samples that an owner selects, for good: also from the pinned snapshot and from SQLite's log."""
 
 import datetime as dt
 import sqlite3
@@ -10,12 +10,11 @@ from fleetune.edge_agent.stream import drift_windows
 
 @dataclass(frozen=True)
 class SampleFilter:
-    """A selection of samples: by name if there are names, else by time of arrival.
+    """Selects samples: by name if there are names, else by time of arrival.
 
     Attributes:
         names: names that the owner gave them.
-        since_s, until_s: first moment and end of the time of arrival, by the device's clock, in seconds since
-            1970.
+        since_s, until_s: begin and end of the time of arrival, by the device's clock, in seconds since 1970.
     """
 
     names: tuple[str, ...] = ()
@@ -31,20 +30,20 @@ class SampleFilter:
 
     @property
     def where(self) -> tuple[str, tuple[object, ...]]:
-        """SQL condition on rows of the table `sample`, and its parameters."""
+        """Return an SQL condition on rows of the table `sample`, and its parameters."""
         if self.names:
             return f"name IN ({', '.join('?' * len(self.names))})", self.names
         return "arrived_at >= ? AND arrived_at < ?", (self.since_s, self.until_s)
 
 
 def matching_names(connection: sqlite3.Connection, selection: SampleFilter) -> list[str | None]:
-    """Names of the selected samples; None for a sample without a name."""
+    """Return the names of the selected samples; None for a sample without a name."""
     where, values = selection.where
     return [name for (name,) in connection.execute(f"SELECT name FROM sample WHERE {where}", values)]  # noqa: S608
 
 
 def delete(connection: sqlite3.Connection, selection: SampleFilter) -> int:
-    """Delete the selected samples, with all that the drift test derived from inputs.
+    """Delete the selected samples, and all data that the drift test derived from any inputs.
 
     The caller has opened a transaction and turned `secure_delete` on, so that SQLite overwrites freed pages.
 

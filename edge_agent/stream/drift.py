@@ -1,11 +1,12 @@
-"""Drift tests: have samples changed since the last training? They are cheap and state their false alarms.
+"""Drift tests: check whether samples have changed since the last training, with a known rate of false alarms.
 
 Input drift: on arrival, each input is reduced to DIRECTIONS numbers. These are its mean, its standard
 deviation, and sums of its features under random signs, which are equal on all devices. Every WINDOW new
 inputs are compared once with up to REFERENCE inputs of the last training. Each direction has a two-sample
 Kolmogorov-Smirnov test. The result is the largest distance between the two distributions, divided by the
 alarm limit, so that 1 is an alarm. If nothing has changed, at most FALSE_ALARMS of the tests exceed the limit
-(Smirnov's asymptotic bound, Bonferroni-corrected over directions). Repeated values make the test quieter.
+(Smirnov's asymptotic bound, Bonferroni-corrected over directions). Repeated values make the test less
+sensitive.
 Correlated samples, such as overlapping windows of a signal, raise more false alarms.
 
 Loss drift: the same test, one-sided and in one direction, compares the deployed model's loss on new samples
@@ -59,7 +60,7 @@ def _signs(size: int) -> NDArray[np.float64]:
 
 
 def input_drift(reference: Projections, window: Projections) -> float | None:
-    """Distance of a window of new inputs from the reference; 1 is an alarm.
+    """Return the distance of a window of new inputs from the reference; 1 is an alarm.
 
     Args:
         reference: projections of inputs of the last training, shape (n, DIRECTIONS).
@@ -76,7 +77,7 @@ def input_drift(reference: Projections, window: Projections) -> float | None:
 
 
 def loss_drift(reference: Numbers, losses: Numbers) -> float | None:
-    """How much higher the losses of new samples are than the reference; 1 is an alarm.
+    """Return how much higher the losses of new samples are than the reference; 1 is an alarm.
 
     Args:
         reference: losses on held-out samples of the last training, shape (n,).
@@ -92,7 +93,7 @@ def loss_drift(reference: Numbers, losses: Numbers) -> float | None:
 
 
 def _differences(one: Numbers, other: Numbers) -> NDArray[np.float64]:
-    """Difference of the empirical distribution functions of two samples, at each value of both."""
+    """Return the difference of two samples' empirical distribution functions, at each value of both."""
     one, other = np.sort(one), np.sort(other)
     values = np.concatenate([one, other])
     of_one = np.searchsorted(one, values, side="right") / len(one)
@@ -100,5 +101,7 @@ def _differences(one: Numbers, other: Numbers) -> NDArray[np.float64]:
 
 
 def _limit(n: int, m: int, false_alarms: float, *, sides: int) -> float:
-    """Distance that is exceeded with probability p at most: sqrt(-ln(p / sides) / 2 * (n + m) / (n m))."""
+    """Return the distance that is exceeded with probability p at most: sqrt(-ln(p / sides) / 2 * (n + m) / (n
+    m)).
+    """
     return math.sqrt(-0.5 * math.log(false_alarms / sides) * (n + m) / (n * m))

@@ -1,6 +1,6 @@
 """The inputs of the drift test: projections of the newest inputs, stored next to the samples.
 
-They stay when their samples are evicted, so that retention does not distort the test.
+Projections stay when their samples are evicted, so that retention does not distort the test.
 """
 
 import sqlite3
@@ -47,7 +47,7 @@ def test_full_windows(connection: sqlite3.Connection) -> None:
 
 
 def save_next_reference(connection: sqlite3.Connection) -> None:
-    """Save the newest inputs. They become the reference once the round under way has trained on them."""
+    """Save the newest inputs; they become the reference once the open round has trained on them."""
     latest = _latest(connection)
     found = _read(connection, latest - REFERENCE, latest)
     store_values.put_bytes(connection, _NEXT, b"" if found is None else found.tobytes())
@@ -67,7 +67,7 @@ def use_next_reference(connection: sqlite3.Connection, change: int) -> None:
 
 
 def reference_losses(connection: sqlite3.Connection) -> NDArray[np.float32]:
-    """The reference of loss drift: losses on held-out samples of an earlier training, shape (n,)."""
+    """Return the reference of loss drift: losses on held-out samples of an earlier training, shape (n,)."""
     return np.frombuffer(store_values.get_bytes(connection, _LOSSES) or b"", "<f4")
 
 
@@ -90,7 +90,7 @@ def save_reference_losses(connection: sqlite3.Connection, losses: NDArray[np.flo
 
 
 def clear(connection: sqlite3.Connection) -> None:
-    """Delete everything that was derived from inputs. Projections do not say which sample they belong to."""
+    """Delete all data derived from inputs, because projections are not linked to their samples."""
     connection.execute("DELETE FROM arrival")
     for name in (_KNOWN, _NEXT, _LOSSES):
         store_values.drop_bytes(connection, name)
@@ -102,7 +102,8 @@ def _latest(connection: sqlite3.Connection) -> int:
 
 
 def _read(connection: sqlite3.Connection, after: int, until: int) -> NDArray[np.float32] | None:
-    """Projections of the arrivals after `after` up to `until`, shape (n, DIRECTIONS); None if there are none.
+    """Return projections of the arrivals after `after` up to `until`, shape (n, DIRECTIONS); None without
+    any.
 
     Only those with the newest arrival's form (dtype and shape) are read.
     """

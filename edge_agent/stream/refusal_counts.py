@@ -27,9 +27,7 @@ class RefusalCounts:
         self._unsaid: Counter[str] = Counter()
 
     def add(self, kind: str, words: str, count: int = 1) -> None:
-        """Add to the count of a kind. Log the message unless one of its kind was logged within the last
-        hour.
-        """
+        """Add to the count of a kind, and log the message unless this kind was logged within an hour."""
         words = readable(words)
         with self._lock:
             self._unsaved[kind] = self._unsaved.get(kind, (0, ""))[0] + count, words
@@ -48,7 +46,7 @@ class RefusalCounts:
 
     @property
     def unsaved(self) -> dict[str, int]:
-        """Counts by kind that are not saved yet."""
+        """Return the unsaved counts by kind."""
         with self._lock:
             return {kind: count for kind, (count, _) in self._unsaved.items()}
 

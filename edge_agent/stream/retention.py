@@ -1,4 +1,4 @@
-"""Retention: which samples the store evicts when it is full, or when samples are too old.
+"""Retention: decides which samples the store evicts when it is full, or when samples are too old.
 
 **reservoir** evicts the samples with the highest rank. A rank is a number in [0, 1) that depends only on the
 sample's content. So the store keeps a uniform draw of all samples that ever arrived, whatever their order
@@ -32,7 +32,7 @@ class RetentionLimits(Settings, frozen=True):
     Attributes:
         keep_mb: size of the file in 1e6 bytes: samples with all that belongs to them. SQLite's log takes a
             few MB more.
-        keep_days: age in days at which samples are evicted; None: age does not matter.
+        keep_days: age in days at which samples are evicted; None to ignore age.
         keep: which samples a full store evicts.
         keep_balanced: True if a full store evicts samples of the largest class first.
         keep_unlabelled: share of the space that samples without a label may take.
@@ -56,7 +56,7 @@ class RetentionLimits(Settings, frozen=True):
 
 
 def stored_bytes(num_bytes: int) -> int:
-    """Bytes of the file that a sample takes, with its rows and the unused ends of pages.
+    """Return the bytes of the file that a sample takes, with its rows and the unused ends of pages.
 
     This follows SQLite's file format. Short rows share a page. Of a long row, a part is in a shared page, and
     the rest fills pages of its own.

@@ -22,7 +22,7 @@ Kind = Literal[
 
 
 class BadSample(ValueError):  # noqa: N818 - reads as the verdict on a sample
-    """A sample, file or message was refused. `kind` is counted, and `str()` is logged."""
+    """A sample, file or message is refused; `kind` is counted, and the message is logged."""
 
     def __init__(self, kind: Kind, words: str) -> None:
         super().__init__(words)
@@ -41,7 +41,7 @@ class Label:
 
     @property
     def class_number(self) -> int:
-        """The class; `NUMBERS` if the label is numbers."""
+        """The class; `NUMBERS` if the label consists of numbers."""
         return int(self.y) if self.y.dtype == np.int64 else NUMBERS
 
     @property
@@ -64,11 +64,11 @@ class Sample:
         x: the input, uint8 or float32, C-contiguous, any shape but ().
         label: the label; None if there is none yet.
         name: the owner's name for it, by which a label can be added later; None if it has none.
-        digest: digest of `x` alone, 16 bytes. Copies of an input are one sample, whatever their labels.
+        digest: digest of `x` alone, 16 bytes. Copies of an input count as one sample, whatever their labels.
         for_test, for_validation: draws in [0, 1) that decide the split, see `datasets.train_test_split`. They
             do not depend on the label, so a late label moves no sample to another part.
-        rank: number in [0, 1), also from the content but independent of the draws. The reservoir keeps the
-            lowest ranks.
+        rank: number in [0, 1), also derived from the content but independent of the draws. The reservoir
+            keeps the lowest ranks.
     """
 
     x: NDArray[np.generic]
@@ -85,7 +85,7 @@ class Sample:
 
 
 def make_sample(x: Any, y: Any = None, name: object = None) -> Sample:
-    """Check a sample and convert it to the stored types. uint8 stays, and other numbers become float32.
+    """Check a sample and convert it to the stored types: uint8 stays, other numbers become float32.
 
     Args:
         x: the input, an array of numbers.

@@ -1,4 +1,4 @@
-"""What a model requires of samples: which inputs it takes, and which labels in which form."""
+"""The samples that a model can use: which inputs it takes, and which labels in which form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class SampleRequirements:
     validation_fraction: float = 0.0
 
     def part(self, for_test: float, for_validation: float) -> Part:
-        """The part of the split to which a sample with these draws belongs."""
+        """Return the part of the split to which a sample with these draws belongs."""
         if for_test < self.test_fraction:
             return "test"
         return "validation" if for_validation < self.validation_fraction else "train"
@@ -53,7 +53,7 @@ class SampleRequirements:
         return self._in_form(Label.read(class_number, y or b""))
 
     def rejection(self, sample: Sample) -> BadSample | None:
-        """Why the model cannot use a sample; None if it can, or the label is still missing."""
+        """Return why the model cannot use a sample; None if it can, or the label is still missing."""
         if not self.fits(sample.x.dtype.str, sample.x.shape):
             return BadSample(
                 "shape",
@@ -62,7 +62,7 @@ class SampleRequirements:
         return None if sample.label is None else self.label_rejection(sample.label)
 
     def label_rejection(self, label: Label) -> BadSample | None:
-        """Why the model has no place for a label; None if it has one."""
+        """Return why the model has no output for a label; None if it has one."""
         if self._in_form(label) is not None:
             return None
         words = "numbers" if label.class_number == NUMBERS else str(label.class_number)

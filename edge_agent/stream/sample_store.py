@@ -1,7 +1,8 @@
 """The store of a device's samples: one SQLite file in which each change is one durable transaction.
 
-Several processes may open it at once: the agent, a sensor's program, `edge-agent add`. After a power cut,
-every change that had returned is there, and no part of any other. Any thread may call anything.
+Several processes may open the file at once: the agent, a sensor's program, `edge-agent add`. After a power
+cut, the file has every change whose call had returned, and no part of any other change. All functions may be
+called from any thread.
 """
 
 import sqlite3
@@ -35,8 +36,9 @@ from fleetune.edge_agent.stream.store_values import (
 from fleetune.protocols.errors import StoreError
 
 Outcome = Literal["stored", "known", "labelled", "refused"]
-"""What became of a sample. "stored": it is new (the limits decide how long it stays). "known": it was stored
-before. "labelled": it was stored before, and its label is new. "refused": it is not valid.
+"""The outcome of adding a sample. "stored": the sample is new (the limits decide how long it stays). "known":
+it was
+stored before. "labelled": it was stored before, and its label is new. "refused": it is not valid.
 """
 
 _MAX_UNCHECKED_BYTES = 100_000
@@ -90,7 +92,7 @@ class SampleStore:
 
         Args:
             path: path of the file.
-            bounds: the owner's limits from now on; None: those that were set last.
+            bounds: the owner's limits from now on; None for the limits that were set last.
             wall: the device's clock, in seconds since 1970.
             durable: True if changes must survive a power cut. Simulations turn it off.
 
@@ -120,7 +122,7 @@ class SampleStore:
             self.save_counts()
 
     def require(self, requirements: SampleRequirements) -> None:
-        """Refuse samples from now on that the model cannot use. Stored samples stay."""
+        """From now on, refuse samples that the model cannot use. Stored samples stay."""
         self._requirements = requirements
 
     def add(
@@ -143,7 +145,7 @@ class SampleStore:
             columns: columns of the table that the samples come from.
 
         Returns:
-            What became of each sample, then of each label.
+            The outcome of each sample, then of each label.
 
         Raises:
             StoreError: the store cannot be written; nothing was stored.
@@ -163,14 +165,14 @@ class SampleStore:
         return self.add((), labels)
 
     def matching_names(self, selection: SampleFilter) -> list[str | None]:
-        """Names of the samples that `delete` would remove; None for a sample without a name."""
+        """Return the names of the samples that `delete` would remove; None for a sample without a name."""
         with self._read_errors():
             return deletion.matching_names(self._connection, selection)
 
     def delete(self, selection: SampleFilter) -> int:
         """Delete samples for good: from the file, its log and the snapshot of a round under way.
 
-        After it returns, a power cut brings none of them back.
+        After this returns, no power cut brings any of them back.
 
         Returns:
             Number of deleted samples.
@@ -246,13 +248,13 @@ class SampleStore:
 
     @property
     def drift(self) -> DriftState:
-        """Results of the last drift tests. Raises StoreError."""
+        """Return the results of the last drift tests. Raises StoreError."""
         with self._read_errors():
             return store_values.get(self._connection, DriftState) or DriftState()
 
     @property
     def reference_losses(self) -> NDArray[np.float32]:
-        """Reference losses of the loss drift test, shape (n,). Raises StoreError."""
+        """Return the reference losses of the loss drift test, shape (n,). Raises StoreError."""
         with self._read_errors():
             return drift_windows.reference_losses(self._connection)
 
@@ -272,12 +274,12 @@ class SampleStore:
 
     @property
     def change(self) -> int:
-        """Number of the last change by any process. Raises StoreError."""
+        """Return the number of the last change by any process. Raises StoreError."""
         with self._read_errors():
             return store_values.get_number(self._connection, "change")
 
     def file_progress(self, path: str) -> FileProgress | None:
-        """How far a file has been read; None if it was never read. Raises StoreError."""
+        """Return how far a file has been read; None if it was never read. Raises StoreError."""
         with self._read_errors():
             query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
             row = self._connection.execute(query, (path,)).fetchone()
@@ -301,7 +303,7 @@ class SampleStore:
                     self._connection.executemany("DELETE FROM file WHERE path = ?", gone)
 
     def table_columns(self) -> TableColumns | None:
-        """Columns of the first table that was read; None if no table was read yet. Raises StoreError."""
+        """Return the columns of the first table that was read; None without one. Raises StoreError."""
         with self._read_errors():
             return store_values.get(self._connection, TableColumns)
 

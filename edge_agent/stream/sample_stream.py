@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class TooFewSamples(DataError):  # noqa: N818 - reads as the verdict on the store
-    """The stream does not yet have one sample to train on and one to test on."""
+    """The stream has no sample to train on yet, or none to test on."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class SampleIntake(Protocol):
 
 @dataclass(frozen=True)
 class DataStatistics:
-    """What a device reports of its data.
+    """What a device reports about its data.
 
     Attributes:
         num_samples: number of training samples.
-        new_samples: number of those that arrived since the last training.
+        new_samples: number of training samples that arrived since the last training.
         drift: result of the drift tests, see `edge_agent.stream.drift`; None if unknown yet.
     """
 
@@ -102,7 +102,7 @@ def _watched(source: str, rest: str) -> _Watched:
 
 
 def without_password(source: str) -> str:
-    """The source of a stream without its password, for messages. Raises DataError."""
+    """Return the source of a stream without its password, for messages. Raises DataError."""
     kind = _parse_source(source)
     return str(kind) if isinstance(kind, SensorTopic) else source
 
@@ -162,7 +162,7 @@ class SampleStream:
                 self.store.refusals.add("disk", str(problem))
 
     def close(self) -> None:
-        """Stop the intakes and close the store. Samples that they took are stored."""
+        """Stop the intakes and close the store. Samples that the intakes have taken are stored first."""
         self._stopped.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -170,15 +170,15 @@ class SampleStream:
         self.store.close()
 
     def figures(self, requirements: SampleRequirements) -> DataStatistics:
-        """Current counts and drift of the samples that meet the requirements. Raises StoreError."""
+        """Return current counts and drift of the samples that meet the requirements. Raises StoreError."""
         num_samples, new_samples = snapshot.count_training_samples(self.store, requirements)
         return DataStatistics(num_samples, new_samples, self.store.drift.figure)
 
     def newest(self, requirements: SampleRequirements) -> tuple[dict[Part, Arrays], SnapshotCounts]:
-        """All samples that are stored now, outside of any round.
+        """Return all samples that are stored now, independent of any round, with their counts.
 
         Raises:
-            TooFewSamples: there are none to train on, or none to test on.
+            TooFewSamples: there is no sample to train on, or none to test on.
             StoreError: the store cannot be read.
         """
         parts, counted = snapshot.read(self.store, requirements, self.store.change)
@@ -196,7 +196,7 @@ class SampleStream:
     def round_samples(
         self, requirements: SampleRequirements, training_round: TrainingRound
     ) -> dict[Part, Arrays]:
-        """The samples of a round. The same round gets the same samples again, also after a crash.
+        """Return the samples of a round. The same round gets the same samples again, also after a crash.
 
         Raises:
             TrainingStopped: there are no training samples.

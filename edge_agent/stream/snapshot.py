@@ -1,6 +1,4 @@
-"""Snapshots: the samples of a store as they were after one of its changes. A round trains and tests on
-one.
-"""
+"""Snapshots: the samples of a store after one of its changes; a round trains and tests on a snapshot."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -130,7 +128,7 @@ def _counted(
 
 
 def _forms(connection: sqlite3.Connection, requirements: SampleRequirements, change: int) -> dict[int, _Form]:
-    """Forms (dtype and shape) that are used: the most common shape that fits, in either dtype."""
+    """Return the forms (dtype and shape) that are used: the most common shape that fits, in either dtype."""
     query = f"""
         SELECT form.number, dtype, shape, count(*) FROM sample JOIN form ON form.number = form
         WHERE {_COUNTS} GROUP BY form.number ORDER BY form.number
@@ -145,14 +143,14 @@ def _forms(connection: sqlite3.Connection, requirements: SampleRequirements, cha
 
 
 def _no_labels(requirements: SampleRequirements, rows: list[_Row]) -> NDArray[np.generic]:
-    """An array of no labels, with the shape and dtype of the rows' labels."""
+    """Return an empty array of labels, with the shape and dtype of the rows' labels."""
     if requirements.labels != "numbers":
         return np.zeros(0, np.int64)
     return np.zeros((0, rows[0].label.size if rows else 0), np.float32)
 
 
 def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Form], empty: Arrays) -> Arrays:
-    """Inputs and labels of these rows. Where some inputs are float32, uint8 ones are scaled to 0..1."""
+    """Return inputs and labels of these rows. If some inputs are float32, uint8 inputs are scaled to 0..1."""
     if not rows:
         return empty
     x = np.empty((len(rows), *empty[0].shape[1:]), empty[0].dtype)
@@ -177,7 +175,7 @@ def count_training_samples(
     Args:
         store: the store.
         requirements: what the model requires of samples.
-        newer_than: samples that changed after this change are new; None: after the last training.
+        newer_than: samples that changed after this change are new; None means after the last training.
 
     Raises:
         StoreError: the store cannot be read.

@@ -1,4 +1,4 @@
-"""What a store of samples holds, for `edge-agent samples` and for scripts."""
+"""Summarises a store of samples, for `edge-agent samples` and for scripts."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ _SPECIAL = {UNLABELLED: "no label yet", NUMBERS: "numbers"}
 
 @dataclass(frozen=True)
 class ClassCount:
-    """Samples of one class: number for training or validation, number for testing, and bytes."""
+    """Numbers of samples of one class, for training or validation and for testing, and their bytes."""
 
     name: str
     train: int
@@ -24,7 +24,7 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Status:
-    """What a store holds.
+    """The summary of a store of samples.
 
     Attributes:
         classes: counts by class, and of samples without a label.
@@ -33,7 +33,7 @@ class Status:
         max_bytes: bytes that they may take.
         oldest_days, newest_days: ages by the store's own clock, in days; None if there are no samples.
         new: number of samples that arrived or were labelled since the last training.
-        refused: count and last message of what was refused, by kind.
+        refused: count and last message of refused samples, files and messages, by kind.
         drift: result of the drift tests, 1 is an alarm; None without training, or with too few samples since.
     """
 
@@ -48,11 +48,11 @@ class Status:
     drift: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return the summary as plain values, for JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The lines that `edge-agent samples` prints below the table of classes."""
+        """Return the lines that `edge-agent samples` prints below the table of classes."""
         shapes = ", ".join(f"{count:,} of {shape}" for shape, count in self.shapes.items())
         drift = "not known yet" if self.drift is None else f"{self.drift:.2f} (1 is an alarm)"
         age = ""
@@ -134,7 +134,7 @@ class RoleCounts:
 
 
 def role_counts(store: SampleStore, requirements: SampleRequirements) -> RoleCounts:
-    """Count a store's samples by part, with those that do not fit the model. Raises StoreError."""
+    """Count a store's samples by part, including those that do not fit the model. Raises StoreError."""
     lacks = "FALSE" if requirements.labels == "optional" else f"class = {UNLABELLED}"
     query = f"""
         SELECT role, count(*), coalesce(sum(changed > :trained), 0) FROM (
@@ -155,6 +155,6 @@ def role_counts(store: SampleStore, requirements: SampleRequirements) -> RoleCou
 
 
 def refused(store: SampleStore) -> dict[str, int]:
-    """Saved counts of refused samples, files and messages, by kind. Raises StoreError."""
+    """Return saved counts of refused samples, files and messages, by kind. Raises StoreError."""
     with store.reading() as connection:
         return dict(connection.execute("SELECT kind, count FROM refusal"))

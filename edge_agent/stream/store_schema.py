@@ -1,6 +1,6 @@
-"""The SQLite file of a sample store: its tables, and how it is opened.
+"""The SQLite file of a sample store: its tables, and how to open it.
 
-Inputs have a table of their own, so that counting and selecting samples reads none of them.
+Inputs have a table of their own, so that counting and selecting samples reads no inputs.
 """
 
 import os
@@ -118,8 +118,8 @@ def connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Turn on SQLite's write-ahead log. Raises sqlite3.Error.
 
-    If two processes do so at once in a new file, SQLite reports "busy" to one of them without waiting. So
-    this function waits and tries again.
+    If two processes turn it on at once in a new file, SQLite reports "busy" to one of them without waiting.
+    So this function waits and tries again.
     """
     give_up_at = time.monotonic() + BUSY_S
     while True:
@@ -134,7 +134,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def store_error(verb: str, path: Path, problem: sqlite3.Error | OSError) -> StoreError:
-    """The error for a failure of SQLite or of the disk, with what to do about it."""
+    """Return the error for a failure of SQLite or of the disk, with a remedy."""
     if isinstance(problem, OSError):
         return StoreError(f"cannot {verb} {path}: {os.strerror(problem.errno or 0)}")
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF

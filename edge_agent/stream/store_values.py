@@ -1,4 +1,4 @@
-"""Named values in a sample store's file: everything that it stores besides samples."""
+"""Named values in a sample store's file: all stored data other than samples."""
 
 import sqlite3
 from typing import TypeVar
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class StoreClock(Struct):
-    """The store's own clock. It follows the device's clock, but never jumps.
+    """The store's own clock, which follows the device's clock but never jumps.
 
     Attributes:
         seconds: time since the store was created, in seconds.
-        wall: the device's clock at that moment, in seconds since 1970.
+        wall: the device's clock at the same moment, in seconds since 1970.
     """
 
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class DriftState(Struct):
     Attributes:
         tested: number of the last arrival that was tested for input drift.
         inputs: result of the last test for input drift; None if there was none since the last training.
-        loss: result of the last test for loss drift; None: likewise.
+        loss: result of the last test for loss drift; None if there was none since the last training.
         loss_tested: number of the change up to which samples were tested for loss drift.
     """
 
@@ -62,7 +62,7 @@ class DriftState(Struct):
 
     @property
     def figure(self) -> float | None:
-        """The larger of both results; None if there is neither."""
+        """The larger result of both tests; None if there is no result."""
         return max((one for one in (self.inputs, self.loss) if one is not None), default=None)
 
 

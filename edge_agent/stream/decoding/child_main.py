@@ -153,9 +153,10 @@ def main() -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """Let the kernel end this process after so much more processor time.
+    """Let the kernel end this process after `seconds` more processor time.
 
-    A decoder in an endless loop may hold the interpreter's lock, so that no thread of ours could end it.
+    A decoder in an endless loop may hold the interpreter's lock, so that no other thread of this process
+    could end it.
     """
     try:
         import resource
@@ -170,8 +171,9 @@ def limit_processor_time(seconds: int) -> None:
 
 
 def _listen(requests: BinaryIO, requests_waiting: "queue.SimpleQueue[DecodeRequest]") -> None:
-    """Queue the requests. When standard input ends, the agent is gone: end the process, even within a
-    file.
+    """Queue the requests; when standard input ends, end the process, even in the middle of a file.
+
+    Standard input ends when the agent ends.
     """
     with suppress(Exception):
         while len(head := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:

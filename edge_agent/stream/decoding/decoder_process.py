@@ -1,4 +1,4 @@
-"""The agent's side of the decoder process: start it, watch it and replace it.
+"""The agent's side of the decoder process: starts it, watches it and replaces it.
 
 The first file starts the process, and it reads many files. It is replaced after a crash, when it takes too
 long or too much memory, and after `MAX_FILES` files. It ends when it is idle, and when the agent ends or is
@@ -48,7 +48,7 @@ class DecoderProcess:
 
     Attributes:
         max_bytes: largest content of a file, in bytes.
-        num_started: number of processes that were started so far.
+        num_started: number of decoder processes started so far.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class DecoderProcess:
             )
 
     def _ended(self, path: Path) -> DataError:
-        """The error for a process that ended, or that sent an invalid frame."""
+        """Return the error for a process that ended, or that sent an invalid frame."""
         return DataError(
             f"{path}: the process that read it ended; the file is damaged or hostile, so check it"
         )
 
 
 def _resident_bytes(pid: int) -> int:
-    """Memory that a process takes now, in bytes; 0: it has ended."""
+    """Return the memory that a process takes now, in bytes; 0 if it has ended."""
     import psutil
 
     try:

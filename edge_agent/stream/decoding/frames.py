@@ -1,7 +1,7 @@
 """Messages between the agent and its decoder process: MessagePack, each after its length.
 
-The process reads hostile files, so the agent does not trust what it sends. Frames have plain values, bounded
-lengths and known dtypes, and no pickles.
+The decoder process reads hostile files, so the agent does not trust its frames. Frames have plain values,
+bounded lengths and known dtypes, and no pickles.
 """
 
 import math
@@ -36,7 +36,7 @@ class DecodeRequest(Struct, frozen=True, array_like=True):
 
 
 class ArrayData(Struct, frozen=True, array_like=True):
-    """An array as dtype, shape and bytes."""
+    """An array in a frame, as dtype, shape and bytes."""
 
     dtype: Literal["|u1", "<f4", "<f8", "<i8"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=32)]
@@ -49,7 +49,7 @@ class ArrayData(Struct, frozen=True, array_like=True):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The array. Raises ValueError: the number of bytes does not match the shape."""
+        """Return the array. Raises ValueError if the number of bytes does not match the shape."""
         dtype = np.dtype(self.dtype)
         if math.prod(self.shape) * dtype.itemsize != len(self.data):
             raise ValueError("an array's bytes do not match its shape")
@@ -57,7 +57,7 @@ class ArrayData(Struct, frozen=True, array_like=True):
 
 
 class Block(Struct, frozen=True, array_like=True, tag="block"):
-    """Samples: as many inputs as labels and names, where there are any.
+    """A block of samples: as many inputs as labels and names, if there are labels and names.
 
     Attributes:
         x: inputs, shape (n, ...).
@@ -71,11 +71,11 @@ class Block(Struct, frozen=True, array_like=True, tag="block"):
 
 
 class Done(Struct, frozen=True, array_like=True, tag="done"):
-    """The file has been read completely."""
+    """The last frame of a file that was read completely."""
 
 
 class Refused(Struct, frozen=True, array_like=True, tag="refused"):
-    """The file cannot be read further; `words` says why."""
+    """The last frame of a file that cannot be read further; `words` gives the reason."""
 
     words: Annotated[str, Meta(max_length=2000)]
 
@@ -87,7 +87,7 @@ _requests = msgspec.msgpack.Decoder(DecodeRequest)
 
 
 def encode(frame: Frame | DecodeRequest) -> bytes:
-    """Encode a frame or a request, after its length. Raises ValueError: it is too long."""
+    """Return a frame or a request, encoded after its length. Raises ValueError if it is too long."""
     data = _encoder.encode(frame)
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError("a frame is too long")
@@ -95,7 +95,7 @@ def encode(frame: Frame | DecodeRequest) -> bytes:
 
 
 def read_frame(data: bytes) -> Frame:
-    """Decode a frame from its bytes without the length. Raises ValueError: it is not valid."""
+    """Decode a frame from its bytes without the length. Raises ValueError if it is invalid."""
     frame: Frame = _frames.decode(data)
     if isinstance(frame, Block):
         counts = {len(one.array) if one.shape else -1 for one in (frame.x, frame.y) if one is not None}

@@ -1,1 +1,1 @@
-"""Intakes: the ways by which samples come into a device's store. Each intake is one file."""
+"""Intakes bring samples into a device's store. Each intake is one file."""

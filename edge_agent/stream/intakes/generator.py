@@ -1,7 +1,7 @@
 """Intake of samples from a generator function of the user.
 
 The function yields x, (x, y), (x, y, id), or a dict of these, and runs in a thread of its own. After an error
-it is called again, at growing intervals. It may begin anew, because a sample that is stored already is not
+it is called again, at growing intervals. It may start from its first sample again, because no sample is
 stored twice.
 """
 
@@ -53,7 +53,7 @@ class GeneratorIntake:
         self._queue = SampleQueue(store)  # when it is full, the generator waits for the disk
 
     def run(self, stopped: threading.Event) -> None:
-        """Store samples until `stopped` is set. It does not wait for the generator, which may never yield
+        """Store samples until `stopped` is set, without waiting for the generator, which may never yield
         again.
         """
         thread = threading.Thread(target=self._consume, args=(stopped,), name="iterator", daemon=True)
@@ -88,7 +88,7 @@ class GeneratorIntake:
 
 
 def _parts(yielded: Any) -> tuple[Any, Any, Any]:
-    """Input, label and name of what the generator yielded."""
+    """Return input, label and name of a value that the generator yielded."""
     if isinstance(yielded, Mapping):
         if "x" not in yielded or set(yielded) - {"x", "y", "id"}:
             raise BadSample("not-numbers", "the generator yielded a dict with other keys than x, y and id")

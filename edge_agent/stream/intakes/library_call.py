@@ -8,7 +8,7 @@
             intake.add(x, y)
 
 When `add` returns, the sample is on disk. The agent need not run. A program that cannot wait for the disk
-uses a `write_queue.SampleQueue`.
+can use a `write_queue.SampleQueue`.
 """
 
 from collections.abc import Iterable

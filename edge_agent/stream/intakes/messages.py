@@ -1,4 +1,4 @@
-"""Messages of sensor programs, in JSON or MessagePack: a sample, or a label for an earlier sample.
+"""Reads messages of sensor programs, in JSON or MessagePack: a sample, or a label for an earlier sample.
 
 `x` is a sample's input: lists of numbers, or bytes with `dtype` (u1 or f4, little endian) and `shape`. `y` is
 its label, and `id` its name. A message with only `id` and `y` labels the sample of that name.
@@ -44,7 +44,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass
 class ParsedMessage:
-    """A decoded message: a sample, a label for the sample `id`, or the problem with it."""
+    """A decoded message: a sample, a label for the sample `id`, or the message's problem."""
 
     id: str | int | None = None
     sample: Sample | None = None
@@ -56,7 +56,7 @@ def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> lis
     """Store the samples and labels of messages in one transaction.
 
     Returns:
-        What became of each message's sample or label; None if it has neither.
+        The outcome for each message's sample or label; None for a message with neither.
 
     Raises:
         StoreError: the store cannot be written; nothing was stored.
@@ -72,7 +72,7 @@ def store_messages(store: SampleStore, messages: Sequence[ParsedMessage]) -> lis
 
 
 def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
-    """Decode a message. One that is not valid gives a `ParsedMessage` with a problem."""
+    """Decode a message; an invalid message gives a `ParsedMessage` with a problem."""
     decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
     name: str | int | None = None
     try:
@@ -95,7 +95,7 @@ def read_message(content: bytes, *, as_json: bool) -> ParsedMessage:
 
 
 class _Parts(msgspec.Struct):
-    """The field of a message that may be long, not decoded."""
+    """A message whose long field is not decoded."""
 
     x: msgspec.Raw = msgspec.Raw()
 
@@ -118,7 +118,7 @@ def _check_lists(content: bytes, *, as_json: bool) -> None:
 
 
 def _array(message: Message) -> Any:
-    """The input of a message, with bytes converted to an array."""
+    """Return the input of a message, with bytes converted to an array."""
     if not isinstance(message.x, bytes):
         are_bytes = message.dtype == "u1" and _are_bytes(message.x)
         return np.asarray(message.x, np.uint8) if are_bytes else message.x

@@ -1,12 +1,12 @@
 """Intake of samples that sensors publish to a broker of their own: `mqtt://HOST:PORT/TOPIC`.
 
-Messages are those of `messages`. The agent publishes nothing there. A
-message of QoS 1 is acknowledged when its sample is on disk. The broker keeps the session, so it sends again
-what was not acknowledged. A message that arrives twice, such as a retained one, is the same input and is
-stored once.
+`messages` describes the messages. The agent publishes nothing on these topics. A message of QoS 1 is
+acknowledged when its sample is on disk. The broker keeps the session, so it sends unacknowledged messages
+again.
+A message that arrives twice, such as a retained one, is the same input and is stored once.
 
-This client is separate from the fleet's, with the user and password of its own URL. A topic that could belong
-to a fleet is refused, so that no sample ever reaches a fleet's topic.
+This client is separate from the client of the fleet's broker, and uses the user and password in its own URL.
+A topic that could belong to a fleet is refused, so that no sample ever reaches a fleet's topic.
 """
 
 import logging
@@ -48,7 +48,7 @@ class SensorTopic:
 
     Attributes:
         broker: the sensors' broker.
-        filter: topic filter; `+` and `#` may stand behind its first level.
+        filter: topic filter; `+` and `#` are allowed after its first level.
     """
 
     broker: Broker
@@ -59,7 +59,7 @@ class SensorTopic:
 
 
 def sensor_topic(source: str) -> SensorTopic | None:
-    """Read the topic from a source; None if the source is not an MQTT URL.
+    """Return the topic that a source names; None if the source is not an MQTT URL.
 
     Raises:
         DataError: the URL is not valid, or its topics could belong to a fleet.
@@ -121,7 +121,7 @@ class MqttIntake:
         self._client = self._make_client(f"fleetune-intake-{client_key:016x}")
 
     def run(self, stopped: threading.Event) -> None:
-        """Store the samples that arrive until `stopped` is set. It reconnects when the broker goes away."""
+        """Store the samples that arrive until `stopped` is set; reconnect whenever the broker is lost."""
         self._stopped = stopped
         self._client.connect_async(self._topic.broker.host, self._topic.broker.port, 30)
         self._client.loop_start()
@@ -132,9 +132,7 @@ class MqttIntake:
             self._client.loop_stop()
 
     def _keep(self, batch: Sequence[_Message]) -> None:
-        """Store the samples and labels of messages, then acknowledge all messages, also those that are not
-        valid.
-        """
+        """Store the samples and labels of messages, then acknowledge all messages, also invalid ones."""
         read = [_read(one.content) for one in batch]
         store_messages(self._store, read)
         for one in read:
@@ -188,7 +186,7 @@ class MqttIntake:
             self._report(f"connection to {self._topic.broker} ended ({reason}); the agent connects again")
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
-        """Queue a message. While too much waits for the disk, this blocks, so that the client reads no
+        """Queue a message. If too many bytes wait for the disk, this blocks, so that the client reads no
         more.
         """
         content = bytes(message.payload)
@@ -203,5 +201,5 @@ class MqttIntake:
 
 
 def _read(content: bytes) -> ParsedMessage:
-    """Decode a message. An empty one is valid: it tells a broker to delete a retained message."""
+    """Decode a message. An empty message is valid, because it makes a broker delete a retained message."""
     return read_message(content, as_json=content[0] in _JSON) if content else ParsedMessage()

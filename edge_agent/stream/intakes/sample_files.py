@@ -1,4 +1,4 @@
-"""Read the samples in one file: an image, a sound (WAV), rows of a CSV file, or arrays of an .npz file.
+"""Reads the samples in one file: an image, a sound (WAV), rows of a CSV file, or arrays of an .npz file.
 
 The agent itself reads CSV and WAV. The decoder process reads images and .npz files.
 """
@@ -37,11 +37,11 @@ _ID = "id"
 
 
 class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
-    """The package that reads such files is not installed. `str()` says how to install it."""
+    """The package that reads such files is not installed; the message names the package."""
 
 
 class BadFile(BadSample):
-    """Nothing of a file can be read. It is tried again when it changes."""
+    """Nothing in a file can be read. The file is tried again when it changes."""
 
     def __init__(self, words: str) -> None:
         super().__init__("file", words)
@@ -68,10 +68,10 @@ class ReadOptions:
     sounds: LogMel = LogMel()  # noqa: RUF009 - frozen
 
     def label(self, words: str) -> int | float | None:
-        """Read a label from a cell of a table or from the name of a folder; None if it is empty.
+        """Return the label that a table's cell or a folder's name gives; None if it is empty.
 
         Raises:
-            BadSample: it is neither a number nor one of `class_names`.
+            BadSample: the text is neither a number nor one of `class_names`.
         """
         words = words.strip()
         if not words:
@@ -92,7 +92,7 @@ def read_samples(
 
     Args:
         path: the file; its ending says its format.
-        reading: how it is read.
+        reading: how the file is read.
         label: label of every sample of a file without labels.
         name: name of the sample in an image or a sound.
 
@@ -149,7 +149,7 @@ def read_image(path: Path, reading: ReadOptions) -> np.ndarray[Any, np.dtype[np.
 
 
 def read_features(path: Path, sounds: LogMel) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Read a sound's log-mel features, of shape `sounds.shape`. Raises BadFile: see `read_sound`."""
+    """Return a sound's log-mel features, of shape `sounds.shape`. Raises BadFile, see `read_sound`."""
     try:
         return sound_features(path, sounds)
     except DataError as problem:
@@ -175,7 +175,7 @@ def read_shard(path: Path, reading: ReadOptions, label: float | None = None) -> 
 
 
 def _blocks(path: Path, kind: FileKind, reading: ReadOptions) -> Iterator[Block]:
-    """The samples that the decoder process sends for a file."""
+    """Yield the samples that the decoder process sends for a file."""
     try:
         yield from reading.decoder.decode(path, kind)
     except DataError as problem:
@@ -215,7 +215,7 @@ class Rows:
         self._rounded = RoundedNumbers()
 
     def sample(self, cells: Sequence[str]) -> Iterator[Sample]:
-        """The sample in a row; nothing if it is refused.
+        """Yield the sample in a row; nothing if it is refused.
 
         Raises:
             BadFile: two different whole numbers of a column become one float32, such as row numbers.
@@ -260,7 +260,7 @@ class CsvLines:
         path: path of the file.
         reading: how rows are read.
         label: label of its folder, for a table without label columns.
-        taken: bytes that were read before. If the file is shorter, it is read from the start.
+        taken: number of bytes read before. If the file is now shorter, it is read from the start.
 
     Raises:
         BadFile: see `Rows`; or its first line is too long or not text.
@@ -276,7 +276,7 @@ class CsvLines:
         self.taken = taken if len(head) <= taken <= num_bytes else len(head)
 
     def samples(self, *, last: bool) -> Iterator[Sample]:
-        """The samples of complete lines; `taken` follows.
+        """Yield the samples of complete lines, and advance `taken`.
 
         Args:
             last: True if a last line without a line end is complete too.

@@ -78,7 +78,7 @@ class WatchedFolder:
         self._new = 0
 
     def run(self, stopped: threading.Event) -> None:
-        """Scan until `stopped` is set, with longer pauses when a scan takes long."""
+        """Scan until `stopped` is set; pauses are longer when a scan takes long."""
         try:
             while not stopped.is_set():
                 began = self._clock()
@@ -151,7 +151,7 @@ class WatchedFolder:
             )
 
     def _class_names(self) -> list[str]:
-        """Names of the classes, read again when the file changes. A problem with the file is counted once."""
+        """Return the classes' names, read again when their file changes; count a problem with it once."""
         try:
             state = (self._folder / CLASSES).stat()
         except OSError:

@@ -21,16 +21,16 @@ Item = TypeVar("Item")
 
 
 class WriteQueue(Generic[Item]):
-    """Items on their way to the disk, in order. Any thread may add one; one thread runs the queue.
+    """A queue of items to be written to disk, in order. Any thread may add items; one thread runs the queue.
 
     Items that arrive while the disk is busy are written in one batch. A batch has items of one type, so that
     it is one transaction. When the disk is full, the batch stays and is tried again after `RETRY_S`.
 
     Args:
         write: writes a batch, in full or not at all; raises StoreError.
-        num_bytes: size of an item's content.
+        num_bytes: function that returns the size of an item's content.
         on_error: called with the message of each failed attempt.
-        max_bytes: bytes that may wait; beyond them `put` refuses.
+        max_bytes: number of bytes that may wait; `put` refuses more.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class WriteQueue(Generic[Item]):
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        """Number of waiting items, with those that are being written."""
+        """Return the number of waiting items, including those that are being written."""
         return len(self._waiting)
 
     def put(self, item: Item, wait_s: float = 0.0) -> bool:
-        """Add an item. False if there was no room for it within `wait_s`."""
+        """Add an item, and return True; False if there was no space for it within `wait_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._num_bytes < self._max_bytes, wait_s):
                 return False
@@ -62,12 +62,12 @@ class WriteQueue(Generic[Item]):
         return True
 
     def put_until(self, item: Item, stopped: threading.Event) -> None:
-        """Add an item as soon as there is room for it, unless `stopped` is set first."""
+        """Add an item as soon as there is space for it, unless `stopped` is set first."""
         while not stopped.is_set() and not self.put(item, _POLL_S):
             pass
 
     def wait_until_written(self, timeout_s: float | None = None) -> bool:
-        """Wait until the queue is empty. False if it was not within `timeout_s`."""
+        """Wait until the queue is empty, and return True; False if it was not within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -78,7 +78,7 @@ class WriteQueue(Generic[Item]):
             self._changed.notify_all()
 
     def run(self, stopped: threading.Event) -> None:
-        """Write items until `stopped` is set, then those that still wait, unless the disk is full."""
+        """Write items until `stopped` is set, then the remaining ones, unless the disk is full."""
         while True:
             batch = self._next_batch()
             if not batch and (self._ending or stopped.is_set()):
@@ -87,7 +87,7 @@ class WriteQueue(Generic[Item]):
                 return
 
     def _next_batch(self) -> list[Item]:
-        """The first items, all of one type. They stay in the queue until they are written."""
+        """Return the first items, all of one type. They stay in the queue until they are written."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ending, _POLL_S)
             if not self._waiting:
@@ -118,11 +118,11 @@ class NamedLabel:
 
 
 class SampleQueue(WriteQueue[Sample | NamedLabel]):
-    """Samples and labels on their way into a device's store.
+    """A queue of samples and labels for a device's store.
 
     Args:
         store: the device's store.
-        max_bytes: bytes of inputs that may wait, about.
+        max_bytes: approximate number of bytes of inputs that may wait.
     """
 
     def __init__(self, store: SampleStore, max_bytes: int = MAX_WAITING_BYTES) -> None:
