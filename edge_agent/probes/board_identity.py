@@ -28,7 +28,7 @@ _ARM_PARTS = {
 
 
 def model(root: Path = ROOT, run: Run = run_command) -> str | None:
-    """The board's name from its vendor: from the device tree, Android's property, or a PC's firmware
+    """Return the vendor's name of the board, from the device tree, Android's property, or a PC's firmware
     (DMI).
     """
     for path in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
@@ -41,7 +41,7 @@ def model(root: Path = ROOT, run: Run = run_command) -> str | None:
 
 
 def processor(root: Path = ROOT) -> str | None:
-    """The processor's name on x86. On ARM the names of its kinds of cores, joined by a plus."""
+    """Return the processor's name on x86; on ARM, the names of its kinds of cores, joined by a plus."""
     info = read_text(root / "proc/cpuinfo") or ""
     named = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     if named and not named.group(1).startswith("ARMv"):
@@ -52,7 +52,7 @@ def processor(root: Path = ROOT) -> str | None:
 
 
 def num_cores(root: Path = ROOT) -> int | None:
-    """Number of cores that are switched on and, if known, allowed for this process."""
+    """Return the number of cores that are switched on and, if known, allowed for this process."""
     online = _count(read_text(root / "sys/devices/system/cpu/online"))
     if online is None:
         online = len(matches(root, "sys/devices/system/cpu/cpu[0-9]*")) or None
@@ -79,7 +79,7 @@ def is_android(root: Path = ROOT) -> bool:
 
 
 def _count(ranges: str | None) -> int | None:
-    """Number of values in a list of ranges such as `0-3,5`; None if it is not such a list."""
+    """Return the number of values in a list of ranges such as `0-3,5`; None if the text is no such list."""
     if not ranges or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", ranges):
         return None
     bounds = [part.split("-") for part in ranges.split(",")]

@@ -1,6 +1,4 @@
-"""Measures everything that is known of this board. Each figure has its source or the reason why it is
-unknown.
-"""
+"""Measures all known figures of this board; each has its source, or the reason why it is unknown."""
 
 import os
 import time
@@ -29,7 +27,7 @@ class Figure:
     """A figure of a board, known or unknown.
 
     Attributes:
-        value: None: unknown.
+        value: the value; None if unknown.
         unit: unit of a number: B, s, W, degC, bit/s, 1/s; "" for none.
         note: source of the value, or the reason why it is unknown.
     """
@@ -47,8 +45,8 @@ class BoardMeasurement:
         board: the matching firmware profile.
         sensors: sensors that can be read here, named as in `firmware_profiles`.
         figures: figures by name.
-        training: training speed at each ratio. Empty: not measured.
-        trained: the model that was trained, or why none was.
+        training: training speed at each ratio; empty if not measured.
+        trained: the model that was trained, or the reason why no model was trained.
         flops_per_sample: floating-point operations of a training step per sample.
     """
 
@@ -62,10 +60,10 @@ class BoardMeasurement:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a figure is read.
+    """Where to read a figure, and how to explain its absence.
 
     Attributes:
-        absent: what is missing if nothing is found.
+        absent: what is missing if the figure cannot be found.
         files: files below the root. The reason names one of them that cannot be read or lacks the figure.
         unit: unit of the figure.
     """
@@ -132,13 +130,13 @@ def measure_board(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BoardMeasurement:
-    """Read the board's figures and measure it. With something to measure this takes some seconds.
+    """Read the board's figures, and measure training and link if requested, which takes some seconds.
 
     Args:
-        root: folder in which `proc` and `sys` lie.
+        root: folder that contains `proc` and `sys`.
         run: runs external commands.
-        workload: returns what to train, or raises ModelError. None: training is not measured.
-        link: measures the link; None if it is not measured.
+        workload: function that returns what to train, or raises ModelError; None to skip the training speed.
+        link: function that measures the link; None to skip the link.
         clock: monotonic seconds.
         sleep: waits while the idle board's power is measured.
     """
@@ -213,7 +211,7 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
 
 
 def condition_figures(root: Path = ROOT, run: Run = run_command) -> dict[str, Figure]:
-    """Each of `Conditions` as a figure, with the reason if it is unknown."""
+    """Return each of `Conditions` as a figure, with the reason if it is unknown."""
     now = read_conditions(root, run)
     return {name: _figure(root, name, getattr(now, name)) for name in _CONDITIONS}
 
@@ -223,7 +221,7 @@ def _figure(root: Path, name: str, value: float | str | bool | None) -> Figure:
 
 
 def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) -> Figure:
-    """Power draw of the idle board. Without a sensor this does not wait."""
+    """Return the power draw of the idle board. Without a sensor this does not wait."""
     meter.start()
     if meter.sensor is not None:
         sleep(_IDLE_S)
@@ -231,7 +229,7 @@ def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) 
 
 
 def _mean_watts(meter: EnergyMeter, root: Path) -> Figure:
-    """Mean power draw since the meter was started."""
+    """Return the mean power draw since the meter was started."""
     joules = meter.stop()
     if joules is None or meter.seconds <= 0:
         return Figure(None, "W", _why(root, "idle_w"))
@@ -252,7 +250,7 @@ def _sensors(root: Path, run: Run) -> tuple[str, ...]:
 
 
 def _why(root: Path, name: str) -> str:
-    """The reason why a figure is unknown, in a few words."""
+    """Return the reason why a figure is unknown, in a few words."""
     place = _PLACES[name]
     there = [path for pattern in place.files for path in matches(root, pattern)]
     closed = [path for path in there if not os.access(path, os.R_OK)]

@@ -1,4 +1,4 @@
-"""What a board's profile says about the device, before anything is measured there."""
+"""Reads what a board's profile states about the device, before anything is measured on the device."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def report_of(
     uplink_bps: float | None = None,
     downlink_bps: float | None = None,
 ) -> DeviceReport:
-    """The device's report before it has chosen a ratio.
+    """Return the device's report before it has chosen a ratio.
 
     The board "generic" claims no figures: its speed and link stay unknown unless given here.
     """

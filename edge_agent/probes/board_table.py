@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def all_boards(boards: Iterable[Board]) -> Group:
-    """A table with one row for each board and its main figures. Estimates are marked."""
+    """Return a table with one row for each board and its main figures. Estimates are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     table.add_column("board", no_wrap=True)
     for name in _COLUMNS:
@@ -34,7 +34,7 @@ def all_boards(boards: Iterable[Board]) -> Group:
 
 
 def one_board(board: Board) -> str:
-    """One line for each figure of a board: its value, its source, and how it was found."""
+    """Return one line for each figure of a board: its value, its source, and how it was found."""
     figures = stated(board.profile.figures)
     width = max(map(len, figures))
     lines = (f"{key:{width}}  {_cell(figure)}" for key, figure in figures.items())

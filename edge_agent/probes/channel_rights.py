@@ -47,7 +47,7 @@ class ChannelRights:
         fleet: the device's fleet.
         name: name of the device in the tested topics, see `topics.probe_name`.
         user: user name at the broker; None for no user name.
-        echo: True if the ping on `probe` came back.
+        echo: True if the device received its own ping on `probe`.
         acknowledged: by channel, True if the broker accepted the ping; None if unknown with MQTT 3.1.1.
         answered: by a ping's channel, the channels that brought its answer.
         refused: channels whose subscription the broker refused.
@@ -88,7 +88,7 @@ class ChannelRights:
 
     @property
     def problem(self) -> str | None:
-        """The missing rights, in one line; None if none is missing."""
+        """The missing rights, in one line; None if no right is missing."""
         who = "a client without user name" if self.user is None else f"user {self.user!r}"
         said = []
         if self.unwritable:
@@ -169,7 +169,10 @@ class _Tester(ProbeConnection):
         return self._client.subscribe(topics.topic(self._fleet, self._name, channel))[1]
 
     def _ping(self, channel: Channel) -> bool:
-        """True if the broker accepts the ping. Some brokers close the connection of a forbidden one."""
+        """Send a ping, and return True if the broker accepts it.
+
+        Some brokers instead close the connection.
+        """
         topic = topics.topic(self._fleet, self._name, channel)
         sent = self._client.publish(topic, encode(Ping(f"{self._nonce}/{channel}")), qos=1)
         give_up_at = time.monotonic() + _ACKNOWLEDGE_S
@@ -186,7 +189,7 @@ class _Tester(ProbeConnection):
         return self._echo and all(self._answered[channel] == wanted for channel in FROM_DEVICE)
 
     def _next(self, give_up_at: float) -> Any:
-        """The next event, after its content was noted; None if none came in time."""
+        """Return the next event, after recording its content; None if none came in time."""
         try:
             event = self._arrivals.get(timeout=max(0.0, give_up_at - time.monotonic()))
         except queue.Empty:
@@ -208,7 +211,7 @@ class _Tester(ProbeConnection):
 
 
 def find_channel_rights(broker: Broker, fleet: str, device: str) -> ChannelRights:
-    """Test which topics a device's user may write and read. Takes about 10 s.
+    """Test which topics a device's user may write and read, which takes about 10 s.
 
     An agent may stay connected, as this is another client (`topics.probe`). If the broker derives client ids
     from user names, the agent's connection ends, and it reconnects.

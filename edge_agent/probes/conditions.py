@@ -1,4 +1,4 @@
-"""Reads all conditions that an owner's policy depends on."""
+"""Reads all conditions that matter to an owner's policy: power, temperature, memory, network."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
     `celsius` is a battery's temperature if no thermal zone can be read, as on a phone.
 
     Args:
-        root: folder in which `proc` and `sys` lie.
+        root: folder that contains `proc` and `sys`.
         run: runs external commands. Use `CachedCommands` for frequent calls.
     """
     supply, draw = read_supply(root, run), read_draw(root, run)

@@ -1,4 +1,4 @@
-"""Measures joules over an interval, by repeated readings of power sensors or by energy counters (RAPL)."""
+"""Measures joules over an interval, from power sensors or from energy counters (RAPL)."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ class EnergyAccumulator(Protocol):
 
 
 class Integral:
-    """The power draw summed over time, by trapezoids between readings.
+    """Sums power draw over time, by trapezoids between readings.
 
     Args:
         watts: reads the sensor.
@@ -64,7 +64,8 @@ class Integral:
     def joules(self) -> float | None:
         """The sum so far, in joules; None if unknown.
 
-        After a failed last reading the draw counts as in the reading before, for at most the longest gap.
+        If the last reading failed, the previous reading is used for the time since, for at most the longest
+        gap.
         """
         if self._last is None:
             return None
@@ -75,7 +76,7 @@ class Integral:
 
 
 class Counters:
-    """The sum of counters in microjoules. Each wraps to 0 at its own maximum.
+    """Sums counters in microjoules, each of which wraps to 0 at its own maximum.
 
     Args:
         counters: the files, each with its maximum.
@@ -106,7 +107,7 @@ class Counters:
 
 
 def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
-    """The RAPL files to sum, each with its maximum, and what they cover.
+    """Return the RAPL files to sum, each with its maximum, and what they cover.
 
     `psys` covers the whole platform. Without it, the processor packages and their memory are summed. Since
     Linux 5.10 (CVE-2020-8694) only root may read these files; other users get an empty dict.

@@ -1,4 +1,4 @@
-"""Reads one value from a file or a command. None if it cannot be read."""
+"""Reads one value from a file or from a command's output; None if it cannot be read."""
 
 import math
 import shutil
@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 Run = Callable[[list[str]], str | None]
-"""Runs a command line and returns its output. None: it is not installed, failed or took too long."""
+"""A function that runs a command line and returns its output; None if the command is missing, fails or takes
+too long.
+"""
 
 ROOT = Path("/")
 COMMAND_S = 5.0
@@ -19,7 +21,7 @@ _LARGEST_FILE = 2**20
 
 
 def read_text(path: Path) -> str | None:
-    """The first MiB of a file's text, without surrounding white space and zero bytes."""
+    """Return the first MiB of a file's text, without surrounding white space and zero bytes."""
     try:
         with path.open("rb") as file:
             return file.read(_LARGEST_FILE).decode(errors="replace").strip(" \t\r\n\0")
@@ -28,7 +30,7 @@ def read_text(path: Path) -> str | None:
 
 
 def number(value: object, low: float, high: float) -> float | None:
-    """`value`, or the text that it is, as a number from `low` to `high`. Else None."""
+    """Return `value`, a number or its text, as a number from `low` to `high`; else None."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return None
     try:
@@ -39,12 +41,12 @@ def number(value: object, low: float, high: float) -> float | None:
 
 
 def read_number(path: Path, low: float, high: float) -> float | None:
-    """The only number in a file, if it is from `low` to `high`. Else None."""
+    """Return the only number in a file, if it is from `low` to `high`; else None."""
     return number(read_text(path), low, high)
 
 
 def matches(root: Path, pattern: str) -> list[Path]:
-    """Paths below `root` that match a glob pattern, sorted."""
+    """Return the paths below `root` that match a glob pattern, sorted."""
     try:
         return sorted(root.glob(pattern))
     except (OSError, ValueError):
@@ -52,7 +54,7 @@ def matches(root: Path, pattern: str) -> list[Path]:
 
 
 def fields(text: str | None) -> dict[str, str]:
-    """Values by name, from lines of `name: value` or `name value` as in /proc."""
+    """Return values by name, from lines of `name: value` or `name value` as in /proc."""
     pairs = (line.replace(":", " ", 1).split(maxsplit=1) for line in (text or "").splitlines())
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
@@ -101,7 +103,7 @@ class CachedCommands:
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """The JSON object in a text, or an empty one."""
+    """Return the JSON object in a text, or an empty one."""
     try:
         found = msgspec.json.decode(text or "")
     except (msgspec.DecodeError, RecursionError, UnicodeError):

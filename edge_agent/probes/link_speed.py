@@ -1,10 +1,9 @@
 """Measures the link to the broker with a few messages on the device's own topic.
 
-A PUBACK proves that the broker has the message, so the time until it arrives is that of the uplink. A
-retained message, which the broker sends for every subscription, measures the downlink. An echo would not
-separate the
-two: mosquitto sends it before the PUBACK, on the same connection (measured on loopback: 6.0 and 6.35 ms for
-1 MiB).
+A PUBACK proves that the broker has the message, so the time until the PUBACK measures the uplink. A retained
+message, which the broker sends for every subscription, measures the downlink. An echo would not separate the
+two: mosquitto sends the echo before the PUBACK, on the same connection (measured on loopback: 6.0 and 6.35 ms
+for 1 MiB).
 """
 
 import os
@@ -55,7 +54,7 @@ class _Acknowledged:
 
 
 class ProbeConnection(MqttTransport):
-    """A separate connection to the broker. However it ends, the topic is cleared."""
+    """A separate connection to the broker for measurements. When it ends, its topic is cleared."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class ProbeConnection(MqttTransport):
         self._wait(lambda event: isinstance(event, Connected), patience_s, f"{self._broker} does not answer")
 
     def deliver(self, data: bytes, *, retain: bool = False) -> float:
-        """Publish a message and return the seconds until the broker has it.
+        """Publish a message, and return the seconds until the broker has acknowledged it.
 
         Raises:
             TransportError: the acknowledgement does not come in time, or the connection is lost.
@@ -96,7 +95,7 @@ class ProbeConnection(MqttTransport):
         return self._clock() - began
 
     def fetch(self, num_bytes: int, times: int, patience_s: float | None = None) -> float:
-        """Have the retained message of this size sent `times` in a row, and return the seconds until all
+        """Make the broker send the retained message of this size `times` times; return the seconds until all
         arrived.
 
         Few are requested at once, because mosquitto drops messages for a slow client's socket.
@@ -107,7 +106,7 @@ class ProbeConnection(MqttTransport):
             patience_s: most seconds for one message; None to use the limit for any message.
 
         Raises:
-            TransportError: they do not arrive in time, or the connection is lost.
+            TransportError: the messages do not arrive in time, or the connection is lost.
         """
         began = self._clock()
         failure = f"{self._topic} does not come back (this device needs the right to write and read it)"
@@ -179,7 +178,10 @@ def measure_link(
 
 
 def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
-    """Yield results, each better than the one before. If a message is refused, the last result counts."""
+    """Yield results, each more accurate than the one before.
+
+    If a message is refused, the last result counts.
+    """
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0
     yield found
@@ -202,5 +204,5 @@ def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
 
 
 def _rate(num_bytes: int, seconds: float, trip_s: float) -> float:
-    """Bits per second without the round trip, which is deducted up to half of the time."""
+    """Return bits per second without the round trip, of which at most half of the time is deducted."""
     return num_bytes * 8 / max(seconds - trip_s, seconds / 2, 1e-9)

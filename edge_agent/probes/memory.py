@@ -1,9 +1,9 @@
-"""How much memory the agent's process may take, takes now, and took at its peak.
+"""Reads how much memory the agent's process may take, takes now, and took at its peak.
 
-The memory that it may take includes what it has, so that it compares with a predicted peak. Page cache counts
-as free, as the kernel drops it on demand. Under a limit so tight that the libraries' own pages are dropped,
-training slows down long before the process is killed. LeNet-5 steps with torch took 0.75 s within 512 MB and
-354 s within 256 MB.
+The memory that it may take includes the memory that it has, so it can be compared with a predicted peak. Page
+cache counts as free, because the kernel drops it on demand. Under a limit so tight that the libraries' own
+pages are dropped, training slows down long before the process is killed. LeNet-5 steps with torch took 0.75 s
+within 512 MB and 354 s within 256 MB.
 """
 
 import os
@@ -57,17 +57,19 @@ def process_memory(root: Path = ROOT) -> ProcessMemory:
 
 
 def total_bytes(root: Path = ROOT) -> int | None:
-    """The board's memory in bytes, without what the kernel reserves."""
+    """Return the board's memory in bytes, without what the kernel reserves."""
     return _kib(fields(read_text(root / "proc/meminfo")), "MemTotal")
 
 
 def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
-    """The smallest memory limit of this process's control groups, in bytes; None for no limit, or unknown."""
+    """Return the smallest memory limit of this process's control groups, in bytes; None if unlimited or
+    unknown.
+    """
     return min((limit for limit, _ in _cgroup_limits(root)), default=None)
 
 
 def attainable_bytes(root: Path = ROOT) -> int | None:
-    """Bytes that this process may take in total: the minimum of the available memory and every limit."""
+    """Return the bytes that this process may take in total: the least of available memory and limits."""
     process = process_memory(root)
     bounds = [_available(root, process), *_within_cgroups(root, process), *_within_limits(root, process)]
     return min((bound for bound in bounds if bound is not None), default=None)
@@ -91,9 +93,10 @@ class PeakMemory:
             self._before = now.peak
 
     def read(self) -> int | None:
-        """The peak since `reset`, in bytes. The interval continues.
+        """Return the peak since `reset`, in bytes. The interval continues.
 
-        None if the kernel keeps no peak, or cannot reset it and the earlier peak was not exceeded.
+        The result is None if the kernel records no peak, or cannot reset it and the earlier peak was not
+        exceeded.
         """
         peak = process_memory(self._root).peak
         if peak is None or (self._before is not None and peak <= self._before):
@@ -107,7 +110,7 @@ def _available(root: Path, process: ProcessMemory) -> int | None:
 
 
 def _within_limits(root: Path, process: ProcessMemory) -> Iterator[int]:
-    """Remaining bytes under `ulimit -v` and `ulimit -d`. They limit address space, which bounds memory."""
+    """Yield the remaining bytes under `ulimit -v` and `ulimit -d`, which limit address space."""
     limits = read_text(root / "proc/self/limits") or ""
     for name, taken in (("Max address space", process.address), ("Max data size", process.data)):
         found = re.search(rf"^{name}\s+(\d+)\s", limits, re.MULTILINE)
@@ -122,7 +125,9 @@ def _within_cgroups(root: Path, process: ProcessMemory) -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Each limit of a control group, with the used bytes that cannot be dropped, this process included."""
+    """Yield each limit of a control group, and the used bytes, this process's included, that cannot be
+    dropped.
+    """
     for folder, kind in _cgroups(root):
         names, usage_name, prefix = _VERSIONS[kind]
         limits = [read_number(folder / name, 0, _UNLIMITED) for name in names]
@@ -141,7 +146,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
-    """Folders of this process's memory groups, innermost first, each with its file system's type."""
+    """Yield the folders of this process's memory groups, innermost first, with their file system's type."""
     joined = _memberships(read_text(root / "proc/self/cgroup"))
     for kind, mount_root, mount_point in _mounts(read_text(root / "proc/self/mountinfo")):
         path = joined.get(kind)
@@ -154,8 +159,9 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _below(path: PurePosixPath, mount_root: PurePosixPath) -> tuple[str, ...]:
-    """Folders from the mount's root down to this process's group. A container may see its own group as
-    root.
+    """Return the folders from the mount's root down to this process's group.
+
+    A container may see its own group as the root.
     """
     if ".." in path.parts or not path.is_relative_to(mount_root):
         return ()
@@ -163,7 +169,10 @@ def _below(path: PurePosixPath, mount_root: PurePosixPath) -> tuple[str, ...]:
 
 
 def _memberships(text: str | None) -> dict[str, PurePosixPath]:
-    """Group of this process in the file systems of both versions. Lines are hierarchy:controllers:path."""
+    """Return this process's group in the file systems of both versions.
+
+    Lines are hierarchy:controllers:path.
+    """
     found = {}
     for line in (text or "").splitlines():
         parts = line.split(":", 2)
@@ -177,7 +186,9 @@ def _memberships(text: str | None) -> dict[str, PurePosixPath]:
 
 
 def _mounts(text: str | None) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
-    """Type, root and mount point of each file system of memory groups, see proc(5), /proc/pid/mountinfo."""
+    """Yield type, root and mount point of each file system of memory groups, see proc(5),
+    /proc/pid/mountinfo.
+    """
     for line in (text or "").splitlines():
         left, separator, right = line.partition(" - ")
         where, what = left.split(), right.split()
@@ -193,7 +204,7 @@ def _unescape(path: str) -> str:
 
 
 def _kib(found: dict[str, str], name: str) -> int | None:
-    """Bytes in a line like `VmRSS:  123 kB`; None if there is no such line."""
+    """Return the bytes in a line like `VmRSS:  123 kB`; None if there is no such line."""
     value = number(found.get(name, "").removesuffix("kB"), 0, _MOST / 1024)
     return None if value is None else int(value) * 1024
 

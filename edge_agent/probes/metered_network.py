@@ -12,7 +12,7 @@ _ON_METERED = {"yes": True, "no": False}
 
 
 def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """True if the default route is metered: by NetworkManager, else True for a modem, else by Android."""
+    """Return True if the default route is metered, by NetworkManager, a modem, or Android."""
     interface = default_interface(root)
     for answer in (_by_bus(run), _by_nmcli(interface, run)):
         if answer is not None:
@@ -23,7 +23,7 @@ def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
 
 
 def default_interface(root: Path = ROOT) -> str | None:
-    """The network interface of the IPv4 default route with the lowest metric."""
+    """Return the network interface of the IPv4 default route with the lowest metric."""
     routes = []
     for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
         words = line.split()
@@ -33,13 +33,13 @@ def default_interface(root: Path = ROOT) -> str | None:
 
 
 def _by_bus(run: Run) -> bool | None:
-    """NetworkManager's property `Metered` on the bus, a number after its type, as in `u 4`."""
+    """Return NetworkManager's property `Metered` from the bus, a number after its type, as in `u 4`."""
     words = (run(["busctl", "get-property", _NM, f"/{_NM.replace('.', '/')}", _NM, "Metered"]) or "").split()
     return _METERED.get(words[1]) if len(words) == 2 and words[0] == "u" else None
 
 
 def _by_nmcli(interface: str | None, run: Run) -> bool | None:
-    """The value in nmcli's output, as in `GENERAL.METERED:no (guessed)`."""
+    """Return the value in nmcli's output, as in `GENERAL.METERED:no (guessed)`."""
     if interface is None:
         return None
     output = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
@@ -48,7 +48,7 @@ def _by_nmcli(interface: str | None, run: Run) -> bool | None:
 
 
 def _on_android(run: Run) -> bool | None:
-    """Termux's answer: Wi-Fi or mobile data. A Wi-Fi that costs money is not recognised."""
+    """Return Termux's answer, True for mobile data. Wi-Fi that costs money is not recognised."""
     output = json_object(run(["termux-wifi-connectioninfo"]))
     if "supplicant_state" not in output:
         return None

@@ -6,7 +6,7 @@ Monitor", and github.com/energymon/energymon, jetson/JetsonPowerRails.md.
 - On TX1 and TX2, VDD_MUX also covers the carrier board.
 - AGX models have no input rail. AGX Orin's VDDQ_VDD2_1V8AO is part of its VIN_SYS_5V0.
 
-Other sets of rails are not guessed at.
+For other sets of rails, no power is reported.
 """
 
 import re
@@ -63,7 +63,7 @@ class Sensor:
 
 
 def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...]:
-    """All known sensors, the best first, present or not."""
+    """Return all known sensors, the best first, present or not."""
     return (
         Sensor("ina3221", lambda: ina3221_watts(root)),
         Sensor("ina238", lambda: ina238_watts(root)),
@@ -74,7 +74,7 @@ def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...
 
 
 def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
-    """Reading of the first sensor that answers; None if none answers."""
+    """Return the reading of the first sensor that answers; None if none answers."""
     for sensor in watt_sensors(root, run):
         watts = sensor.read()
         if watts is not None:
@@ -83,7 +83,9 @@ def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
 
 
 def ina3221_watts(root: Path = ROOT) -> float | None:
-    """The board's draw by the rails of JetPack 4 (iio, mW) or of JetPack 5 and later (hwmon, mV and mA)."""
+    """Return the board's draw by the rails of JetPack 4 (iio, mW) or of JetPack 5 and later (hwmon, mV and
+    mA).
+    """
     rails = _iio_rails(root) | _hwmon_rails(root)
     for names in _WHOLE:
         if all(name in rails for name in names):
@@ -93,7 +95,7 @@ def ina3221_watts(root: Path = ROOT) -> float | None:
 
 
 def ina238_watts(root: Path = ROOT) -> float | None:
-    """The draw at a Jetson Thor's input, with its carrier board."""
+    """Return the draw at a Jetson Thor's input, with its carrier board."""
     for name in matches(root, "sys/class/hwmon/hwmon*/name"):
         if read_text(name) == "ina238":
             microwatts = read_number(name.with_name("power1_input"), 0, MOST_WATTS * 1e6)
@@ -102,7 +104,7 @@ def ina238_watts(root: Path = ROOT) -> float | None:
 
 
 def pmic_watts(run: Run = run_command) -> float | None:
-    """The draw of a Raspberry Pi 5, without its USB devices and 5 V pins.
+    """Return the draw of a Raspberry Pi 5, without its USB devices and 5 V pins.
 
     A voltage without a current is not a rail.
     """
@@ -129,9 +131,7 @@ def _iio_rails(root: Path) -> dict[str, float | None]:
 
 
 def _hwmon_rails(root: Path) -> dict[str, float | None]:
-    """Watts by rail. Channels 1 to 3 are rails, 4 to 7 are shunt voltages and their sum (kernel:
-    hwmon/ina3221).
-    """
+    """Return watts by rail. Channels 1 to 3 are rails, 4 to 7 are shunt voltages and their sum."""
     rails = {}
     for label in matches(root, "sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[1-3]_label"):
         channel = label.name[2]

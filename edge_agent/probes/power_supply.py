@@ -1,7 +1,7 @@
 """Reads the board's power source and battery charge from Linux's power_supply, or else from Termux.
 
 power_supply counts in uA, uV, uW, uWh, uAh and tenths of a degree (kernel: ABI/testing/sysfs-class-power).
-The battery's own current is that of the whole board only during discharge.
+Only during discharge does a battery's current equal that of the whole board.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Supply:
         watts: power from the batteries during discharge.
         celsius: temperature of the warmest battery.
         capacity_wh: present capacity of all full batteries, not the capacity when new.
-        sensor: "power_supply" or "termux". None: neither answered.
+        sensor: "power_supply" or "termux"; None if neither answered.
     """
 
     power: Power | None = None
@@ -49,7 +49,7 @@ class Supply:
 
 
 def plausible_watts(watts: float) -> float | None:
-    """`watts`, or None if no running board can draw that."""
+    """Return `watts`, or None if no running board can draw that much."""
     return watts if 0 < watts <= MOST_WATTS else None
 
 
@@ -60,8 +60,8 @@ def read_supply(root: Path = ROOT, run: Run = run_command) -> Supply:
 
 
 def kernel_supply(root: Path = ROOT) -> Supply:
-    """Read all power supplies of the board, with its batteries together and without those of mice and the
-    like.
+    """Read all power supplies of the board, its batteries together; batteries of mice and the like are
+    ignored.
     """
     folders = [
         folder
@@ -88,7 +88,7 @@ def kernel_supply(root: Path = ROOT) -> Supply:
 
 
 def _power(states: Sequence[str | None], online: Sequence[float | None]) -> Power | None:
-    """The power source. A full battery that does not discharge counts as none."""
+    """Return the power source. A full battery that does not discharge is ignored."""
     if "Discharging" in states:
         return "battery"
     if "Charging" in states:
@@ -99,7 +99,7 @@ def _power(states: Sequence[str | None], online: Sequence[float | None]) -> Powe
 
 
 def _charge(batteries: list[Path]) -> float | None:
-    """Charge by energy or by charge if every battery counts it, else the mean of their percentages."""
+    """Return the charge by energy or charge if every battery counts it, else the mean percentage."""
     for kind in ("energy", "charge"):
         now = [read_number(folder / f"{kind}_now", 0, _MOST) for folder in batteries]
         full = [read_number(folder / f"{kind}_full", 1, _MOST) for folder in batteries]
@@ -111,7 +111,7 @@ def _charge(batteries: list[Path]) -> float | None:
 
 
 def _capacity_wh(batteries: list[Path]) -> float | None:
-    """Capacity of the full batteries, by energy, or by charge at the present voltage."""
+    """Return the capacity of the full batteries, by energy, or by charge at the present voltage."""
     full = []
     for folder in batteries:
         energy = read_number(folder / "energy_full", 1, _MOST)
@@ -123,14 +123,14 @@ def _capacity_wh(batteries: list[Path]) -> float | None:
 
 
 def _drawn(batteries: list[Path]) -> float | None:
-    """Total watts of all discharging batteries. None: one of them does not report it."""
+    """Return the total watts of all discharging batteries; None if one of them does not report it."""
     each = [_watts(folder) for folder in batteries if read_text(folder / "status") == "Discharging"]
     known = [watts for watts in each if watts is not None]
     return sum(known) if known and len(known) == len(each) else None
 
 
 def _watts(battery: Path) -> float | None:
-    """Watts from one battery. Drivers disagree about the sign of a discharge."""
+    """Return watts from one battery. Drivers disagree about the sign of a discharge."""
     power = read_number(battery / "power_now", -_MOST, _MOST)
     if power is None:
         amperes = read_number(battery / "current_now", -_MOST, _MOST)

@@ -1,4 +1,4 @@
-"""Writes a firmware profile of this board, with the matching profile's figures where none was measured."""
+"""Writes a firmware profile of this board; figures that were not measured come from the matching profile."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +28,13 @@ def check_target(path: Path) -> None:
     """Check that `--board` accepts a file of this name.
 
     Raises:
-        SettingError: it does not.
+        SettingError: `--board` does not accept such a name.
     """
     if path.suffix != ".toml" or path.stem == firmware_profiles.UNKNOWN:
-        raise SettingError(f"--save {path}: choose a name of your own that ends in .toml")
+        raise SettingError(
+            f"--save {path}: choose a file name that ends in .toml, other than"
+            f" {firmware_profiles.UNKNOWN}.toml"
+        )
 
 
 def save(found: BoardMeasurement, path: Path) -> None:
@@ -47,7 +50,7 @@ def save(found: BoardMeasurement, path: Path) -> None:
 
 
 def as_profile(found: BoardMeasurement) -> Profile:
-    """The matching profile with every measured figure in place of its own.
+    """Return the matching profile with measured figures in place of its own.
 
     Raises:
         ProfileError: a measured figure is out of its range.

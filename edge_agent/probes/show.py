@@ -33,12 +33,12 @@ _NAMES = {
 
 
 def as_json(found: BoardMeasurement) -> bytes:
-    """One JSON object. Unknown figures are null, with the reason in their note."""
+    """Return one JSON object. Unknown figures are null, with the reason in their note."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2)
 
 
 def as_table(found: BoardMeasurement) -> Group:
-    """A table of the figures and a table of the training speed by ratio."""
+    """Return a table of the figures and a table of the training speed by ratio."""
     figures = _table("", "", "", numbers=())
     for name, label in _NAMES.items():
         if name in found.figures:
@@ -57,7 +57,7 @@ def as_table(found: BoardMeasurement) -> Group:
 
 
 def readable(name: str, figure: Figure) -> str:
-    """A figure with its unit as people write it: 1.1 GB, 11.3 Mbit/s, 45 ms, 62 %, yes."""
+    """Return a figure with its unit as people write it: 1.1 GB, 11.3 Mbit/s, 45 ms, 62 %, yes."""
     match figure.value, figure.unit:
         case None, _:
             return "none" if name == "cgroup_limit_bytes" else UNKNOWN

@@ -1,4 +1,4 @@
-"""Reads the board's temperature, and if heat or low voltage slows it down."""
+"""Reads the board's temperature, and whether heat or low voltage slows the board down."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
 
 
 def celsius(root: Path = ROOT) -> float | None:
-    """Temperature of the hottest thermal zone, in degrees Celsius; None if no zone can be read.
+    """Return the temperature of the hottest thermal zone, in degrees Celsius; None if no zone can be read.
 
     Zones within 1 degree of 0 are ignored: some Android kernels report whole degrees instead of thousandths.
     """
@@ -36,14 +36,16 @@ def celsius(root: Path = ROOT) -> float | None:
 
 
 def throttled(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """True if the processor is slowed down now, by a Raspberry Pi's firmware or by the kernel's cooling."""
+    """Return True if the processor is slowed down now, by a Raspberry Pi's firmware or by the kernel's
+    cooling.
+    """
     readings = [_by_firmware(root, run), _by_cooling(root)]
     known = [one for one in readings if one is not None]
     return any(known) if known else None
 
 
 def throttle_count(root: Path = ROOT) -> int | None:
-    """How often x86 processors have throttled themselves since boot. It rises while they do."""
+    """Return how often x86 processors have throttled themselves since boot; the count rises while they do."""
     counts = [
         read_number(path, 0, 2.0**53)
         for path in matches(root, "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
@@ -53,9 +55,7 @@ def throttle_count(root: Path = ROOT) -> int | None:
 
 
 def _by_firmware(root: Path, run: Run) -> bool | None:
-    """The firmware's `get_throttled`: a file on most kernels, else a command that prints
-    `throttled=0x50005`.
-    """
+    """Return the firmware's `get_throttled`: a file on most kernels, else a command's `throttled=0x50005`."""
     for path in matches(root, "sys/devices/platform/soc*/soc*firmware/get_throttled"):
         bits = _hexadecimal(read_text(path))
         if bits is not None:

@@ -30,8 +30,8 @@ class TrainingSpeed:
 
     Attributes:
         ratio: share of the neurons that were trained.
-        samples_per_s: measured by the clock, with optimiser and loading of batches.
-        peak_bytes: most memory of the whole process meanwhile; None if unknown.
+        samples_per_s: samples a second by the clock, with optimiser and loading of batches.
+        peak_bytes: peak memory of the whole process meanwhile; None if unknown.
     """
 
     ratio: float
@@ -89,7 +89,7 @@ def _train(
     watch: "_Watch",
     stop: Callable[[], str | None],
 ) -> None:
-    """Train until the watch has seen enough, or `stop` returns a reason."""
+    """Train until the watch has counted enough samples, or `stop` returns a reason."""
 
     def over() -> str | None:
         return "measured" if watch.enough else stop()

@@ -1,4 +1,4 @@
-"""Chooses the model to train for a measurement: that of the last joined run, or one by name."""
+"""Chooses the model to train for a measurement: the model of the last joined run, or a model by name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ class Workload:
 def choose_workload(
     name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO
 ) -> Workload:
-    """The model called `name`, or else that of the latest run in `store`, or else LeNet-5.
+    """Return the model called `name`, or else that of the latest run in `store`, or else LeNet-5.
 
     Args:
         name: see `workload_by_name`.
@@ -70,7 +70,7 @@ def choose_workload(
 
 
 def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
-    """The model of the latest run with a stored enrolment; None if none can be read and built."""
+    """Return the model of the latest run with a stored enrolment; None if none can be read and built."""
     for run in store.runs():
         try:
             enrolment = read_enrolment(store.enrolment(run).read() or b"")
@@ -98,7 +98,7 @@ def workload_of_last_run(store: AgentStore, threads: int, trainers: Trainers) ->
 
 
 def workload_by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
-    """A built-in model or the user's own, with batches of 16.
+    """Return a built-in model or the user's own, with batches of 16.
 
     Its samples are colour images of 32 x 32, unless it is a built-in model that takes none.
 

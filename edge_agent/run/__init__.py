@@ -1,1 +1,1 @@
-"""A device's part in a run: joining, working on each round from assignment to reply, and declining."""
+"""A device's part in a run: joining, working on each round from task to reply, and declining."""

@@ -15,8 +15,8 @@ class Activity:
         connection: "connected", "connecting", or the reason why it is not connected.
         run: id of the joined run; None if no run is joined.
         round: the current round or, between rounds, the last one; 0 before the first round of the run.
-        training: True while it works on a task.
-        resting: the reason why it takes no part at present; None if it takes part.
+        training: True while the agent works on a task.
+        resting: the reason why the device takes no part at present; None if it takes part.
         finished: id of the last finished run; None if there is none or another run has started.
     """
 
@@ -29,7 +29,7 @@ class Activity:
 
 
 class ActivityNotifier:
-    """Holds the latest activity, and calls `tell` with each change."""
+    """Stores the latest activity, and calls `tell` with each change."""
 
     def __init__(self, tell: Callable[[Activity], None]) -> None:
         self._activity, self._tell = Activity(), tell

@@ -79,7 +79,7 @@ class Connection:
         self._transport.publish(self._topic(packet.channel), packet.data)
 
     def note_lost(self, reason: str, now: float, finished: str | None) -> None:
-        """Log the reason of an outage once; repeat the same reason only every `REPEAT_S` seconds.
+        """Log the reason of an outage; log the same reason again only every `REPEAT_S` seconds.
 
         Args:
             reason: why the broker cannot be reached.
@@ -96,7 +96,8 @@ class Connection:
     def wait_for_name(self, wait_s: float, now: float) -> None:
         """Stay disconnected for `wait_s`, because another device uses the same id.
 
-        Brokers end the older connection of a name, so each of our connections would end the other device's.
+        A broker ends the older connection of a name, so each connection of this device would end the other
+        device's.
         """
         line = (
             f"another device uses the id {self._identity.id}: this agent tries again in {wait_s:g} s;"

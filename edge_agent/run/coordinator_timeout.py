@@ -1,4 +1,4 @@
-"""Detects that an agent waits too long for its coordinator, and finds the reason. Has no socket or clock."""
+"""Detects that an agent waits too long for its coordinator, and finds the reason. No socket, no clock."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
@@ -24,7 +24,7 @@ class CoordinatorTimeout:
         find_rights: tests over a second connection what the device may write and read; None to skip the test.
 
     Attributes:
-        wake_at: when `look` must be called next; None if the agent waits for nothing.
+        wake_at: time of the next call of `look`; None if the agent waits for nothing.
         nothing_heard: True if no coordinator has sent anything since the agent connected.
     """
 
@@ -44,9 +44,9 @@ class CoordinatorTimeout:
         self._connected = False
 
     def heard(self, items: Iterable[Item]) -> None:
-        """Note that the coordinator sent something, which the link turned into these items.
+        """Record that the coordinator sent a message, which the link turned into these items.
 
-        A coordinator that does not receive our answer offers the enrolment repeatedly.
+        A coordinator that does not receive the agent's answer offers the enrolment repeatedly.
         """
         offered = any(
             isinstance(item, Answered) and item.offer.transfer_key.kind == "enrolment" for item in items
@@ -55,7 +55,7 @@ class CoordinatorTimeout:
         self.nothing_heard = False
 
     def look(self, link: PeerLink, now: float) -> bool:
-        """True once for each message that the agent has waited for too long."""
+        """Return True once for each message that the agent has waited for too long."""
         awaited = self._awaits(link)
         if awaited != self._awaited:
             self._awaited = awaited
@@ -75,7 +75,7 @@ class CoordinatorTimeout:
         self._said = said
 
     def _explanation(self, find_rights: Callable[[], ChannelRights]) -> str:
-        """Reason why the coordinator is silent; empty if this side finds no fault."""
+        """Return the reason why the coordinator is silent; "" if this device finds no fault on its side."""
         waited = f"no answer from a coordinator of fleet {self._fleet} for {COORDINATOR_TIMEOUT_S:g} s"
         try:
             rights = find_rights()
@@ -88,7 +88,7 @@ class CoordinatorTimeout:
         return f"{waited}; this device joins when one comes. Is the fleet's name right?"
 
     def _awaits(self, link: PeerLink) -> Hashable:
-        """A value that changes with every progress; None if the agent waits for nothing."""
+        """Return a value that changes with every progress; None if the agent waits for nothing."""
         if not self._connected:
             return None
         if self.nothing_heard:

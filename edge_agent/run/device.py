@@ -36,7 +36,7 @@ class DeviceSettings:
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
         train_on: hardware to train on, see `edge_agent.training.trainers.make_backend`.
         trusted: the owner's own modules whose code a run may name (`package.module`).
-        publish: file that the deployed model is written to for an app; None keeps the stored choice, if any.
+        publish: file to which the deployed model is written for an app; None keeps the stored choice, if any.
         publish_mode: permissions of that file; None keeps the stored choice, or else applies the umask.
     """
 
@@ -57,7 +57,7 @@ class DeviceSettings:
 
     @property
     def identity(self) -> Identity:
-        """Who the device is."""
+        """The device's id and name."""
         return Identity(self.device, self.name or self.device)
 
 
@@ -101,7 +101,7 @@ class Device:
             meter: meter of its board; None for this machine.
             measure_link: measures the link; called once a run while nothing else is in progress.
             make_stream: opens the growing samples once the folder is claimed; None if the data do not grow.
-            lock: lock file of a folder that is claimed already; None to claim it here.
+            lock: lock file of a state folder that is already claimed; None to claim the folder here.
             clock: monotonic clock, in seconds.
 
         Raises:
@@ -123,6 +123,6 @@ class Device:
             self.lock.close()
 
     def at_most(self, ratio: float | None) -> "Device":
-        """The same device with an upper bound on its ratio; None for no bound."""
+        """Return the same device with an upper bound on its ratio; None for no bound."""
         settings = replace(self.settings, policy=self.settings.policy.at_most(ratio))
         return replace(self, settings=settings)

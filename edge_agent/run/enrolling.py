@@ -36,7 +36,7 @@ class Enrolling:
 
     Attributes:
         finished: the last finished run, unless that run was extended.
-        wake_at: when `tick` must be called next; None for never.
+        wake_at: time of the next call of `tick`; None for never.
 
     Raises:
         SettingError: there is no such trainer.
@@ -55,18 +55,18 @@ class Enrolling:
         self.wake_at: float | None = None
 
     def enrol(self, run: str, now: float) -> wire.Message | None:
-        """Join a run whose enrolment is stored, or first fetch what else it needs."""
+        """Join a run whose enrolment is stored, or first fetch the missing payloads."""
         if self.finished == run:
-            log.warning("run %s goes on, although it was reported as finished", run)
+            log.warning("run %s continues, although it was reported as finished; joining it again", run)
             self.finished = None  # the coordinator raised its number of rounds
         return self._begin(run, now)
 
     def note_assigned(self, run: str, ratio: float | None) -> None:
-        """Note the largest ratio that the run assigns to this device; None if the device chooses."""
+        """Record the largest ratio that the run assigns to this device; None if the device chooses."""
         self._assigned[run] = ratio
 
     def note_arrived(self, key: TransferKey) -> None:
-        """Note that a run's bundle or backbone was stored."""
+        """Record that a run's bundle or backbone was stored."""
         self._arrivals[key.run, key.kind] += 1
 
     def do_without_bundle(self, run: str, reason: str, now: float) -> wire.Message | None:
@@ -105,7 +105,7 @@ class Enrolling:
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:
-        """Note that a run is over."""
+        """Record that a run is over."""
         self.finished = run
         if self._postponed is not None and self._postponed[0] == run:
             self._postponed = None
@@ -141,7 +141,9 @@ class Enrolling:
         return None
 
     def _fetch(self, run: str, what: Literal["bundle", "backbone"]) -> wire.Message:
-        """Ask for a payload. Decline if it arrived several times and cannot be read back from the disk."""
+        """Return the request for a payload; decline if it arrived several times and cannot be read from the
+        disk.
+        """
         if self._arrivals[run, what] < MOST_ARRIVALS:
             return wire.Fetch(run, what)
         self._arrivals.pop((run, what))
@@ -149,7 +151,7 @@ class Enrolling:
         return _declined(run, f"cannot join run {run}", problem)
 
     def _why_stop(self, run: str) -> str | None:
-        """Reason why training has to stop; None if it may go on.
+        """Return the reason why training has to stop; None if it may continue.
 
         The jobs' thread calls this before every batch.
         """
@@ -158,7 +160,7 @@ class Enrolling:
         return "the run is finished" if self.finished == run else self._device.guard.reason_not_to_train()
 
     def _postpone(self, run: str, reason: str, now: float, again_s: float = AGAIN_S) -> wire.Message | None:
-        """Join again after `again_s`; return the message for the coordinator if the reason is new."""
+        """Plan to join after `again_s`; return a message for the coordinator if the reason is new."""
         self._postponed, self.wake_at = (run, reason), now + again_s
         if self._said == self._postponed:
             return None

@@ -1,4 +1,4 @@
-"""The first ratio in a run, chosen from the board's profile, the link, past rounds, and a training test."""
+"""Chooses the first ratio in a run from the board's profile, the link, past rounds, and a training test."""
 
 import logging
 import math
@@ -49,7 +49,7 @@ def first_ratio(
     past = known.cost_history if known and _trains_alike(known, kind, settings.train_on) else CostHistory()
     link = device.measure_link() if known is None else _link_before(known)
     if link.unknown:
-        log.warning("the link's speed is not known: %s", link.unknown)
+        log.warning("the speed of the link to the broker is unknown: %s", link.unknown)
     controller = _unmeasured(device, enrolment, trainer, kind, link, past)
     if not structs.replace(controller, deadline_s=math.inf).chosen(conditions).fits:
         return controller.chosen(conditions)
@@ -70,7 +70,7 @@ def _unmeasured(
     link: LinkSpeed,
     past: CostHistory,
 ) -> RatioController:
-    """A controller that uses the speed in the board's profile."""
+    """Return a controller that uses the speed in the board's profile."""
     settings, board = device.settings, board_named(device.settings.board)
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     report = report_of(
@@ -110,7 +110,7 @@ def _unmeasured(
 
 
 def _known_before(device: Device, enrolment: Enrolment, kind: Kind) -> RatioController | None:
-    """The stored controller of this run, or else of the latest run with the same model and trainer."""
+    """Return the stored controller of this run, or else of the latest run with the same model and trainer."""
     store = device.store
     known = read_ratio_controller(store.ratio_controller(enrolment.run).read())
     if known is not None:
@@ -122,7 +122,7 @@ def _known_before(device: Device, enrolment: Enrolment, kind: Kind) -> RatioCont
             and _trains_alike(found, kind, device.settings.train_on)
             and _is_of_model(store, run, enrolment)
         ):
-            log.info("costs of rounds in run %s are used here too: the same model and trainer", run)
+            log.info("using the costs of rounds in run %s, which has the same model and trainer", run)
             return found
     return None
 
@@ -136,18 +136,18 @@ def _is_of_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
 
 
 def _trains_alike(before: RatioController, kind: Kind, train_on: str) -> bool:
-    """True if the stored costs still apply: another trainer needs other times and other memory."""
+    """True if the stored costs still apply; another trainer or device has other times and memory."""
     return (before.capability.trainer, before.capability.train_on) == (kind, train_on)
 
 
 def _link_before(before: RatioController) -> LinkSpeed:
-    """The link speed known before a restart, so that a slow link is not measured again."""
+    """Return the link speed known before a restart, so that a slow link is not measured again."""
     link = before.capability.link
     return LinkSpeed(link.uplink_bps, link.downlink_bps, link.latency_s)
 
 
 def _samples_per_s(trainer: LocalTrainer, enrolment: Enrolment) -> float:
-    """Training speed, measured with a few real steps on the device's own samples."""
+    """Return the training speed, measured with a few real steps on the device's own samples."""
     (speed,) = measure_training(
         trainer.backend,
         trainer.data,

@@ -6,7 +6,8 @@ import sys
 
 
 def give_back(*, cycles: bool = False) -> None:
-    """Return freed memory to the system, if the C library can (glibc). Takes a fraction of a millisecond.
+    """Return freed memory to the system, if the C library supports it (glibc); takes a fraction of a
+    millisecond.
 
     Args:
         cycles: collect cyclic garbage first, which takes as long as a small round.

@@ -1,4 +1,4 @@
-"""The samples of a device whose data grow: the samples of a round, and their statistics between rounds."""
+"""The samples of a device whose data grow: samples of each round, and statistics between rounds."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def sample_requirements(enrolment: Enrolment, test_fraction: float) -> SampleRequirements:
-    """Requirements for samples that the run's model can use. Raises SettingError: see `Enrolment.learns`."""
+    """Return the requirements for samples that the run's model can use. Raises SettingError."""
     task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
 
     def accepts(label: NDArray[Any]) -> bool:
@@ -69,11 +69,11 @@ class GrowingData:
 
     @property
     def grow(self) -> bool:
-        """True: the samples change between rounds."""
+        """True, because the samples change between rounds."""
         return True
 
     def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
-        """Token ids as the model takes them, without samples whose ids the model does not know."""
+        """Return token ids as the model takes them, without samples whose ids the model does not know."""
         return for_vocabulary(with_known_ids(data, vocabulary), vocabulary)
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
@@ -86,11 +86,11 @@ class GrowingData:
         self._watch = trainer, deployed
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """Note the trainer of a round, which holds the round's samples."""
+        """Record the trainer of a round, which holds the round's samples."""
         self._round = trainer
 
     def newest(self) -> DeviceData:
-        """All current samples. From now on the stream rejects samples that do not fit.
+        """Return all current samples; from now on the stream rejects samples that do not fit.
 
         Raises:
             TooFewSamples: there is no sample to train on, or none to test on.
@@ -104,10 +104,10 @@ class GrowingData:
         return self.fitted(parts)
 
     def of_round(self, key: TransferKey) -> DeviceData:
-        """The samples of a round. The same task gets the same samples, also after a crash.
+        """Return the samples of a round. The same task gets the same samples, also after a crash.
 
         Raises:
-            TrainingStopped: there is nothing to train on.
+            TrainingStopped: there is no sample to train on.
             StoreError: the samples cannot be read.
         """
         parts = self.stream.round_samples(self.requirements, _training_round(key))
@@ -123,14 +123,14 @@ class GrowingData:
         self.stream.store.mark_trained(_training_round(key), self._held_out_losses())
 
     def figures(self) -> DataStatistics:
-        """Sample counts and drift, cached until the samples change. Raises StoreError."""
+        """Return sample counts and drift, cached until the samples change. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
             self._known = change, self.stream.figures(self.requirements)
         return self._known[1]
 
     def _held_out_losses(self) -> NDArray[np.float64]:
-        """Losses of the deployed model on the newest test samples of the round, shape (n,)."""
+        """Return the deployed model's losses on the newest test samples of the round, shape (n,)."""
         trainer, self._round = self._round, None
         deployed = None if self._watch is None else self._watch[1]()
         if trainer is None or deployed is None:
@@ -175,7 +175,7 @@ class GrowingData:
 
     @property
     def _requirements_for_loss(self) -> SampleRequirements:
-        """Requirements that select all samples as training samples, whatever their role."""
+        """Return requirements that select all samples as training samples, whatever their role."""
         return replace(self.requirements, test_fraction=0.0, validation_fraction=0.0)
 
     @property
@@ -190,7 +190,7 @@ class GrowingData:
         return bool(len(labels) if taken is None else taken.any())
 
     def fitted(self, parts: dict[Part, Arrays]) -> DeviceData:
-        """Samples in the form that the run's model takes. Raises DataError if they do not fit."""
+        """Return samples in the form that the run's model takes. Raises DataError if they do not fit."""
         arrays: dict[str, Any] = {}
         for part, (x, y) in parts.items():
             arrays |= {f"x_{part}": x, f"y_{part}": y}
@@ -200,7 +200,7 @@ class GrowingData:
 
 
 def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
-    """Copy of `data` without samples that hold token ids unknown to the model."""
+    """Return a copy of `data` without samples that hold token ids unknown to the model."""
     if vocabulary is None:
         return data
     left: dict[str, Any] = {}
@@ -209,7 +209,11 @@ def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
         known = ((x >= 0) & (x < vocabulary) & (np.floor(x) == x)).reshape(len(x), -1).all(axis=1)
         if not known.all():
             unknown = int((~known).sum())
-            log.warning("%d %s samples with ids the model does not have are left out", unknown, part)
+            log.warning(
+                "%d %s samples have token ids that the model does not know; they are left out",
+                unknown,
+                part,
+            )
             left |= {f"x_{part}": x[known], f"y_{part}": data.part(part)[1][known]}
     return replace(data, **left)
 

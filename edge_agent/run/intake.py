@@ -35,7 +35,7 @@ class Intake(Inbox):
         memory: bytes that this process may use; None if not known.
 
     Attributes:
-        again_at: when to ask again for payloads that did not fit.
+        again_at: time at which to ask again for payloads that did not fit.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Intake(Inbox):
             self._store.keep_task(key.run, offer.transfer, payload)
 
     def _runs_deployed(self) -> set[str]:
-        """Runs whose models the device deploys or could go back to, if their files can be read."""
+        """Return runs whose models the device deploys or could roll back to, if their files can be read."""
         files, runs = DeployedFiles.next_to(self._store.deployed), set()
         for file in (self._store.deployed, *map(files.version, files.numbers)):
             with suppress(PacketError, StoreError):
@@ -121,7 +121,10 @@ class Intake(Inbox):
         return runs
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
-        """Refuse a payload that cannot be stored, and remove its parts. The next offer is tried again."""
+        """Remove the parts of a payload that cannot be stored, and refuse it.
+
+        The next offer is tried again.
+        """
         log.error("%s", fault)
         with suppress(StoreError):
             self.give_up(transfer)
@@ -129,13 +132,15 @@ class Intake(Inbox):
         return Refuse(transfer, readable(str(fault)))
 
     def download_s(self, transfer: str) -> float | None:
-        """Seconds from a transfer's offer to its last byte; None if an earlier process received it."""
+        """Return the seconds from a transfer's offer to its last byte; None if an earlier process received
+        it.
+        """
         if self._arrived is None or not self._arrived[0] == self._transfer == transfer:
             return None
         return self._arrived[1] - self._offered_at
 
     def _has_no_room(self, num_bytes: int) -> str | None:
-        """Reason why memory or disk has no room for a payload; None if there is room."""
+        """Return why memory or disk has no space for a payload; None if there is space."""
         if num_bytes <= SMALL_BYTES:
             return None
         size, memory = f"payload of {num_bytes / 1e6:.0f} MB", self._memory()
@@ -162,7 +167,7 @@ class Intake(Inbox):
         return self._store.wanted_backbone(offer.transfer_key.run) == offer.digest
 
     def _is_gone(self, offer: Offer) -> bool:
-        """True if a stored payload is missing from the disk; a task replaced by a newer one does not
+        """True if a stored payload is missing from the disk; a task that a newer task replaced does not
         count.
         """
         if offer.transfer_key.kind == "task":

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """Joining a run has ended, with a result or an exception."""
+    """Event: joining a run has ended, with a result or an exception."""
 
     run: str
     joined: Future[JoinedRun]
@@ -31,7 +31,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Worked:
-    """The work on a task has ended, with a result or an exception."""
+    """Event: the work on a task has ended, with a result or an exception."""
 
     key: TransferKey
     seconds: float
@@ -40,7 +40,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Progress:
-    """Finished fraction of local training, 0..1."""
+    """Event: finished fraction of local training, 0..1."""
 
     fraction: float
 
@@ -49,7 +49,7 @@ class Jobs:
     """The jobs' thread and its queue.
 
     Args:
-        put: takes the events; the jobs' thread calls it.
+        put: receives the events; the jobs' thread calls it.
         clock: monotonic clock, in seconds.
     """
 

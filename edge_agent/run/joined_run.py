@@ -79,13 +79,13 @@ class JoinedRun:
 
     @property
     def refusal(self) -> str | None:
-        """Reason why the device takes no part at present; None if it takes part."""
+        """Why the device takes no part at present; None if it takes part."""
         return self.planner.refusal
 
     def ready(self) -> Ready:
-        """The message that this device is ready, with its latest report. The report counts as sent.
+        """Return the message that this device is ready, with its latest report. The report counts as sent.
 
-        In the middle of a round it is sent after the device or the coordinator was away.
+        In the middle of a round, the message is sent after the device or the coordinator was disconnected.
         """
         self.planner.interrupt()
         base, report = UNSET if self.base is None else self.base, self.planner.tell()
@@ -93,7 +93,7 @@ class JoinedRun:
         return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
 
     def measured(self, key: TransferKey, *, late: bool = False) -> Measured:
-        """The message with a round's cost so far and its predicted cost.
+        """Return the message with a round's cost so far and its predicted cost.
 
         Args:
             key: transfer key of the task.
@@ -112,12 +112,12 @@ class JoinedRun:
 
     @property
     def taken(self) -> RoundCost:
-        """Cost of the round so far."""
+        """Cost of the present round so far."""
         return RoundCost() if self._work is None else self._work.taken
 
     @property
     def expected(self) -> RoundCost:
-        """Cost that was predicted when the round started."""
+        """Cost of the present round, as predicted at its start."""
         return RoundCost() if self._work is None else self._work.expected
 
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
@@ -167,7 +167,7 @@ class JoinedRun:
         return reply
 
     def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, WorkDone]:
-        """The reply and its cost. If samples grow, the session and its samples are then released."""
+        """Return the reply and its cost. If samples grow, the session and its samples are then released."""
         session = self.session
         if session is None:
             assert self._session_of_round is not None, "samples that grow come with it"
@@ -198,11 +198,11 @@ class JoinedRun:
         self._note_choice(before)
 
     def note_samples(self, *, replied: bool = False) -> bool:
-        """Note newly arrived samples; return True if they should be reported to the coordinator.
+        """Record newly arrived samples; return True if they should be reported to the coordinator.
 
         Args:
-            replied: True if a reply is being sent. It claims the samples of its round, so no fewer may be
-                reported.
+            replied: True if a reply is being sent. The reply claims the samples of its round, so no fewer may
+                be reported.
         """
         try:
             found = None if self._samples is None else self._samples.figures()
@@ -245,7 +245,7 @@ class JoinedRun:
         now = self.planner.ratio_controller
         if (now.report.ratio, now.fits) != (before.report.ratio, before.fits):
             ratios = (one.report.ratio if one.fits else 0 for one in (now, before))
-            log.info("ratio %g, before %g: %s", *ratios, now.report.reason)
+            log.info("ratio changed to %g from %g: %s", *ratios, now.report.reason)
         self.keep()
 
     def keep(self) -> None:
@@ -265,18 +265,18 @@ _OF_CONDITIONS = ("watts", "celsius")
 
 
 def short_cost(cost: RoundCost) -> RoundCost:
-    """The cost rounded to four significant digits, without the processor time."""
+    """Return the cost rounded to four significant digits, without the processor time."""
     return structs.replace(cost, processor_s=None, **_rounded(cost, _OF_COST))
 
 
 def short_report(report: DeviceReport) -> DeviceReport:
-    """The report with its measurements rounded to four significant digits."""
+    """Return the report with its measurements rounded to four significant digits."""
     conditions = structs.replace(report.conditions, **_rounded(report.conditions, _OF_CONDITIONS))
     return replace(report, conditions=conditions, **_rounded(report, _OF_REPORT))
 
 
 def known_late(cost: RoundCost) -> RoundCost:
-    """The part of a round's cost that is known only after the update has arrived."""
+    """Return the part of a round's cost that is known only after the update has arrived."""
     return RoundCost(upload_s=cost.upload_s, joules=cost.joules)
 
 

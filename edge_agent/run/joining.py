@@ -57,7 +57,7 @@ def join(
         SettingError: this agent does not know the method or the board, the method does not support the run's
             task, or the owner does not trust the run's code.
         StoreError: the stored state of this run is damaged.
-        BackboneLacking: the frozen part of its model has to be fetched first.
+        BackboneLacking: the frozen part of the run's model has to be fetched first.
     """
     settings, conditions = device.settings, device.meter.conditions()
     enrolment = _enrolment(data, run, conditions)
@@ -99,7 +99,7 @@ def _enrolment(data: bytes, run: str, conditions: Conditions) -> Enrolment:
     check_unpacks(data, "model", conditions)
     enrolment = read_enrolment(data)
     if enrolment.run != run:
-        raise PacketForeign(f"enrolment of run {enrolment.run!r} came as one of run {run!r}")
+        raise PacketForeign(f"the enrolment is of run {enrolment.run!r}, but was sent for run {run!r}")
     return enrolment
 
 

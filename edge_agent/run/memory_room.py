@@ -1,4 +1,4 @@
-"""Checks, before anything is unpacked, that this board's memory has room for a run's payloads."""
+"""Checks that this board's memory has space for a run's payloads, before any payload is unpacked."""
 
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.protocols.conditions import Conditions
@@ -9,7 +9,7 @@ COPIES = 3  # copies of a payload while it is unpacked: packed, unpacked, and as
 
 
 def room(conditions: Conditions) -> int | None:
-    """Bytes that this process may still allocate; None if not known."""
+    """Return the bytes that this process may still allocate; None if unknown."""
     usable, held = conditions.memory_bytes, process_memory().resident
     return None if usable is None or held is None else max(0, usable - held)
 

@@ -20,8 +20,9 @@ class ObservedTrainer:
         keep_start: True to keep a copy of the weights that the first `fit` starts from.
 
     Attributes:
-        start: those weights, shape (spec.size,); None if nothing was trained or they are not kept.
-        before: score of those weights on the test split.
+        start: the weights from which the first `fit` started, shape (spec.size,); None if nothing was trained
+            or they are not kept.
+        before: score of the weights `start` on the test split.
         train_loss: loss of the last `fit`; None before the first.
         local_work: the smallest share of the run's epochs that a `fit` did; None before the first.
     """

@@ -28,13 +28,13 @@ class Participation:
         link: link to the coordinator.
         notifier: receives the agent's activity.
         send: sends a message.
-        pass_on: handles the items that the link returns.
+        pass_on: receives the items that the link returns.
         download_s: returns the duration of a task's transfer, or None if the task was stored before.
         clock: monotonic clock, in seconds.
 
     Attributes:
         joined: the joined run; None if no run is joined.
-        wake_at: when `tick` must be called next; None for never.
+        wake_at: time of the next call of `tick`; None for never.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Participation:
             self._jobs.run(self.joined.test_loss)
 
     def work(self, key: TransferKey, transfer: str) -> None:
-        """Work on a task now. During other work, do it afterwards if it is still the newest."""
+        """Work on a task now; if other work is in progress, do it afterwards if it is still the newest."""
         joined = self._joined()
         overtaken = self._link.drop(
             lambda waiting: waiting.run != key.run or waiting.round_attempt < key.round_attempt, self._clock()
@@ -139,7 +139,10 @@ class Participation:
         if self.run != key.run:
             return
         if newer is not None:
-            log.warning("round %d was over before its work was done", key.round)
+            log.warning(
+                "round %d was over before this device's work was done; the work is discarded",
+                key.round,
+            )
             self.work(*newer)
             return
         problem = event.reply.exception()
@@ -160,10 +163,10 @@ class Participation:
         self._pass_on(self._link.post(key.update, reply, now, perhaps_there=again))
 
     def _after_unread(self, key: TransferKey, problem: ReferenceModelUnknown, now: float) -> None:
-        """Ask once for the whole of a task that could not be read; the second time, decline it."""
+        """Ask once for all of a task that could not be read; the second time, decline it."""
         why_declined = self._joined().planner.why_unread(key)
         if why_declined is None:
-            log.info("round %d: %s; asking for all of it", key.round, problem)
+            log.info("round %d: %s; asking the coordinator for the whole task", key.round, problem)
             self.report_ready()
         else:
             self._after_failure(key, ReferenceModelUnknown(why_declined), now)
@@ -176,7 +179,11 @@ class Participation:
         """Learn from the round of a delivered update, or handle the coordinator's refusal."""
         key, joined = sent.transfer_key, self.joined
         if sent.refused is not None:
-            log.warning("round %d: update not taken: %s", key.round, wire.readable(sent.refused))
+            log.warning(
+                "round %d: the coordinator refused the update: %s",
+                key.round,
+                wire.readable(sent.refused),
+            )
             return
         log.info("round %d: update delivered", key.round)
         if joined is None or not joined.is_at(key):

@@ -49,9 +49,9 @@ class RoundWork:
         processor_s: float | None = None,
         compression_error: float | None = None,
     ) -> "RoundWork":
-        """The work after its reply is made. `local_work` is the share that was done.
+        """Return the work after its reply is made, with the measured costs.
 
-        The result is None if all of the budgeted work was done.
+        `local_work` is the share of local training that was done; None if it is the budgeted share.
         """
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
@@ -64,7 +64,7 @@ class RoundWork:
         return replace(made, budget=replace(self.budget, local_work=share))
 
     def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
-        """The work after its reply has arrived. `joules` is the energy of the whole round."""
+        """Return the work after its reply has arrived; `joules` is the energy of the whole round."""
         return self._taking(upload_s=upload_s, joules=joules)
 
     def _taking(self, **figures: float | None) -> "RoundWork":
@@ -82,7 +82,7 @@ class RoundPlanner:
         compact: True if the run asks for few messages; then only large changes of the forecast are reported.
         newest: key of the latest task.
         underway: the current round; None if it is done, declined or interrupted.
-        unread: the latest task that was a difference to a model that the device does not hold.
+        unread: the latest task that was a difference to a model that the device does not have.
     """
 
     ratio_controller: RatioController
@@ -100,7 +100,7 @@ class RoundPlanner:
 
     @property
     def refusal(self) -> str | None:
-        """Reason why no ratio fits at present; None if one fits."""
+        """Why no ratio fits at present; None if one fits."""
         return None if self.ratio_controller.fits else self.report.reason
 
     @property
@@ -124,11 +124,11 @@ class RoundPlanner:
     def note_samples(
         self, num_samples: int, new_samples: int, drift: float | None, *, now_s: float, claimed: int = 0
     ) -> bool:
-        """Note the device's samples; return True if they should be reported to the coordinator.
+        """Record the device's samples; return True if they should be reported to the coordinator.
 
         Args:
             num_samples: current number of training samples.
-            new_samples: how many of them arrived since the last training.
+            new_samples: number of training samples that arrived since the last training.
             drift: see `edge_agent.stream.drift`; None if not known.
             now_s: current time on a monotonic clock, in seconds.
             claimed: training samples that a reply in transit claims; no fewer may be reported.
@@ -180,7 +180,9 @@ class RoundPlanner:
         return work
 
     def interrupt(self) -> None:
-        """Drop the current round without learning from it: the device was away, or declined it."""
+        """Drop the current round without learning from it: the device was disconnected, or declined the
+        round.
+        """
         self.underway = None
 
     def _give_up(self, key: TransferKey, now_s: float) -> None:
@@ -196,17 +198,18 @@ class RoundPlanner:
         self.ratio_controller = after.chosen(self.report.conditions)
 
     def why_unread(self, key: TransferKey) -> str | None:
-        """Reason to decline an unreadable task; None the first time, when the device asks for the whole
-        task.
+        """Return the reason to decline an unreadable task; None the first time.
+
+        The first time, the device asks for the whole task instead.
         """
         again, self.unread = self.unread == key, key
         return UNREAD if again else None
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
-        """Learn from a finished round, and choose the ratio of the next.
+        """Learn from a finished round, and choose the ratio of the next round.
 
-        A final evaluation sends no model back, so nothing is learned from it. If time has a margin, a round
-        whose task was replaced by a newer one is skipped too.
+        A final evaluation sends no model back, so it teaches nothing about costs. If time has a margin, a
+        round whose task was replaced by a newer one is skipped too.
         """
         controller = self.ratio_controller
         over = self.newest is not None and self.newest != work.key

@@ -51,14 +51,16 @@ class RoundSessions:
         self._upper = upper_layers_of(trainer.backend, enrolment.training)
 
     def of_round(self, key: TransferKey) -> Session:
-        """A session with the samples of a round. Raises as `Samples.of_round` and `of_trainer`."""
+        """Return a session with the samples of a round. Raises the errors of `Samples.of_round` and
+        `of_trainer`.
+        """
         vocabulary = self._trainer.backend.vocabulary
         data = self._samples.as_trained(self._samples.of_round(key), vocabulary)
         self._samples.note_round(replace(self._trainer, data=data))
         return self.of_trainer(self.trainer_of(data))
 
     def trainer_of(self, data: DeviceData) -> LocalTrainer:
-        """A trainer of these samples; it caches the inputs of the model's upper layers if they fit in
+        """Return a trainer of these samples; it caches the inputs of the model's upper layers if they fit in
         memory.
         """
         trainer, upper = self._trainer, self._upper
@@ -67,7 +69,7 @@ class RoundSessions:
         return replace(trainer, backend=upper.backend, data=cache_features(upper, data, trainer.stop))
 
     def of_trainer(self, trainer: LocalTrainer) -> Session:
-        """A session that continues from the stored state, or starts anew if nothing is stored.
+        """Return a session that continues from the stored state, or starts anew if nothing is stored.
 
         Raises:
             StoreError: the stored state or the deployed model is damaged. It is never overwritten by a new
@@ -89,8 +91,8 @@ class RoundSessions:
             raise StoreVersion(f"{memory.path}: {problem}") from None
         except PacketError as problem:
             raise StoreError(
-                f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common"
-                " model"
+                f"{memory.path} is damaged ({problem}); restore it from a backup, or delete it to start"
+                " from the shared model"
             ) from None
         if not trainer.data.compared.size and not session.last_round:
             log.info(

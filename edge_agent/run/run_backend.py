@@ -1,4 +1,4 @@
-"""The backend that trains a run's model on this board, within its memory."""
+"""Makes the backend that trains a run's model on this board, within its memory."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def backend_of(
     conditions: Conditions,
     stop: Callable[[], str | None],
 ) -> Backend:
-    """The backend of a run's model.
+    """Return the backend of a run's model.
 
     Raises:
         BackboneLacking: the frozen part of the model has to be fetched first.

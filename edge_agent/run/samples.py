@@ -1,4 +1,4 @@
-"""The samples of a device in one run. A source returns the samples of each round, fixed or growing."""
+"""The samples of a device in one run; a source returns the samples of each round, fixed or growing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Samples(Protocol):
         ...
 
     def newest(self) -> DeviceData:
-        """All current samples.
+        """Return all current samples.
 
         Raises:
             TooFewSamples: there is no sample to train on, or none to test on.
@@ -39,16 +39,19 @@ class Samples(Protocol):
         ...
 
     def of_round(self, key: TransferKey) -> DeviceData:
-        """The samples of a round. The same task gets the same samples, also after a crash.
+        """Return the samples of a round. The same task gets the same samples, also after a crash.
 
         Raises:
-            TrainingStopped: there is nothing to train on.
+            TrainingStopped: there is no sample to train on.
             StoreError: the samples cannot be read.
         """
         ...
 
     def as_trained(self, data: DeviceData, vocabulary: int | None) -> DeviceData:
-        """Samples with token ids as the model takes them. Raises DataError if an id is unknown to it."""
+        """Return samples with token ids as the model takes them.
+
+        Raises DataError if the model lacks an id.
+        """
         ...
 
     def watch_loss(self, trainer: LocalTrainer, deployed: Callable[[], FlatArray | None]) -> None:
@@ -56,15 +59,18 @@ class Samples(Protocol):
         ...
 
     def note_round(self, trainer: LocalTrainer) -> None:
-        """Note the trainer of a round, which holds the round's samples."""
+        """Record the trainer of a round, which holds the round's samples."""
         ...
 
     def trained(self, key: TransferKey) -> None:
-        """Note that the reply to a round's task is stored. Raises StoreError."""
+        """Record that the reply to a round's task is stored. Raises StoreError."""
         ...
 
     def figures(self) -> DataStatistics | None:
-        """Sample counts and drift for the coordinator; None if they never change. Raises StoreError."""
+        """Return sample counts and drift for the coordinator.
+
+        The result is None if they never change. Raises StoreError.
+        """
         ...
 
     def loss_is_due(self) -> bool:

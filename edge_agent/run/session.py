@@ -1,7 +1,7 @@
-"""One device in one run: a task in, a reply out. All I/O goes through the memory that it is given.
+"""One device in one run: takes a task and returns a reply. All I/O uses the memory object that it is given.
 
 A reply is stored together with the new state, in one write. So after any crash the same task gets the same
-reply, and nothing is trained twice.
+reply, and no training is repeated.
 """
 
 from collections.abc import Callable
@@ -54,9 +54,9 @@ class Session:
         method: made from the enrolment.
         trainer: the device's model and data.
         memory: where the state is stored.
-        extensions: the run's extensions on this device; None for those that need no files.
-        own: returns the device's own model to start with, or None for the common model. Called when the run
-            starts.
+        extensions: the run's extensions on this device; None for the extensions that need no files.
+        own: function that returns the device's own starting model, or None for the shared model; called when
+            the run starts.
         keep_replies: True to store the bytes of the last reply; a simulation does not need them.
         shared: cache shared by the sessions of this process; None if there is only one session.
 
@@ -110,9 +110,9 @@ class Session:
 
     @property
     def base(self) -> str | None:
-        """Digest of the model that the next task may be a difference to; None for no differences.
+        """Digest of the model to which the next task may be a difference; None for no differences.
 
-        It is the model that the device holds. After a task that could not be read it is the run's initial
+        This is the model that the device has. After a task that could not be read, it is the run's initial
         model.
         """
         if self._enrolment.downlink.name == RAW:
@@ -132,7 +132,7 @@ class Session:
             data: the encoded `Assignment`.
             budget: limits of the device.
             enough: local training ends early once this returns True.
-            mask_time: time that the device needs to code a mask; None if it does not matter.
+            mask_time: time that the device needs to code a mask; None to ignore time.
 
         Raises:
             PacketError: the task is damaged, or not for this device.
@@ -164,7 +164,7 @@ class Session:
 
     @property
     def _held(self) -> FlatArray:
-        """The weights that tasks may be differences to, shape (spec.size,)."""
+        """Return the weights to which tasks may be differences, shape (spec.size,)."""
         held: FlatArray = self._state.slots.get(HELD_MODEL, self._enrolment.weights)
         return held
 
@@ -194,7 +194,7 @@ class Session:
         return written.data
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        """Do a final evaluation on a copy of the state; nothing of it is stored."""
+        """Do a final evaluation on a copy of the state, of which nothing is stored; return the reply."""
         result = self._local.work(assignment, budget, self._state)
         data = self._updates.write_measures(assignment, result.measures)
         self._evaluated = assignment.round, assignment.attempt, data
@@ -206,7 +206,7 @@ class Session:
 
 
 def _within(budget: Budget, assignment: Assignment[Any]) -> Budget:
-    """The smaller of the device's own budget and the task's proposal."""
+    """Return the smaller of the device's own budget and the task's proposal."""
     proposed = proposed_budget(assignment.ratio, assignment.local_work, assignment.uplink)
     if proposed is None:
         return budget

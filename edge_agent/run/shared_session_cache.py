@@ -10,10 +10,10 @@ from fleetune.protocols.update.shared_payload_cache import DecodeCache
 
 @dataclass(frozen=True)
 class SharedSessionCache:
-    """Caches decoded values, because simulated devices receive the same ones many times.
+    """Caches decoded values, because many simulated devices receive the same values.
 
     Attributes:
-        bases: models that tasks are differences to.
+        bases: models to which tasks are differences.
         tasks: tasks whose values were decoded.
     """
 
@@ -22,5 +22,5 @@ class SharedSessionCache:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
-        """Make a cache with room for as many reference models as memory allows."""
+        """Return a cache with space for as many reference models as memory allows."""
         return cls(ReferenceModelCache(num_remembered(spec)))

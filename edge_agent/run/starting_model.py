@@ -1,4 +1,4 @@
-"""The device's own models: the one that starts a run, and the deployed one."""
+"""The device's own models: the model with which a run starts, and the deployed model."""
 
 import logging
 
@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 def deployed_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The deployed model, shape (spec.size,); None if there is none or it has another structure."""
+    """Return the deployed model, shape (spec.size,); None if there is none or it has another structure."""
     found = read_deployed(store.deployed.read())
     return None if found is None or not found.record.is_of(enrolment.spec) else found.weights
 
 
 def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The deployed model, if the run continues one of this device's runs; None for the common model.
+    """Return the deployed model if the run continues one of this device's runs; None for the shared model.
 
     If the deployed model has another version of the structure, the layers that both share are kept.
     """
@@ -38,7 +38,7 @@ def starting_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
 def _carried(
     enrolment: Enrolment, deployed: DeployedModel, data: bytes | None
 ) -> tuple[FlatArray | None, str]:
-    """The weights that a run's model takes over from a deployed one, and a readable description of them.
+    """Return the weights that a run's model takes over from a deployed model, and a readable description.
 
     `data` is the enrolment of the run that the deployed model comes from.
     """

@@ -35,7 +35,8 @@ def stream_maker(
         if asked:
             option = next(iter(asked)).replace("_", "-")
             raise SettingError(
-                f"--{option} goes with data that grow: --data watch:FOLDER, mqtt://, intake: or a generator"
+                f"--{option} works only with data that grow: --data watch:FOLDER, mqtt://, intake: or a"
+                " generator"
             )
         return None
     check_stream(options.data)

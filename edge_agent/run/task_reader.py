@@ -1,4 +1,4 @@
-"""Decodes tasks: from bytes to an `Assignment`, using the model that its values are differences to."""
+"""Decodes tasks from bytes to an `Assignment`, with the model to which the values are differences."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -103,13 +103,13 @@ class TaskReader:
         return read_task_header(data, self.method.spec)
 
     def reference_after(self, assignment: Assignment[Any], held: FlatArray) -> ReferenceModel:
-        """The model that both sides hold once this task has arrived."""
+        """Return the model that both sides hold once this task has arrived."""
         if assignment.base is UNSET:
             return self.known(ReferenceModel.of_task(assignment.task, self.method.spec))
         return self.known(self._base(assignment, held).after(assignment.task, self.method.spec))
 
     def digest(self, weights: FlatArray) -> str:
-        """Digest of a model that a task may be a difference to."""
+        """Return the digest of a model to which a task may be a difference."""
         return self.known(ReferenceModel.whole(weights)).digest
 
     def known(self, reference: ReferenceModel) -> ReferenceModel:
@@ -124,5 +124,5 @@ class TaskReader:
             if reference.digest == assignment.base:
                 return reference
         raise ReferenceModelUnknown(
-            f"task of round {assignment.round} is a difference to what this device does not hold"
+            f"the task of round {assignment.round} is a difference to a model that this device does not have"
         )

@@ -22,7 +22,7 @@ class WrittenReply:
     """An encoded reply.
 
     Attributes:
-        data: its bytes.
+        data: the bytes of the reply.
         residual: new residual of error feedback, shape (spec.size,); None if the run uses none.
         compression_error: relative compression error of the task's encoding; None if not known.
         sent: the decoded values of the reply, for readers in this process; None if they must decode it.
@@ -66,7 +66,7 @@ class UpdateWriter:
             reference: the model that both sides hold.
             uplink: index of the encoding in `Enrolment.uplinks`.
             residual: compression error of earlier updates, shape (spec.size,); None for none.
-            mask_time: time that the device needs to code a mask; None if it does not matter.
+            mask_time: time that the device needs to code a mask; None to ignore time.
         """
         writer = self._patch_writer(assignment, reference, uplink, residual, mask_time)
         reply = Reply(
@@ -101,7 +101,7 @@ class UpdateWriter:
         residual: FlatArray | None,
         mask_time: CodingTime | None,
     ) -> PatchWriter | None:
-        """The writer of the update's values; None if they are written without an encoding."""
+        """Return the writer of the update's values; None if they are written without an encoding."""
         encoding = self._enrolment.uplinks[uplink]
         if encoding.name == RAW and residual is None:
             return None

@@ -134,7 +134,7 @@ def test_an_upload_that_nobody_waits_for_any_more_is_given_up(tmp_path):
         incoming = fleet.folder / "runs" / fleet.name / "incoming" / "device-0"
         wait_until(lambda: bytes_in(incoming) > 0, "the slow device sends its update")
         other.send(signal.SIGCONT)
-        agent.wait_for("round 1: update not taken: late")
+        agent.wait_for("round 1: the coordinator refused the update: late")
         fleet.wait_finished()
         [first, final_evaluation] = fleet.outcome().rounds
     assert tuple(first[3]) == ("device-1", "device-2")

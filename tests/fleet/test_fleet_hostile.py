@@ -252,7 +252,7 @@ def test_an_agent_that_is_overtaken_goes_on_with_the_newest_task(tmp_path):
             assert hurried.hear(Offer).transfer_key == TransferKey("update", enrolment.run, 3, 1)
         assert len(agent.lines("round 1: training")) == len(agent.lines("round 3: training")) == 1
         assert not agent.lines("round 2: training")
-        assert agent.lines("round 1 was over before its work was done")
+        assert agent.lines("round 1 was over before")
 
 
 def first_task(enrolment):
@@ -286,7 +286,7 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
             agent.wait_for("refused a packet", count=7)
             for name, payload, reason in [
                 ("damaged", encoded(run="damaged")[:-9], "cut short"),
-                ("foreign", encoded(run="another"), "came as one of run 'foreign'"),
+                ("foreign", encoded(run="another"), "sent for run 'foreign'"),
                 ("method", encoded(run="method", method={"name": "magic"}), "no method 'magic'"),
                 ("weights", encoded(run="weights", weights=enrolment.weights[:9]), "do not fit"),
             ]:

@@ -86,7 +86,7 @@ def test_every_reason_to_refuse_costs_a_few_messages(tmp_path, method):
             fleet.coordinator.wait_for("finished: ")  # most of the time is deadlines
             fleet.wait_finished()
         refused = fleet.summary()["refused"]
-        assert len(hostile.lines("asking for all of it")) == 1
+        assert len(hostile.lines("asking the coordinator for the whole task")) == 1
         assert not hostile.lines("Traceback")
     assert fleet.coordinator.lines(rf"round {rounds}/{rounds}")
     assert refused["abandoned-too-few"] >= len(FORGERS) - 1  # random values are as plausible as others
