@@ -88,7 +88,7 @@ def test_a_fleet_trains_under_the_rules_and_a_device_reaches_its_own_topics_only
         overhears(fleet, "mallory", other="device-0")
         fleet.join("device-0", "--leave-after-run")
         fleet.agents["device-0"].wait_for("joined run")
-        assert not fleet.agents["device-0"].lines("link's speed is not known")
+        assert not fleet.agents["device-0"].lines("speed of the link to the broker is unknown")
         rights = find_channel_rights(fleet.where("device-1"), fleet.name, "device-1")
         assert (rights.problem, rights.has_coordinator, rights.echo) == (None, True, True)
         found = {one.what: one for one in doctor.examine(fleet.where("device-1"), fleet.name, "device-1")}

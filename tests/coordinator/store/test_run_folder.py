@@ -100,7 +100,7 @@ def test_a_database_of_another_program_stays_and_is_named(tmp_path):
         clear(tmp_path)
     assert files(tmp_path) == before
     (tmp_path / "state.sqlite").write_bytes(b"a novel, not a database" * 100)
-    with pytest.raises(StoreError, match="no state of a run"):
+    with pytest.raises(StoreError, match="not the state of a run"):
         clear(tmp_path)
 
 
@@ -161,4 +161,4 @@ def test_the_command_says_it_in_one_line(tmp_path):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     (line,) = [line for line in done.output.splitlines() if "state.sqlite" in line]
-    assert "remove it yourself" in line
+    assert "delete it yourself" in line

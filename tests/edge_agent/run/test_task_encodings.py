@@ -69,7 +69,7 @@ def test_an_encoding_that_the_run_does_not_have_is_refused_and_nothing_changes()
     device = a_device()
     told(device, 1)
     before = device.memory.data
-    with pytest.raises(PacketForeign, match="encoding 3 of a run that has 3"):
+    with pytest.raises(PacketForeign, match="encoding 3, but the run has 3"):
         told(device, 2, 3)
     assert device.memory.data == before
 

@@ -44,7 +44,7 @@ def forged(log, told, scale=b"\x80\x3f"):
         (b"\1\1", "2 bytes; expected 1"),
         (forged(3, b""), "middle of a group"),
         (forged(10, b"\1"), "middle of a group"),
-        (forged(10, bytes(11 * 16)), "131072 sums of 400"),
+        (forged(10, bytes(11 * 16)), "131072 sums"),
         (forged(3, b"\1", scale=b"\x80\x7f"), "scale inf"),
         (forged(3, b"\1", scale=b"\x80\xbf"), "scale -1"),
         (forged(3, b"\1", scale=b"\0\0"), "scale 0"),

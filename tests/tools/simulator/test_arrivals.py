@@ -166,7 +166,7 @@ def test_a_device_that_cannot_begin_or_run_dry_is_told_in_one_line(tmp_path):
         with pytest.raises(SettingError, match=match) as caught:
             simulate(growing(arrivals=arrivals), tmp_path / "a", workers=0, fresh=True)
         assert "\n" not in str(caught.value)
-    with pytest.raises(FleetuneError, match=r"say fleet\.days"):
+    with pytest.raises(FleetuneError, match=r"set fleet\.days"):
         simulate(growing(fleet={"devices": 2}), tmp_path / "a", workers=0, fresh=True)
 
 
