@@ -1,8 +1,8 @@
 """Bandwidth forecast: predicts the seconds of a transfer from past transfers.
 
 A download is timed from its offer, which it follows at once. Bytes that a link passes in a burst (saved
-tokens of a shaper, the first packets of a TCP connection) seem to take no time. So small payloads say little
-about larger ones.
+tokens of a shaper, the first packets of a TCP connection) seem to take no time. So the times of small
+payloads predict those of large payloads badly.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class BandwidthForecast:
     s_per_byte_at_least: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """Predicted seconds of a transfer."""
+        """Return the predicted seconds of a transfer."""
         beyond = max(0.0, num_bytes - self.known_bytes) * max(0.0, self.s_per_byte_beyond - self.s_per_byte)
         return max(
             self.latency_s + num_bytes * self.s_per_byte + beyond, num_bytes * self.s_per_byte_at_least
@@ -49,7 +49,7 @@ class BandwidthForecast:
 def forecast_bandwidth(
     transfers: Sequence[Transfer], latency_s: float, measured_s_per_byte: float, has_bursts: bool
 ) -> BandwidthForecast:
-    """Forecast a link from its past transfers.
+    """Return the forecast of a link from its past transfers.
 
     Args:
         transfers: at least one, oldest first.
@@ -73,10 +73,11 @@ def forecast_bandwidth(
 
 
 def _latency(transfers: Sequence[Transfer], burst_bytes: float) -> float | None:
-    """Seconds at size 0, by the median slope between transfers of different sizes (Theil 1950, Sen 1968).
+    """Return the seconds at size 0, by the median slope between transfers (Theil 1950, Sen 1968).
 
     Returns:
-        None: all transfers have about the same size, or larger ones were faster because the link changed.
+        The latency; None if all transfers have about the same size, or larger ones were faster because the
+        link changed.
     """
     pairs = [sorted(pair) for pair in combinations(transfers, 2)]
     slopes = [(s2 - s1) / (b2 - b1) for (b1, s1), (b2, s2) in pairs if b2 >= SIZE_RATIO * b1]

@@ -33,7 +33,7 @@ class BoardMeter:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Most memory that this process has taken since `start`."""
+        """Return the peak memory of this process since `start`, in bytes."""
         return self._memory.read()
 
     def stop(self) -> float | None:

@@ -103,7 +103,7 @@ class BoardWatts:
 
 @dataclass(frozen=True)
 class AdoptionCost:
-    """What [adoption] adds to the method's own work in a mean round.
+    """The work that [adoption] adds to the method's own work, averaged over rounds.
 
     Attributes:
         samples: extra training steps, counted in samples.
@@ -116,7 +116,7 @@ class AdoptionCost:
 
 @dataclass(frozen=True)
 class Capability:
-    """What is known of a device before its first round in a run; None if unknown.
+    """The capability of a device before its first round in a run; values are None if unknown.
 
     Attributes:
         num_samples, num_test: sizes of its training and test splits.
@@ -156,7 +156,7 @@ def capability_of(
     latency_s: float | None = None,
     base_bytes: int | None = None,
 ) -> Capability:
-    """The capability of the device of `report` before its first round in a run.
+    """Return the capability of the device of `report` before its first round in a run.
 
     The watts come from the board's profile. The board "generic" has none.
     """
@@ -182,7 +182,7 @@ def capability_of(
 
 
 def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: int) -> float:
-    """Samples that local-only models and the evaluations of [adoption] take in a mean round."""
+    """Return how many samples the local-only models and evaluations of [adoption] take in a mean round."""
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
         return 0.0
@@ -195,8 +195,8 @@ def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: in
 
 
 def _adoption_copies(enrolment: Enrolment) -> float:
-    """Model copies of [adoption]: old and new local-only models and shared versions, and the evaluated
-    model.
+    """Return the model copies of [adoption]: local-only models and shared versions, old and new, and one
+    evaluated.
     """
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
@@ -207,7 +207,7 @@ def _adoption_copies(enrolment: Enrolment) -> float:
 
 
 def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> Demand:
-    """What a round at `choice` with this share of local training needs, by the method's estimate."""
+    """Return what a round at `choice` with this share of local training needs, by the method's estimate."""
     cost, able = choice.cost, capability
     run_epochs = able.epochs * _share_done(able, local_work)
     epochs = cost.epochs(run_epochs, alone=able.trains_smaller)
@@ -232,7 +232,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
 
 
 def _share_done(able: Capability, local_work: float) -> float:
-    """The share of the run's steps that is done, as steps are whole."""
+    """Return the share of the run's steps that is done, in whole steps."""
     steps = able.epochs * len(batch_slices(able.num_samples, able.batch_size))
     return num_local_steps(steps, local_work) / steps if steps and local_work != 1 else 1.0
 
@@ -240,9 +240,9 @@ def _share_done(able: Capability, local_work: float) -> float:
 def predict(
     choice: Choice, capability: Capability, cost_history: CostHistory, local_work: float = 1.0
 ) -> RoundCost:
-    """Predict the cost of a round at `choice` with this share of local training.
+    """Return the predicted cost of a round at `choice` with this share of local training.
 
-    A part is None if neither the device nor its past rounds tell it.
+    A part of the cost is None if neither the device nor its past rounds determine it.
     """
     asked = demand(choice, capability, local_work)
     least_factor = 1.0 if choice.cost.bytes_vary else 0.0
@@ -270,7 +270,7 @@ def predict(
 
 
 def _bounded(amount: float) -> float:
-    """`amount`, limited to what a stored round cost may hold."""
+    """Return `amount`, limited to what a stored round cost may hold."""
     return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
@@ -291,9 +291,9 @@ def _seconds(
 
 
 def _joules(expected: RoundCost, capability: Capability, cost_history: CostHistory) -> float | None:
-    """Joules by the board's watts, corrected by past rounds.
+    """Return the joules by the board's watts, corrected by past rounds.
 
-    If the board's watts are unknown, by the mean watts of past rounds.
+    If the board's watts are unknown, the mean watts of past rounds are used.
     """
     rates = capability.watts
     watts = [w for w in (rates.receive, rates.train, rates.transmit) if w is not None]

@@ -45,7 +45,7 @@ class Demand(Struct, frozen=True):
     uplink: int = 0
 
     def estimate(self, direction: Direction) -> int:
-        """Estimated payload bytes in one direction."""
+        """Return the estimated payload bytes in one direction."""
         return self.bytes_down if direction == "down" else self.bytes_up
 
 
@@ -75,7 +75,8 @@ class CostHistory(Struct, frozen=True, dict=True):
     errors: tuple[ForecastError, ...] = ()
 
     def learned(self, demand: Demand, actual: RoundCost, error: ForecastError | None = None) -> "CostHistory":
-        """The history after a complete round. A final evaluation sends nothing back and is none.
+        """Return the history after a complete round; a final evaluation, which sends nothing back, is
+        ignored.
 
         The first round's error is dropped, as its forecast had no measurements. So are the bytes of a small
         first
@@ -89,7 +90,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return CostHistory(past_rounds, errors=known.errors)
 
     def erring(self, error: ForecastError) -> "CostHistory":
-        """The history with the forecast error of a round.
+        """Return the history with the forecast error of a round added.
 
         Consecutive cancelled rounds count as one, the longest. They have one lasting cause, which the
         estimates learn.
@@ -103,16 +104,16 @@ class CostHistory(Struct, frozen=True, dict=True):
         return replace(self, errors=recent[-MOST_ERRORS:])
 
     def declining(self) -> "CostHistory":
-        """The history after a round that the device declined because nothing fits.
+        """Return the history after a round that the device declined because no choice fits.
 
-        After ten in a row everything is forgotten. The link may have improved, which only a new attempt
-        shows.
+        After ten such rounds in a row, the history is cleared. The link may have improved, which only a new
+        attempt shows.
         """
         declined = self.declined + 1
         return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
 
     def bytes_factor(self, direction: Direction, ratio: float, uplink: int = 0) -> float | None:
-        """Ratio of actual bytes to the method's estimate; None if no round shows it.
+        """Return the ratio of actual bytes to the method's estimate; None if no round shows it.
 
         For updates only rounds with this encoding count.
         """
@@ -125,7 +126,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures(("bytes", direction, uplink), ratio, factor))
 
     def s_per_sample(self, ratio: float) -> float | None:
-        """Seconds of work per sample, from rounds at this ratio, or else from all rounds."""
+        """Return the seconds of work per sample, from rounds at this ratio, or else from all rounds."""
 
         def seconds(past: PastRound) -> float | None:
             return _over(past.actual.train_s, past.demand.samples)
@@ -133,7 +134,7 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures("work", ratio, seconds))
 
     def processor_s_per_sample(self, ratio: float) -> float | None:
-        """Processor seconds of work per sample, which other programs do not affect."""
+        """Return the processor seconds of work per sample, which other programs do not affect."""
 
         def seconds(past: PastRound) -> float | None:
             return _over(past.actual.processor_s, past.demand.samples)
@@ -141,7 +142,8 @@ class CostHistory(Struct, frozen=True, dict=True):
         return _middle(self._figures("processor", ratio, seconds))
 
     def base_bytes(self, ratio: float) -> int | None:
-        """Memory that the process holds before it works: peak memory minus the demand's working memory.
+        """Return the memory that the process holds before it works: peak memory minus the demand's working
+        memory.
 
         The largest of the recent rounds counts, because too little memory ends the process.
         """
@@ -154,14 +156,17 @@ class CostHistory(Struct, frozen=True, dict=True):
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
-        """Ratio of actual joules to those `expected` for the same seconds; None if no round shows it."""
+        """Return the ratio of actual joules to those `expected` for the same seconds; None if no round shows
+        it.
+        """
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
     def link(
         self, direction: Direction, latency_s: float, s_per_byte: float | None = None
     ) -> BandwidthForecast | None:
-        """The link by past transfers, or as measured before them. None: both are unknown.
+        """Return the forecast of the link by past transfers, or as measured before them; None if both are
+        unknown.
 
         Args:
             direction: direction of the transfers.
@@ -188,7 +193,10 @@ class CostHistory(Struct, frozen=True, dict=True):
     def _figures(
         self, what: Hashable, ratio: float, figure: Callable[[PastRound], float | None]
     ) -> list[float]:
-        """The last figures of rounds at this ratio, or else of all rounds. `what` is the key of the cache."""
+        """Return the last figures of rounds at this ratio, or else of all rounds.
+
+        `what` is the cache's key.
+        """
 
         def all_of_them() -> list[tuple[float, float]]:
             pairs = ((one.demand.ratio, figure(one)) for one in self.past_rounds)
@@ -207,7 +215,7 @@ class CostHistory(Struct, frozen=True, dict=True):
 
 
 def plausible(actual: RoundCost) -> RoundCost:
-    """`actual` without implausible figures, which become unknown.
+    """Return `actual` without implausible figures, which become unknown.
 
     Plausible are bytes and memory above 0 and up to 8 TB, parts of a round above 0 s and up to a day, links
     up to 100 Gbit/s, and boards that draw more than 0 W and up to 10 kW.
@@ -229,7 +237,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _between(value: _Number | None, most: float, least: float = 0.0) -> _Number | None:
-    """`value` if it is above `least` and at most `most`, else None. NaN gives None."""
+    """Return `value` if it is above `least` and at most `most`, else None; NaN gives None."""
     return value if value is not None and least < value <= most else None
 
 

@@ -18,7 +18,7 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 
 def explanation(ratio_controller: RatioController, conditions: Conditions) -> Group:
-    """A table of all ratios and the reason for the present one.
+    """Return a table of all ratios and the reason for the present ratio.
 
     Args:
         ratio_controller: the device's stored controller.
@@ -71,7 +71,7 @@ def _plain(name: str, figures: Sequence[float | None], unit: str, limit: str = "
 
 
 def _sizes(name: str, figures: Sequence[float | None], limit: str = "") -> Column:
-    """A column of byte counts in the unit of the largest."""
+    """Return a column of byte counts in the unit of the largest."""
     exponent = _exponent(max((figure for figure in figures if figure is not None), default=0))
     scaled = [None if figure is None else figure / 1000**exponent for figure in figures]
     return _plain(name, scaled, _UNITS[exponent], limit)

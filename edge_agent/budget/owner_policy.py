@@ -1,4 +1,4 @@
-"""The owner's policy: when a device may train (power, battery, traffic, heat), and what a round may take."""
+"""The owner's policy: when a device may train (power, battery, traffic, heat), and the limits of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Policy(Settings, frozen=True):
     ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     def at_most(self, ratio: float | None) -> "Policy":
-        """The policy in a run that assigns a ratio. The owner's limit may be lower."""
+        """Return the policy in a run that assigns a ratio; the owner's own limit may be lower."""
         wished = [one for one in (self.ratio, ratio) if one is not None]
         return replace(self, ratio=min(wished, default=None))
 
@@ -59,7 +59,7 @@ class Limits:
 
 
 def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
-    """Read a policy file, with `options` taking precedence. None: not given.
+    """Read a policy file; `options` take precedence over the file. Options that are None were not given.
 
     Raises:
         SettingError: the file cannot be read (see `read_toml`), or a key is unknown or wrong.
@@ -75,7 +75,7 @@ def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
 def reason_not_to_train(
     policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False
 ) -> str | None:
-    """One line that says why not to train now. None: training is allowed.
+    """Return why the policy forbids training now, in one line; None if training is allowed.
 
     A condition of the policy that the board cannot measure counts as not met.
 
@@ -100,7 +100,7 @@ def limits_of(
     *,
     period_s: float | None = None,
 ) -> Limits:
-    """Limits of a round: its deadline, the board's present memory, and the owner's limits.
+    """Return the limits of a round: its deadline, the board's present memory, and the owner's limits.
 
     Args:
         deadline_s: deadline of a round.
@@ -126,7 +126,7 @@ def limits_of(
 def _battery_joules(
     conditions: Conditions, policy: Policy, board: Board, period_s: float | None
 ) -> float | None:
-    """Joules that the battery may give in `period_s`. A Wh is 3600 J, and the limit is per hour of 3600 s."""
+    """Return the joules that the battery may give in `period_s`. A Wh is 3600 J; the limit is per hour."""
     percent = policy.max_battery_percent_per_hour
     if conditions.power != "battery" or percent is None or board.battery_wh is None or period_s is None:
         return None

@@ -35,7 +35,10 @@ class PolicyGuard:
         return policy.charging_only or policy.unmetered_only or any(key is not None for key in asked)
 
     def reason_not_to_train(self) -> str | None:
-        """One line that says why not to train now. None: training is allowed. Thread-safe."""
+        """Return why the policy forbids training now, in one line.
+
+        The result is None if training is allowed. Thread-safe.
+        """
         now = self._clock()
         if self.is_on and now - self._asked_at >= FRESH_S:
             self._asked_at = now

@@ -23,11 +23,12 @@ SPARE = 0.95  # largest share of each limit that a ratio above the current one m
 
 Forecast = Callable[[Choice], RoundCost]
 Margin = Callable[[RoundCost], float]
-"""Seconds that the deadline must leave for a predicted round, see `safety_margin`."""
+"""A function that returns the seconds that a deadline must allow for a predicted round, see `safety_margin`.
+"""
 
 
 def no_margin(predicted: RoundCost) -> float:
-    """The predicted seconds without a margin."""
+    """Return the predicted seconds without a margin."""
     return predicted.known_s
 
 
@@ -49,7 +50,7 @@ class LimitCheck:
 
     @property
     def share(self) -> float:
-        """The largest share of a limit. Above 1 the choice does not fit. 0: no known cost is limited."""
+        """The largest share of a limit. Above 1 the choice does not fit; 0 if no known cost is limited."""
         return max(self.shares.values(), default=0.0)
 
     @property
@@ -73,7 +74,7 @@ class RatioDecision:
     predicted: RoundCost
 
     def reported(self, report: DeviceReport) -> DeviceReport:
-        """`report` with the choice and its reason, or with the earlier ratio if nothing fits."""
+        """Return `report` with the choice and its reason, or with the earlier ratio if nothing fits."""
         if self.choice is None:
             return replace(report, reason=self.reason)
         ratio, seconds = self.choice.ratio, self.predicted.round_s
@@ -81,7 +82,7 @@ class RatioDecision:
 
 
 def wanted_choices(choices: Sequence[Choice], wanted: float) -> list[Choice]:
-    """The choices up to the ratio `wanted`, or the smallest one."""
+    """Return the choices up to the ratio `wanted`, or the smallest choice."""
     return [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
 
 
@@ -169,7 +170,7 @@ def _too_much(checked: LimitCheck, limits: Limits) -> str:
 
 
 def _longest(predicted: RoundCost) -> str:
-    """The longest part of a round, and the bandwidth if it is a transfer."""
+    """Return the longest part of a round as text, with the bandwidth if it is a transfer."""
     known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
     part = max(known, key=lambda name: known[name])
     num_bytes = {"download": predicted.bytes_down, "upload": predicted.bytes_up}.get(part)
@@ -186,7 +187,7 @@ def _parts(predicted: RoundCost) -> dict[str, float | None]:
 
 
 def _amount(amount: float, limit: float | None, unit: str) -> str:
-    """The amount and its limit, with three digits or as many as show a difference."""
+    """Return the amount and its limit as text, with three digits or as many as show a difference."""
     if limit is None:
         return f"{_figure(amount)} {unit}"
     digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)

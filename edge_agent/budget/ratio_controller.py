@@ -77,7 +77,7 @@ class RatioController(Struct, frozen=True):
     values: tuple[float, ...] = (1.0,)
 
     def chosen(self, conditions: Conditions) -> "RatioController":
-        """The controller after a new decision, when the device joins the run and after each round."""
+        """Return the controller after a new decision: when the device joins the run, and after each round."""
         decision = self.decision(conditions)
         report = decision.reported(replace(self.report, conditions=conditions))
         fits = decision.choice is not None
@@ -91,7 +91,7 @@ class RatioController(Struct, frozen=True):
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def _in_part(self, report: DeviceReport, least: RatioCandidate) -> DeviceReport:
-        """The report of a device for which only less local training or a smaller encoding fits."""
+        """Return the report of a device for which only less local training or a smaller encoding fits."""
         budget = Budget(least.ratio, least.local_work, least.uplink)
         parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
         parts += ["a smaller encoding of its values"] if least.uplink else []
@@ -100,7 +100,7 @@ class RatioController(Struct, frozen=True):
         return replace(report, ratio=least.ratio, reason=reason, round_s=round_s)
 
     def decision(self, conditions: Conditions) -> RatioDecision:
-        """The ratio under these conditions, and the reason."""
+        """Return the ratio under these conditions, and the reason for it."""
         chosen_before = bool(self.report.reason) and self.fits
         return decide(
             self.choices,
@@ -112,7 +112,7 @@ class RatioController(Struct, frozen=True):
         )
 
     def _candidates(self, conditions: Conditions) -> tuple[RatioCandidate, ...]:
-        """The ratios that fit, ascending, each with the most local training and bytes that fit."""
+        """Return the ratios that fit, ascending, each with the most local training and bytes that fit."""
         limits, wanted = self.limits(conditions), wanted_choices(self.choices, self.policy.ratio or 1.0)
         in_range = [share for share in reversed(LOCAL_WORKS) if self.least_work <= share <= self.most_work]
         options = [(share, uplink) for share in in_range or [1.0] for uplink in range(len(self.values))]
@@ -130,7 +130,7 @@ class RatioController(Struct, frozen=True):
     def _candidate(
         self, choice: Choice, local_work: float, uplink: int, *, trains_less: bool
     ) -> RatioCandidate:
-        """`choice` with its costs, and the parts of them that local training and values take."""
+        """Return `choice` with its costs, and the parts of them that local training and values take."""
         once = self._forecast(choice)
         twice = self._forecast(choice, 2.0) if trains_less else RoundCost()
         empty = self._forecast(choice.sending(0.0)) if len(self.values) > 1 else None
@@ -149,9 +149,9 @@ class RatioController(Struct, frozen=True):
         )
 
     def within(self, proposed: Budget) -> Budget:
-        """The closest candidate that does not exceed `proposed`.
+        """Return the closest candidate that does not exceed `proposed`.
 
-        If nothing fits, the smallest ratio with all of the proposed local training.
+        If none fits, it is the smallest ratio with all of the proposed local training.
         """
         uplink = min(proposed.uplink, len(self.values) - 1)
         affords = self.report.affords or ()
@@ -162,23 +162,23 @@ class RatioController(Struct, frozen=True):
         return Budget(most.ratio, min(most.local_work, proposed.local_work), max(most.uplink, uplink))
 
     def expected(self, budget: Budget) -> RoundCost:
-        """Predicted cost of a round."""
+        """Return the predicted cost of a round."""
         if budget == Budget(self.report.ratio):
             return self.predicted
         return self._forecast(self._choice(budget), budget.local_work)
 
     def limits(self, conditions: Conditions) -> Limits:
-        """Limits of a round under these conditions."""
+        """Return the limits of a round under these conditions."""
         if self.deadline_s is None:
             return Limits()
         return limits_of(self.deadline_s, conditions, self.policy, self.board)
 
     def explained(self, conditions: Conditions) -> list[LimitCheck]:
-        """Every choice compared with the limits."""
+        """Return every choice compared with the limits."""
         return check_limits(self.choices, self._forecast, self.limits(conditions), self.margin)
 
     def trains_until_s(self, budget: Budget, taken_s: float, span_s: float | None = None) -> float | None:
-        """Seconds after the task's arrival when local training must stop to meet the deadline.
+        """Return the seconds after the task's arrival when local training must stop to meet the deadline.
 
         Args:
             budget: budget of the round.
@@ -186,7 +186,7 @@ class RatioController(Struct, frozen=True):
             span_s: duration of the round, if the task gives it. The deadline limits it.
 
         Returns:
-            None: no limit, because the coordinator does not accept partial local training.
+            The seconds; None for no limit, because the coordinator does not accept partial local training.
         """
         if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
@@ -202,12 +202,12 @@ class RatioController(Struct, frozen=True):
         return partial(seconds_with_margin, errors=self.cost_history.errors, late=self.late)
 
     def learned(self, budget: Budget, actual: RoundCost) -> "RatioController":
-        """The controller after a complete round."""
+        """Return the controller after a complete round."""
         error = None if self.late is None else forecast_error(self.expected(budget), actual)
         return self._after(budget, actual, error)
 
     def given_up(self, budget: Budget, begun: RoundCost, elapsed_s: float) -> "RatioController":
-        """The controller after a round that was cancelled before its reply had arrived.
+        """Return the controller after a round that was cancelled before its reply had arrived.
 
         Without a safety margin such a round is ignored.
         """
@@ -223,11 +223,11 @@ class RatioController(Struct, frozen=True):
         return structs.replace(self, cost_history=self.cost_history.learned(asked, actual, error))
 
     def declining(self) -> "RatioController":
-        """The controller after a round in which nothing fitted, see `CostHistory.declining`."""
+        """Return the controller after a round in which no choice fitted, see `CostHistory.declining`."""
         return structs.replace(self, cost_history=self.cost_history.declining())
 
     def holding(self, num_samples: int, new_samples: int, drift: float | None) -> "RatioController":
-        """The controller after the device's data changed, see `DeviceReport`."""
+        """Return the controller after the device's data changed, see `DeviceReport`."""
         capability = replace(self.capability, num_samples=num_samples)
         report = replace(
             self.report,
@@ -251,7 +251,7 @@ class RatioController(Struct, frozen=True):
         return now is not None and then is not None and abs(now - then) > moved * then
 
     def encoded(self) -> bytes:
-        """Bytes to store, for `read_ratio_controller`."""
+        """Return the bytes to store, for `read_ratio_controller`."""
         return msgspec.msgpack.encode(self)
 
     def _choice(self, budget: Budget) -> Choice:
@@ -276,7 +276,7 @@ def _rounded(figure: float | None) -> float | None:
 
 
 def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:
-    """True if a device has a quarter more or fewer samples, or its drift alarm changed."""
+    """True if the number of samples changed by a quarter or more, or the drift alarm changed."""
     for new, old in ((now.num_samples, then.num_samples), (now.new_samples, then.new_samples)):
         if isinstance(new, int) and isinstance(old, int):
             if not old / GREW <= new <= old * GREW:
@@ -292,7 +292,7 @@ def _affords(report: DeviceReport) -> dict[float, float | None]:
 
 
 def _moved(now: dict[float, float | None], then: dict[float, float | None], moved: float) -> bool:
-    """True if other ratios fit, or the predicted seconds of the smallest one changed."""
+    """True if other ratios fit, or the predicted seconds of the smallest ratio changed."""
     if now.keys() != then.keys():
         return True
     first, before = next(iter(now.values()), None), next(iter(then.values()), None)
@@ -304,8 +304,9 @@ def _alarms(report: DeviceReport) -> bool:
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:
-    """The stored controller; None if it is missing, damaged or of another format, and the device learns
-    again.
+    """Return the stored controller; None if it is missing, damaged or of another format.
+
+    Without it, the device learns its costs again.
     """
     try:
         return msgspec.msgpack.decode(data, type=RatioController) if data else None

@@ -1,8 +1,8 @@
 """Safety margin in time: how much longer than predicted a round can take, learned from past rounds.
 
 A device compares the transfers and the work of each round with their forecast. Each past round is a sample
-of how long a choice would take with the same errors. The seconds that all but a share `late` of the samples
-keep must fit the deadline (`seconds_with_margin`).
+of how long a choice would take with the same errors. The duration that at most a share `late` of the samples
+exceeds must fit the deadline (`seconds_with_margin`).
 
 - A round that was cancelled before its reply had arrived would have taken longer. It counts as a
   right-censored observation (Kaplan and Meier 1958). Dropping such rounds, or counting them as complete,
@@ -49,13 +49,13 @@ class ForecastError(Struct, frozen=True, array_like=True):
     censored: bool = False
 
     def longer(self, other: "ForecastError") -> "ForecastError":
-        """The larger factors of two cancelled rounds."""
+        """Return the larger factors of two cancelled rounds."""
         transfers, work = max(self.transfers, other.transfers), max(self.work, other.work)
         return ForecastError(max(self.total, other.total), transfers, work, censored=True)
 
 
 def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | None:
-    """The error of a complete round. None: a part of it or of its forecast is unknown."""
+    """Return the error of a complete round; None if a part of the round or of its forecast is unknown."""
     if predicted.round_s is None or actual.round_s is None:
         return None
     assert actual.train_s is not None
@@ -63,7 +63,7 @@ def forecast_error(predicted: RoundCost, actual: RoundCost) -> ForecastError | N
 
 
 def censored_error(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> ForecastError | None:
-    """The error of a cancelled round; None if its forecast is unknown.
+    """Return the error of a cancelled round; None if its forecast is unknown.
 
     Args:
         predicted: forecast of the round.
@@ -94,7 +94,7 @@ def _error(
 
 
 def observed_parts(predicted: RoundCost, begun: RoundCost, elapsed_s: float) -> RoundCost:
-    """The parts of a cancelled round that ended, and the open part if it exceeded its forecast.
+    """Return the parts of a cancelled round that ended, and the open part if it exceeded its forecast.
 
     The elapsed time is used for the open part. It is too short, but longer than the median that uses it.
     """
@@ -109,7 +109,7 @@ def _if_longer(predicted_s: float | None, elapsed_s: float) -> float | None:
 
 
 def seconds_with_margin(predicted: RoundCost, errors: Sequence[ForecastError], late: float) -> float:
-    """Seconds that all but a share `late` of rounds keep, and at least the forecast.
+    """Return the duration that at most a share `late` of rounds exceeds, and at least the forecast.
 
     Args:
         predicted: forecast of the round. Unknown parts count as 0.
@@ -127,7 +127,8 @@ def seconds_with_margin(predicted: RoundCost, errors: Sequence[ForecastError], l
 
 @lru_cache(maxsize=4)  # every choice of a decision uses the same rounds
 def _shares(errors: tuple[ForecastError, ...]) -> list[tuple[ForecastError, float]]:
-    """The share of rounds that each sample represents (product-limit estimate), with the prior's samples.
+    """Return the share of rounds that each sample represents (product-limit estimate), prior samples
+    included.
 
     A censored sample has a share of 0. The shares do not sum to 1, as the rest lies beyond all samples.
     Samples are ordered by `total`, so that the shares are the same for every choice.
@@ -144,7 +145,7 @@ def _shares(errors: tuple[ForecastError, ...]) -> list[tuple[ForecastError, floa
 
 
 def _quantile(samples: Iterable[tuple[float, float]], above: float) -> float:
-    """The smallest seconds that samples with a share of at most `above` exceed."""
+    """Return the smallest seconds that samples with a share of at most `above` exceed."""
     longer, least_s = 0.0, math.inf
     for seconds, share in sorted(samples, reverse=True):
         if longer > above + 1e-9:

@@ -84,9 +84,7 @@ def _unpickle(path: Path) -> Any:
 
 
 class _Array:
-    """Stands in for the NumPy functions that rebuild an array. It stores their arguments without trusting
-    them.
-    """
+    """Replaces the NumPy functions that rebuild an array; stores their arguments without trusting them."""
 
     def __init__(self, *_: object) -> None:
         self._state: tuple[Any, ...] = ()
@@ -95,10 +93,10 @@ class _Array:
         self._state = state
 
     def rows(self, path: Path, count: int) -> NDArray[np.uint8]:
-        """The image bytes, shape (count, 3072).
+        """Return the image bytes, shape (count, 3072).
 
         Raises:
-            DataError: there are more or fewer.
+            DataError: there are more or fewer bytes.
         """
         match self._state:
             case (_, (n, width), _Dtype(code="u1" | b"u1"), fortran, bytes(data)):
@@ -110,7 +108,7 @@ class _Array:
 
 
 class _Dtype:
-    """Stands in for `numpy.dtype`. Only its code matters here."""
+    """Replaces `numpy.dtype`, of which only the type's code matters here."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code

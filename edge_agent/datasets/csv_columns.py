@@ -1,4 +1,4 @@
-"""Columns of a CSV file, filled row by row, so that memory grows only with what is kept.
+"""Columns of a CSV file, filled row by row, so that only the converted values take memory.
 
 Cells become numbers, class numbers, token ids or group names as soon as they are read. Errors name the row,
 the column and the cell. Rows are counted as in a spreadsheet: the first line of the file is row 1.
@@ -57,9 +57,7 @@ class CsvFile:
             )
 
     def check(self, names: Sequence[str], option: str) -> None:
-        """Check column names that an option lists. Raises DataError: one does not exist, or is listed
-        twice.
-        """
+        """Raise DataError if a column that an option lists does not exist, or is listed twice."""
         twice = repeated(names)
         if twice is not None:
             raise DataError(f"{self.source}: {option} lists {twice!r} twice; list each column once")
@@ -69,7 +67,7 @@ class CsvFile:
                 raise DataError(f"{self.source}: there is no column {name!r}; the columns are {names_shown}")
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Rows with their row numbers, without the header and blank rows.
+        """Yield rows with their row numbers, without the header and blank rows.
 
         Raises:
             DataError: the file cannot be read, or a row has more or fewer cells than there are columns.
@@ -85,8 +83,8 @@ class CsvFile:
             yield number, row
 
     def fill(self, *columns: "Column | None", cells_per_row: int = 1) -> None:
-        """Read all rows in chunks, and pass each chunk to the columns. Raises DataError: see `rows` and the
-        columns.
+        """Read all rows in chunks, and pass each chunk to the columns; raises their errors and those of
+        `rows`.
         """
         rows, found = self.rows(), False
         some = max(1, _CHUNK_CELLS // max(cells_per_row, len(self.names)))
@@ -99,7 +97,7 @@ class CsvFile:
             raise DataError(f"{self.source}: {self.path} has no rows; it must have at least one")
 
     def wrong_cell(self, row: int, name: str, cell: str, words: str) -> DataError:
-        """The error for a cell: where it is, what is wrong with it, and what to do."""
+        """Return the error for a cell, with its place, what is wrong, and what to do."""
         shown = repr(cell) if len(cell) <= _SHOWN else f"{cell[:_SHOWN]!r}..."
         return DataError(f"{self.source}: row {row}, column {name}: {shown} {words}")
 
@@ -131,7 +129,7 @@ class Column(Protocol):
     """Converts the cells of one or more columns to an array."""
 
     def take(self, rows: Rows) -> None:
-        """Convert the next rows. Raises DataError: a cell is not valid."""
+        """Convert the next rows. Raises DataError for an invalid cell."""
 
 
 class Numbers:
@@ -165,7 +163,7 @@ class Numbers:
         self._found.frombytes(single.tobytes())
 
     def done(self) -> NDArray[np.float32]:
-        """All numbers so far."""
+        """Return all numbers read so far."""
         return np.frombuffer(self._found, np.float32).reshape(-1, len(self._names))
 
     def _values(self, rows: Rows) -> NDArray[np.float64]:
@@ -235,12 +233,12 @@ class Classes:
             self._found.append(found)
 
     def done(self) -> NDArray[np.int64]:
-        """All class numbers so far."""
+        """Return all class numbers read so far."""
         return np.frombuffer(self._found, np.int64)
 
 
 class Groups:
-    """Keeps a column of texts, shape (n,). Each different text is stored once."""
+    """Converts a column to texts, shape (n,); each different text is stored once."""
 
     def __init__(self, file: CsvFile, name: str) -> None:
         self._place, self._numbers, self._found = file.names.index(name), dict[str, int](), array("i")
@@ -250,7 +248,7 @@ class Groups:
         self._found.extend([known.setdefault(row[self._place], len(known)) for _, row in rows])
 
     def done(self) -> NDArray[np.object_]:
-        """All texts so far, as str objects."""
+        """Return all texts read so far, as str objects."""
         return np.array([*self._numbers], object)[np.frombuffer(self._found, np.intc)]
 
 
@@ -267,7 +265,7 @@ class TokenIds:
             self._found.extend(token_ids(text, self._words, self._vocabulary))
 
     def done(self) -> NDArray[np.float32]:
-        """All token ids so far."""
+        """Return all token ids read so far."""
         return np.frombuffer(self._found, np.float32).reshape(-1, self._words)
 
 
@@ -287,8 +285,9 @@ def is_whole(cell: str) -> bool:
 
 
 def as_whole(cell: str) -> int:
-    """The exact number of a cell for which `is_whole` is true. Raises ValueError: it has thousands of
-    digits.
+    """Return the exact number of a cell for which `is_whole` is true.
+
+    Raises ValueError if the number has thousands of digits.
     """
     return int(cell.partition(".")[0])
 

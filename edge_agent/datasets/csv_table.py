@@ -116,7 +116,7 @@ def _options(source: str, options: str) -> TableOptions:
 
 
 def _check_columns(file: CsvFile, settings: TableOptions) -> None:
-    """Check the columns in the options. Raises DataError: one does not exist, or is both label and input."""
+    """Raise DataError if a column in the options does not exist, or is both label and input."""
     for option in ("label", "columns", "group", "test", "validation", "text"):
         file.check(_names(getattr(settings, option), option), option)
     labels_and_roles = {} if settings.horizon else dict.fromkeys(name_list(settings.label), "label")
@@ -131,12 +131,15 @@ def _check_columns(file: CsvFile, settings: TableOptions) -> None:
 
 
 def _names(text: str, option: str) -> list[str]:
-    """Columns that an option names. The options group, test and validation name one column, unsplit."""
+    """Return the columns that an option names.
+
+    The options group, test and validation name one column each.
+    """
     return name_list(text) if option in ("label", "columns", "text") else [text] * bool(text)
 
 
 def _inputs(file: CsvFile, settings: TableOptions) -> list[str]:
-    """Names of the input columns. With a horizon, the forecast columns are inputs too."""
+    """Return the names of the input columns. With a horizon, the forecast columns are inputs too."""
     labels = [] if settings.horizon else name_list(settings.label)
     used = {*labels, settings.group, settings.test, settings.validation}
     found = name_list(settings.columns) or [name for name in file.names if name not in used]
@@ -150,7 +153,7 @@ def _texts(file: CsvFile, settings: TableOptions) -> TokenIds:
 
 
 def _label_column(file: CsvFile, settings: TableOptions) -> Numbers | Classes | None:
-    """The label's column; None if there are no labels."""
+    """Return the label's column; None if there are no labels."""
     names = name_list(settings.label)
     if not names:
         return None
@@ -170,9 +173,7 @@ def _labels(
 
 
 def _windows(file: CsvFile, settings: TableOptions) -> Dataset:
-    """Windows of a time series as samples of shape (columns, window), with time last, as convolutions take
-    them.
-    """
+    """Return windows of a time series as samples of shape (columns, window), time last, for convolutions."""
     inputs, label = Numbers(file, _inputs(file, settings)), _label_column(file, settings)
     group = Groups(file, settings.group) if settings.group else None
     file.fill(inputs, label, group)
@@ -207,7 +208,7 @@ def _windows(file: CsvFile, settings: TableOptions) -> Dataset:
 
 
 def _spans(block: NDArray[np.intp], settings: TableOptions) -> NDArray[np.intp]:
-    """Rows of each window of a block with its horizon, shape (windows, window + horizon)."""
+    """Return the rows of each window of a block with its horizon, shape (windows, window + horizon)."""
     length = settings.window + settings.horizon
     if block.size < length:
         return np.zeros((0, length), np.intp)

@@ -117,7 +117,7 @@ def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:
 
 
 def _off_torch(column: Any) -> Any:
-    """A tensor as NumPy can take it; anything else unchanged. It does not import torch."""
+    """Return a tensor in a form that NumPy accepts, anything else unchanged; torch is not imported."""
     if not hasattr(column, "detach"):
         return column
     tensor = column.detach().cpu()
@@ -125,7 +125,7 @@ def _off_torch(column: Any) -> Any:
 
 
 def _check_groups(source: str, group: NDArray[Any]) -> None:
-    """Check the groups. Raises DataError: a sample has none, or their names have different types."""
+    """Raise DataError if a sample has no group, or the groups' names have different types."""
     if group.dtype.kind not in "Of":  # other types have neither None nor NaN
         return
     missing = [row for row, name in enumerate(group) if name is None or name != name]  # noqa: PLR0124 - NaN
@@ -162,7 +162,7 @@ def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.floa
 
 
 def _mask(source: str, name: str, mask: NDArray[Any] | None) -> NDArray[np.bool_] | None:
-    """A mask as booleans; None if it marks no sample."""
+    """Return a mask as booleans; None if it marks no sample."""
     if mask is None:
         return None
     if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():

@@ -70,7 +70,8 @@ def read_idx(path: Path) -> NDArray[np.generic]:
     """Read one IDX file.
 
     Raises:
-        DataError: it cannot be read, is not an IDX file, or is shorter or longer than its header says.
+        DataError: the file cannot be read, is not an IDX file, or is shorter or longer than its header
+            states.
     """
     data = read_input(path, unpack=True)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _DTYPES or not 1 <= data[3] <= _MAX_AXES:

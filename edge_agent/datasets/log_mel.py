@@ -1,5 +1,4 @@
-"""Log-mel features of a sound, as a model sees it. They need only NumPy, so that a device needs nothing
-else.
+"""Computes log-mel features of a sound for a model, with NumPy alone, so that a device needs nothing else.
 
 The sound is cut into frames under a Hann window. The power of each frame's discrete Fourier transform is
 summed under triangles, and the features are the logarithms. The triangles are spaced evenly on the mel scale
@@ -62,7 +61,7 @@ class LogMel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def log_mel_options(source: str, options: str) -> tuple[LogMel, dict[str, str]]:
-    """Read the settings from the options of a source.
+    """Return the settings that a source's options give, and the other options.
 
     Args:
         source: the source as the user wrote it, for messages.

@@ -1,7 +1,7 @@
-"""Arrays in .npy and .npz files, with a limit on their size before anything of them is read.
+"""Reads arrays in .npy and .npz files, with a limit on their size that is checked before reading.
 
-NumPy trusts what a file announces, so an archive of 1 MB may take 1 GB of memory. Here, a file is refused if
-its arrays exceed a limit, and arrays can be read a few rows at a time.
+NumPy trusts the sizes that a file announces, so an archive of 1 MB may take 1 GB of memory. Here, a file is
+refused if its arrays exceed a limit, and arrays can be read a few rows at a time.
 """
 
 import io
@@ -32,7 +32,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression methods of 
 
 
 class _NoNpyError(ValueError):
-    """The file is not a .npy or .npz file of plain arrays; `str()` says why."""
+    """The file is not a .npy or .npz file of plain arrays; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def read_npy(path: Path) -> NDArray[Any]:
     """Read the array in a .npy file.
 
     Raises:
-        DataError: see `open_input`; or it is not such a file, is damaged, or exceeds `memory_limit_bytes()`.
+        DataError: see `open_input`; or the file is no .npy file, is damaged, or exceeds
+            `memory_limit_bytes()`.
     """
     limit = memory_limit_bytes()
     with open_input(path) as file, _damaged(path, "npy"):
@@ -88,7 +89,7 @@ class NpzFile:
         self._path, self._archive, self.headers, self.names = path, archive, headers, names
 
     def read(self, name: str) -> NDArray[Any]:
-        """Read an array. Raises DataError: it is damaged."""
+        """Read an array. Raises DataError if it is damaged."""
         with _damaged(self._path), self._archive.open(f"{name}.npy") as file:
             found = _read_array(file, read_header(file))
             _check_end(file)
@@ -141,7 +142,7 @@ def open_npz(path: Path, wanted: Collection[str], max_bytes: int | None = None) 
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Entries of the archive by the names of their arrays."""
+    """Return the entries of the archive by the names of their arrays."""
     found: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         name = entry.filename.removesuffix(".npy")
@@ -180,7 +181,7 @@ def read_header(file: IO[bytes]) -> Header:
 
 
 def _header_bytes(file: IO[bytes], length_bytes: int) -> io.BytesIO:
-    """The header and the field before it, which holds its length."""
+    """Return the header and the field before it, which holds its length."""
     length = file.read(length_bytes)
     num_bytes = int.from_bytes(length, "little")
     if num_bytes > MAX_HEADER_BYTES:
@@ -202,14 +203,14 @@ def _read_array(file: IO[bytes], header: Header) -> NDArray[Any]:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """Read the end of an entry, because zipfile tests the checksum only there."""
+    """Read to the end of an entry, because zipfile tests the checksum only there."""
     if file.read(1):
         raise _NoNpyError("there are more bytes than the array has")
 
 
 @contextmanager
 def _damaged(path: Path, kind: str = "npz") -> Iterator[None]:
-    """Raise every error as a DataError. Damaged archives raise nearly anything."""
+    """Turn every error in this context into a DataError; damaged archives raise errors of many types."""
     try:
         yield
     except FleetuneError:

@@ -28,10 +28,10 @@ def source_options(source: str, options: str) -> dict[str, str]:
 
 
 def name_list(text: str) -> list[str]:
-    """Names in a list that is separated by commas."""
+    """Return the names in a list that is separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def repeated(names: Sequence[str]) -> str | None:
-    """The first name that occurs more than once; None if there is none."""
+    """Return the first name that occurs more than once; None if there is none."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,4 +1,4 @@
-"""Load the data set that a user names in `data.source`."""
+"""Loads the data set that a user names in `data.source`."""
 
 import importlib.util
 import os
@@ -59,7 +59,10 @@ def _load_format(dataset_format: DatasetFormat, source: str, rest: str, folder: 
 
 
 def _locate(source: str, path: Path, folder: Path | None, exists: Callable[[Path], bool]) -> Path:
-    """Find the data in the folders that `load` names. Raises DataError: none has them."""
+    """Return the path of the data in the folders that `load` names.
+
+    Raises DataError if no folder has them.
+    """
     places = [Path(), *([folder] if folder else [])]
     if os.environ.get("FLEETUNE_DATA"):
         places.append(Path(os.environ["FLEETUNE_DATA"]))
@@ -73,7 +76,7 @@ def _locate(source: str, path: Path, folder: Path | None, exists: Callable[[Path
 
 
 def _digits() -> Dataset:
-    """The 1,797 handwritten digits of scikit-learn, shape (1, 8, 8).
+    """Return the 1,797 handwritten digits of scikit-learn, shape (1, 8, 8).
 
     They are read from scikit-learn's file without importing it, which would take more than a second and 60
     MB.
@@ -92,9 +95,7 @@ def _digits() -> Dataset:
 
 
 def _arguments(source: str, options: str) -> dict[str, Any]:
-    """Arguments of a user's function. Raises DataError: see `source_options`; or a value is not a TOML
-    value.
-    """
+    """Return the arguments of a user's function. Raises DataError if a value is not a TOML value."""
     given = source_options(f"data.source `{source}`", options)
     try:
         return {name: parse_value(text) for name, text in given.items()}
@@ -115,7 +116,7 @@ def _call(source: str, module: str, function: str, arguments: Mapping[str, Any])
 
 
 def from_python(said: str, source: str, made: object) -> Dataset:
-    """Make a data set of what a user's code returned.
+    """Return a data set of what a user's code returned.
 
     Args:
         said: beginning of a message about it.

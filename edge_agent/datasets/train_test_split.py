@@ -26,7 +26,7 @@ def split_draws(
     y: NDArray[np.int64] | NDArray[np.float32],
     block: NDArray[np.int64] | None = None,
 ) -> tuple[Draws, Draws]:
-    """Draw each sample's numbers in [0, 1) for the test split and the validation split, shape (n,) each.
+    """Return each sample's draws in [0, 1) for the test split and the validation split, shape (n,) each.
 
     Args:
         x: inputs of a `Dataset`, shape (n, ...).
@@ -42,14 +42,14 @@ def split_draws(
 
 
 def input_digest(sample: NDArray[np.generic]) -> bytes:
-    """Digest of an input alone, with -1 in the place of its label. A late or changed label does not
-    matter.
+    """Return the digest of an input alone, with -1 as its label, so that a late or changed label has no
+    effect.
     """
     return _digest(sample, _NO_LABEL)
 
 
 def draws_of_digests(digests: bytes) -> tuple[Draws, Draws]:
-    """The two draws of each of n digests, which follow each other in `digests`. See `split_draws`."""
+    """Return the two draws of each of n digests, which follow each other in `digests`. See `split_draws`."""
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2) >> np.uint64(11)
     numbers = halves.astype(np.float64) * 2.0**-53
     return numbers[:, 0], numbers[:, 1]

@@ -62,14 +62,14 @@ class RunStart:
         *,
         session_keeps_newest: bool = False,
     ) -> Self:
-        """Make it from a trainer that has its data."""
+        """Return the values from a trainer that has its data."""
         num_validation, samples = trainer.data.compared.size, trainer.data.fingerprint
         return cls(enrolment, trainer, files, num_validation, samples, session_keeps_newest)
 
 
 @dataclass
 class TrainingRound:
-    """One round on this device, as the hooks see it.
+    """One round on this device, as it is passed to the hooks.
 
     Attributes:
         attempt: round, attempt, and True for the final evaluation.
@@ -131,7 +131,7 @@ class Extension(Generic[S]):
         raise NotImplementedError
 
     def first_state(self, weights: FlatArray) -> S | None:
-        """The state before the first round, made from the device's initial weights; None for no state."""
+        """Return the state before the first round, from the device's initial weights; None for no state."""
 
     def before_training(self, round_: TrainingRound, state: S | None) -> None:
         """Prepare a round."""
@@ -142,7 +142,7 @@ class Extension(Generic[S]):
         result: TrainingResult,  # noqa: ARG002
         state: S | None,
     ) -> S | None:
-        """The state after a round's training; None if no state is kept.
+        """Return the state after a round's training; None if no state is kept.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -157,7 +157,7 @@ class ExtensionChain:
     extensions: tuple[Extension[Any], ...] = ()
 
     def first_slots(self, weights: FlatArray) -> dict[str, Any]:
-        """The states before the first round of a device that starts with these weights."""
+        """Return the states before the first round of a device that starts with these weights."""
         states = ((one.name, one.first_state(weights)) for one in self.extensions)
         return {name: state for name, state in states if state is not None}
 

@@ -108,10 +108,10 @@ def trained(
     key: Key,
     memory: RoundOptimiserStates | None = None,
 ) -> LocalOnlyModel:
-    """The model after a round. It is trained in the first round and in every `every`-th round from there.
+    """Return the model after a round; it is trained in the first round and every `every`-th round from there.
 
-    It is trained in a final evaluation too, as the fleet's models are. If training diverges, the model stays
-    unchanged and the device still takes part in the run. `trainer` writes the optimiser's state into
+    The model is also trained in a final evaluation, like the fleet's models. If training diverges, the model
+    stays unchanged and the device still takes part in the run. `trainer` writes the optimiser's state into
     `memory`.
 
     Raises:

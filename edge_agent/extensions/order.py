@@ -16,7 +16,7 @@ ORDER: tuple[type[Extension[Any]], ...] = (OptimiserStates, LocalOnly, RollOut, 
 
 
 def extensions_of(start: RunStart) -> ExtensionChain:
-    """The extensions that a run uses on this device.
+    """Return the extensions that a run uses on this device.
 
     Raises:
         PacketError: the file of the deployed model is damaged.

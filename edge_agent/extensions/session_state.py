@@ -19,7 +19,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 RESIDUAL = "residual"
 """Slot: the residual of error feedback (compression error of earlier updates), shape (spec.size,)."""
 HELD_MODEL = "held_model"
-"""Slot: the weights that tasks are differences to, shape (spec.size,). Empty until a task changes them."""
+"""Slot: the weights to which tasks are differences, shape (spec.size,). Empty until a task changes them."""
 
 D = TypeVar("D")
 L = TypeVar("L")
@@ -50,7 +50,7 @@ State = SessionState[Any, Slots]
 
 @cache
 def _stored_slots() -> type:
-    """The type that stored slots are decoded to; every slot may be missing."""
+    """Return the type to which stored slots are decoded; every slot may be missing."""
     kinds = {one.name: one.state_type for one in ORDER} | {RESIDUAL: FlatArray, HELD_MODEL: FlatArray}
     return defstruct("Slots", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()])
 
@@ -73,7 +73,7 @@ def recall(
     extensions: ExtensionChain = ExtensionChain(),  # noqa: B008 - frozen
     own: Callable[[], FlatArray | None] = lambda: None,
 ) -> State:
-    """The stored state of a run, or the initial state if nothing is stored.
+    """Return the stored state of a run, or the initial state if nothing is stored.
 
     Args:
         enrolment: enrolment of the run.

@@ -125,7 +125,8 @@ class Agent:
         self.close()
 
     def add(self, x: Any, y: Any = None, id: str | int | None = None) -> str | None:  # noqa: A002 - as users say
-        """Store a sample. It returns at once, while the sample is written in the background; see `flush`.
+        """Queue a sample for storage and return at once; the sample is written in the background (see
+        `flush`).
 
         Args:
             x: the input: numbers, any shape but (). uint8 stays (the model sees 0..1), others become float32.
@@ -176,7 +177,7 @@ class Agent:
         """Wait until all samples and labels so far are on disk, where they survive a power cut.
 
         Returns:
-            True if they are; False: they were not within `timeout_s`, for example because the disk is full.
+            True if they are; False if they were not within `timeout_s`, for example because the disk is full.
 
         Raises:
             AgentClosed: the agent is closed.
@@ -185,7 +186,7 @@ class Agent:
         return self._queue.wait_until_written(timeout_s)
 
     def predict(self, x: Any) -> Prediction | None:
-        """Predict one sample with the deployed model. It does not wait for training.
+        """Return the deployed model's prediction for one sample, without waiting for training.
 
         When another model is deployed, also by `edge-agent rollback` or `pin`, the next call uses that model.
 
@@ -205,8 +206,9 @@ class Agent:
         return found[0] if found else None
 
     def predict_many(self, samples: Sequence[Any]) -> list[Prediction | None] | None:
-        """Predict several samples at once, in their order; None if there is no model yet. Raises as
-        `predict`.
+        """Return predictions for several samples, in their order; None if there is no model yet.
+
+        Raises the errors of `predict`.
         """
         self._check_open()
         deployed_model = self._follower.deployed()
@@ -246,8 +248,9 @@ class Agent:
     def wait_for(
         self, condition: Callable[[AgentState], bool], timeout_s: float | None = None
     ) -> AgentState | None:
-        """Wait until a condition on the state holds. In asyncio: `await asyncio.to_thread(agent.wait_for,
-        ...)`.
+        """Wait until a condition on the state holds, and return the state.
+
+        In asyncio, use `await asyncio.to_thread(agent.wait_for, ...)`.
 
         Args:
             condition: called with the state at each change, and twice a second.

@@ -1,4 +1,4 @@
-"""The child process of an `Agent`: start it, watch it, and restart it when it dies."""
+"""The child process of an `Agent`: starts it, watches it, and restarts it when it dies."""
 
 import logging
 import os
@@ -94,8 +94,9 @@ class AgentProcess:
                 self._thread.join(5.0)
 
     def release(self) -> None:
-        """Close the files in a forked copy of this process: the child and the state folder belong to the
-        original.
+        """Close the files in a forked copy of this process.
+
+        The child and the state folder belong to the original process.
         """
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -165,8 +166,9 @@ class AgentProcess:
         return process
 
     def _environment(self) -> dict[str, str]:
-        """Our environment, with the same module paths, but without the variables of systemd's
-        notifications.
+        """Return this process's environment for the child, with the same module paths.
+
+        Variables of systemd's notifications are left out.
         """
         found = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
         return {**found, "PYTHONPATH": os.pathsep.join(path or self._folder for path in sys.path)}

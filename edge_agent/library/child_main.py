@@ -1,7 +1,7 @@
 """The child process of an `Agent`: `edge-agent run`, with options and the stop command from a pipe.
 
-It has its own session, so that Ctrl-C in a terminal reaches only its parent. When the parent ends or is
-killed, the pipe ends, and so does this process at once. Like any other kill, that loses nothing.
+The process has its own session, so that Ctrl-C in a terminal reaches only its parent. When the parent ends or
+is killed, the pipe closes and this process ends at once. No stored data are lost.
 """
 
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger("fleetune.edge_agent.library.child_main")  # this module
 
 
 class _ParentPipe:
-    """Sends messages to the parent. Any thread may send. Messages are dropped if the parent is gone."""
+    """Sends messages to the parent, from any thread. Messages are dropped once the parent has ended."""
 
     def __init__(self, handle: int) -> None:
         self._handle, self._lock = handle, threading.Lock()
@@ -59,8 +59,9 @@ class _LogToParent(logging.Handler):
 
 
 class _Commands:
-    """Commands of the parent: the `Start` line, then perhaps `STOP`. The end of the pipe means that it is
-    gone.
+    """Reads commands of the parent: the `Start` line, then perhaps `STOP`.
+
+    The end of the pipe means that the parent has ended.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class _Commands:
         self._stop: Callable[[], None] = lambda: os._exit(0)
 
     def first(self) -> bytes:
-        """The first line; empty if the parent is gone."""
+        """Return the first line; empty if the parent has ended."""
         while b"\n" not in self._rest:
             data = os.read(0, _READ_BYTES)
             if not data:

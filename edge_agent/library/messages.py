@@ -24,11 +24,11 @@ class Start(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The child has checked everything that can be checked, and connects."""
+    """Message: the child has checked everything that can be checked, and is connecting."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The child ends because of an error.
+    """Message: the child ends because of an error.
 
     Attributes:
         kind: name of the error's class in `protocols.errors`.
@@ -40,13 +40,13 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class ActivityReport(msgspec.Struct, tag="now"):
-    """What the agent is doing now."""
+    """Message: the agent's present activity."""
 
     activity: Activity
 
 
 class LogLine(msgspec.Struct, tag="said"):
-    """A line of the child's log."""
+    """Message: a line of the child's log."""
 
     level: int
     logger: str
@@ -54,7 +54,7 @@ class LogLine(msgspec.Struct, tag="said"):
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """The child has ended without a stop command. The parent creates this message itself."""
+    """Message: the child has ended without a stop command. The parent creates this message itself."""
 
     line: str
 

@@ -75,7 +75,7 @@ def check_options(
 
 
 def claim(store: AgentStore, patience_s: float) -> IO[bytes]:
-    """Lock the state folder. The child of a killed program may still hold it, so this waits for it to end.
+    """Lock the state folder, and return the lock file.
 
     Raises:
         StoreError: another agent holds it, or it cannot be written.

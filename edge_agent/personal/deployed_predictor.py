@@ -30,13 +30,13 @@ class DeployedPredictor:
 
 
 def predictor_of(found: PersonalModel) -> Predictor:
-    """Make a predictor of a personal model. Raises ModelError if ONNX Runtime is not installed."""
+    """Return a predictor of a personal model. Raises ModelError if ONNX Runtime is not installed."""
     threshold = threshold_in(found.record)
     return Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen, threshold))
 
 
 class Follower:
-    """Holds the deployed model, and loads it again when another one is deployed.
+    """Provides the deployed model, and loads it again when another model is deployed.
 
     Args:
         store: store of the device, whether its agent runs or not.

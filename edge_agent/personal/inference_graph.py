@@ -32,7 +32,7 @@ _BATCH_SIZE = 128
 
 
 def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
-    """Make the graph from raw samples to the answers in `edge_agent.personal.task_answers`.
+    """Return the graph from raw samples to the answers in `edge_agent.personal.task_answers`.
 
     The graph scales the bytes of images to 0..1.
 
@@ -72,7 +72,7 @@ def write_inference(
     frozen: Tensors = MappingProxyType({}),
     threshold: Threshold | None = None,
 ) -> bytes:
-    """Make the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
+    """Return the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
     Its metadata hold `about` and, as JSON, the class names and the run's [task] if it has one. If they are
     known, they also hold the anomaly threshold and its rate of false alarms.
@@ -142,7 +142,7 @@ class Predictor:
         return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms)
 
     def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
-        """All outputs for each sample, by their names in `edge_agent.personal.task_answers`.
+        """Return all outputs for each sample, by their names in `edge_agent.personal.task_answers`.
 
         Args:
             x: raw samples, shape (n, *input_shape): bytes, or numbers as in the device's training data.
@@ -168,7 +168,7 @@ class Predictor:
         }
 
     def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
-        """The probability of each class, or of each label in a multi-label task, shape (n, classes).
+        """Return the probability of each class, or of each label in a multi-label task, shape (n, classes).
 
         Raises:
             DataError: as `answers`; or the task has no classes.
@@ -179,7 +179,7 @@ class Predictor:
         return found[PROBABILITIES]
 
     def figures(self, answers: Mapping[str, NDArray[Any]], y: NDArray[Any], where: str) -> dict[str, float]:
-        """The task's scores by name, as far as these samples define them.
+        """Return the task's scores by name, as far as these samples define them.
 
         Args:
             answers: outputs of `answers`.
@@ -203,5 +203,5 @@ class Predictor:
         return found
 
     def name(self, label: int) -> str:
-        """The name of a class."""
+        """Return the name of a class."""
         return self.class_names[label] if self.class_names else str(label)

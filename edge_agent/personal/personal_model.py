@@ -85,14 +85,14 @@ def _frozen(store: AgentStore, enrolment: Enrolment) -> Tensors:
 
 
 def _latest(store: AgentStore) -> str | None:
-    """The run to show while no model is deployed: the latest with finished work, or else the latest."""
+    """Return the run to show while no model is deployed: the latest with finished work, else the latest."""
     runs = store.runs()
     done = (run for run in runs if store.session(run).read() is not None)
     return next(done, next(iter(runs), None))
 
 
 def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> DeployedModel:
-    """The personal model in the run's stored state."""
+    """Return the personal model in the run's stored state."""
     check_trust(enrolment, trusted, builds_model=False)
     method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
     stored = recall(enrolment, method, store.session(enrolment.run))

@@ -29,7 +29,7 @@ _MOST_NUMBERS = 6  # most values shown in a table row
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for samples.
+    """A personal model's predictions for samples, with scores if labels are known.
 
     Attributes:
         predictor: the predictor that made them.
@@ -55,14 +55,14 @@ class Predictions:
         return titles if self.labels is None else (*titles, "is")
 
     def rows(self, most: int) -> Iterator[tuple[str, ...]]:
-        """The first samples as table rows."""
+        """Yield the first samples as table rows."""
         row = _ROW[self.predictor.task.kind]
         for index in islice(range(self.num_samples), most):
             said = row(self.predictor, self.answers, index)
             yield said if self.labels is None else (*said, _truth(self.predictor, self.labels[index]))
 
     def lines(self) -> Iterator[str]:
-        """The scores as readable lines."""
+        """Yield the scores as readable lines."""
         if LABEL in self.answers and self.labels is not None:
             right = int((self.answers[LABEL] == self.labels).sum())
             yield f"right: {right} of {self.num_samples}, {right / self.num_samples:.1%}"
@@ -97,7 +97,7 @@ _IN_JSON = (PROBABILITIES, PRESENT, NUMBERS, QUANTILES, ERROR, ANOMALY)
 
 
 def predictions_of(predictor: Predictor, x: NDArray[Any], y: Labels, where: str) -> Predictions:
-    """Run a model on samples.
+    """Return a model's predictions for samples.
 
     Args:
         predictor: runs the model.

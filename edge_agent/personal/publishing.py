@@ -69,7 +69,9 @@ class Publisher:
             self._seen = None
 
     def _read(self) -> tuple[bytes, bytes]:
-        """The stored path and mode, b"" for none. A zero byte separates them, because no path holds one."""
+        """Return the stored path and mode, b"" for none. A zero byte separates them, because no path contains
+        one.
+        """
         path, _, mode = (self._file.read() or b"").partition(b"\0")
         return path, mode
 
@@ -112,7 +114,7 @@ def publisher_of(
 
 
 def onnx_of(found: PersonalModel, device: str) -> bytes:
-    """A personal model as an ONNX file, with its device, run, round, version and metrics."""
+    """Return a personal model as an ONNX file, with its device, run, round, version and metrics."""
     from fleetune.edge_agent.personal.inference_graph import write_inference
 
     about = {"model": found.bundle.spec.name, "device": device, **about_record(found.record)}
@@ -120,7 +122,7 @@ def onnx_of(found: PersonalModel, device: str) -> bytes:
 
 
 def about_record(record: ModelRecord) -> dict[str, str]:
-    """A model's run, round, version and metrics, as far as they are known."""
+    """Return a model's run, round, version and metrics, as far as they are known."""
     known = {
         "run": record.run,
         "round": record.round,

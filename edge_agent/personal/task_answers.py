@@ -33,7 +33,7 @@ class Answers:
 
 
 def answers_of(task: Task, num_outputs: int, threshold: float | None) -> Answers:
-    """The nodes and outputs that answer for a task.
+    """Return the nodes and outputs that answer for a task.
 
     Args:
         task: task of the run.
@@ -100,7 +100,7 @@ def _numbers(task: Task, num_outputs: int) -> Answers:
 
 
 def _reconstruction(task: Task, num_outputs: int, threshold: float | None) -> Answers:
-    """Answers that reconstruct the sample as the model sees it: flat, and scaled by the run's [data]."""
+    """Return answers that reconstruct the sample in the model's form: flat, scaled by the run's [data]."""
     values, constants = _error_nodes(task)
     outputs = [Port(RECONSTRUCTION, "f4", ("n", num_outputs)), Port(ERROR, "f4", ("n",))]
     nodes = [
@@ -121,7 +121,7 @@ def _reconstruction(task: Task, num_outputs: int, threshold: float | None) -> An
 
 
 def _error_nodes(task: Task) -> tuple[list[Node], list[Constant]]:
-    """Nodes from residuals to errors, as `protocols.tasks.losses` defines them."""
+    """Return nodes from residuals to errors, as `protocols.tasks.losses` defines them."""
     if task.loss == "absolute":
         return [Node("Abs", ("answer:residual",), ("answer:errors",), {})], []
     if task.loss == "squared":

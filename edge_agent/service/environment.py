@@ -1,4 +1,4 @@
-"""/etc/fleetune/agent.env: the service's settings, in a form that systemd, a shell and we read alike."""
+"""/etc/fleetune/agent.env: the service's settings, in a form that systemd, shells and Fleetune all read."""
 
 import shlex
 
@@ -32,7 +32,7 @@ def read(text: str) -> dict[str, str]:
 
 
 def changed(text: str, values: dict[str, str]) -> str:
-    """`text` with these variables set; all other lines stay unchanged.
+    """Return `text` with these variables set; all other lines stay unchanged.
 
     Raises:
         SettingError: a value cannot be written, or `text` cannot be read.

@@ -50,7 +50,7 @@ class File:
 def files(
     into: Path, program: Path, values: dict[str, str], *, systemd_version: int | None = None
 ) -> list[File]:
-    """The service's files as they should be.
+    """Return the service's files with their wanted content.
 
     Args:
         into: root of the file system; its agent.env is kept except for `values`.
@@ -91,7 +91,7 @@ def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
 
 
 def activation(into: Path, *, changed: bool) -> list[Command]:
-    """The commands to run after the files were written.
+    """Return the commands to run after the files were written.
 
     `restart` does not wait, because an agent may need long to reach its broker.
     """
@@ -107,7 +107,7 @@ def activation(into: Path, *, changed: bool) -> list[Command]:
 
 
 def removal(into: Path) -> list[Command]:
-    """The commands to run before the files are removed."""
+    """Return the commands to run before the files are removed."""
     if into != Path("/"):
         return [("systemctl", f"--root={into}", "disable", UNIT)]
     return [("systemctl", "disable", "--now", UNIT)]
@@ -126,10 +126,10 @@ def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
 
 
 def settings(into: Path) -> dict[str, str]:
-    """The variables of agent.env.
+    """Return the variables of agent.env.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file cannot be read.
         SettingError: a line is wrong.
     """
     text = _present(into)
@@ -139,10 +139,10 @@ def settings(into: Path) -> dict[str, str]:
 
 
 def program(executable: Path = Path(sys.executable)) -> Path:
-    """The edge-agent next to this Python, which may be a link into a home folder (pyenv, uv).
+    """Return the edge-agent next to this Python, which may be a link into a home folder (pyenv, uv).
 
     Raises:
-        SettingError: there is none, or the service's user cannot start it.
+        SettingError: there is no such program, or the service's user cannot start it.
     """
     found = executable.with_name("edge-agent")
     if not found.is_file():
@@ -158,7 +158,7 @@ def program(executable: Path = Path(sys.executable)) -> Path:
 
 
 def systemd_version() -> int | None:
-    """The installed systemd's version; None if it does not report one."""
+    """Return the installed systemd's version; None if it does not report one."""
     try:
         words = run(("systemctl", "--version")).split()
     except StoreError:
@@ -167,10 +167,10 @@ def systemd_version() -> int | None:
 
 
 def run(command: Command) -> str:
-    """Run a command and return what it printed.
+    """Run a command, and return its output.
 
     Raises:
-        StoreError: it fails.
+        StoreError: the command fails.
     """
     try:
         done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
@@ -196,7 +196,7 @@ def _template(name: str) -> str:
 
 
 def _replace(path: Path, content: str, mode: int) -> None:
-    """Write a file that is at no moment readable beyond `mode`."""
+    """Write a file whose permissions never exceed `mode`, not even while it is written."""
     try:
         make_folder(path.parent, private=False)  # other files lie there too, e.g. the authority's
         write_atomically(path, content.encode(), mode=mode)

@@ -1,4 +1,4 @@
-"""What an agent reports to the service manager that started it: ready, alive, stopping (sd_notify(3)).
+"""Notifies the service manager that started the agent: ready, alive, stopping (sd_notify(3)).
 
 It sends datagrams to the socket in NOTIFY_SOCKET. Without that variable it sends nothing.
 """
@@ -16,7 +16,7 @@ _LONGEST = 1000  # characters of a status, which is one line of `systemctl statu
 
 
 class Notifier:
-    """The service manager, if there is one.
+    """The connection to the service manager, if there is one.
 
     Args:
         environment: NOTIFY_SOCKET is its address; WATCHDOG_USEC is how long it waits for a keepalive of
@@ -70,9 +70,9 @@ class Notifier:
 
 @functools.cache
 def service_manager() -> Notifier:
-    """The service manager of this process.
+    """Return the notifier for this process's service manager.
 
-    Its variables are removed from the environment, so that child processes do not report in our name.
+    The variables for it are removed from the environment, so that child processes send no notifications.
     """
     found = Notifier(os.environ)
     for name in ENVIRONMENT:
@@ -81,7 +81,7 @@ def service_manager() -> Notifier:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """The watchdog's period in seconds; None if there is none, or if it watches another process."""
+    """Return the watchdog's period in seconds; None if there is none, or if it watches another process."""
     microseconds, whose = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not microseconds.isdecimal() or int(microseconds) == 0 or whose not in ("", str(os.getpid())):
         return None

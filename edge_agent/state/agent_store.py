@@ -114,7 +114,7 @@ class AgentStore:
 
     @classmethod
     def of(cls, state: Path, fleet: str, device: str | None = None, name: str | None = None) -> Self:
-        """The state of a device. For the arguments, see `state_folder.device_folder`.
+        """Return the store of a device. For the arguments, see `state_folder.device_folder`.
 
         Raises:
             SettingError, StoreError: as `state_folder.device_folder` and `state_folder.check_format`.
@@ -142,7 +142,7 @@ class AgentStore:
         return state_folder.claim(self.folder)
 
     def enrolment(self, run: str) -> FileMemory:
-        """The enrolment with which the device joined this run.
+        """Return the file of the enrolment with which the device joined this run.
 
         Raises:
             PacketForeign: `run` is no valid name of a run (it becomes a folder).
@@ -150,7 +150,7 @@ class AgentStore:
         return FileMemory(self._run(run) / "enrolment")
 
     def session(self, run: str) -> FileMemory:
-        """The personal model, the method's state and the last reply in this run.
+        """Return the file of the personal model, the method's state and the last reply in this run.
 
         Raises:
             PacketForeign: `run` is no valid name of a run.
@@ -210,7 +210,7 @@ class AgentStore:
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def want_backbone(self, run: str, digest: str) -> None:
-        """Note the digest of a run's backbone, which may or may not be stored.
+        """Record the digest of a run's backbone, which may or may not be stored.
 
         Raises:
             PacketForeign: `run` is no valid name of a run.
@@ -220,7 +220,7 @@ class AgentStore:
             FileMemory(self._run(run) / "backbone").write(digest.encode())
 
     def wanted_backbone(self, run: str) -> str | None:
-        """The digest of a run's backbone; None if no backbone is known for the run.
+        """Return the digest of a run's backbone; None if no backbone is known for the run.
 
         Raises:
             PacketForeign: `run` is no valid name of a run.
@@ -246,7 +246,7 @@ class AgentStore:
                 remove(path)
 
     def backbone(self, digest: str) -> memoryview | None:
-        """A stored, complete backbone, memory-mapped so that pages are read on use; None if it is missing.
+        """Return a stored, complete backbone, memory-mapped so that pages are read on use; None if missing.
 
         Raises:
             StoreError: the file cannot be read.
@@ -266,7 +266,7 @@ class AgentStore:
         return content if content is not None and digest_of(content) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
-        """The stored ratio controller of this run, see `edge_agent.budget.ratio_controller`.
+        """Return the file of this run's ratio controller, see `edge_agent.budget.ratio_controller`.
 
         Raises:
             PacketForeign: `run` is no valid name of a run.
@@ -274,7 +274,7 @@ class AgentStore:
         return FileMemory(self._run(run) / "allowance")
 
     def task(self, run: str, transfer: str) -> FileMemory:
-        """The task that this transfer delivered.
+        """Return the file of the task that this transfer delivered.
 
         Raises:
             PacketForeign: `run` is no valid name of a run, or `transfer` is no transfer id.
@@ -297,7 +297,7 @@ class AgentStore:
         return any(self._run(run).glob("task-*"))
 
     def forget_tasks(self, run: str, but: Path | None = None) -> None:
-        """Remove the tasks of a run, all `but` one.
+        """Remove the tasks of a run, except the one at `but`.
 
         Raises:
             StoreError: a task cannot be removed.
@@ -307,7 +307,7 @@ class AgentStore:
                 remove(path)
 
     def runs(self) -> list[str]:
-        """Names of the runs with stored files, the latest first."""
+        """Return the ids of the runs with stored files, the latest first."""
         found = [path for path in (self.folder / "runs").glob("*") if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 

@@ -36,19 +36,19 @@ class DeployedFiles:
 
     @classmethod
     def next_to(cls, deployed: FileMemory, prefix: str = "") -> "DeployedFiles":
-        """The files in the folder of `deployed`, with names that begin with `prefix`."""
+        """Return the files in the folder of `deployed`, with names that begin with `prefix`."""
         folder, durable = deployed.path.parent, deployed.durable
         pin = FileMemory(folder / f"{prefix}pin", durable=durable)
         decisions = FileMemory(folder / f"{prefix}decisions", durable=durable)
         return cls(deployed, folder / f"{prefix}versions", pin, decisions, durable)
 
     def version(self, number: int) -> FileMemory:
-        """The file of a version."""
+        """Return the file of a version."""
         return FileMemory(self.versions / str(number), durable=self.durable)
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the stored versions, ascending."""
+        """Return the numbers of the stored versions, ascending."""
         try:
             return sorted(int(path.name) for path in self.versions.iterdir() if path.name.isdecimal())
         except FileNotFoundError:
@@ -58,7 +58,8 @@ class DeployedFiles:
 
     @property
     def pinned(self) -> int | None:
-        """The number of the pinned version; None if none is pinned, so the best model is deployed.
+        """Return the number of the pinned version; None if none is pinned, so that the best model is
+        deployed.
 
         Raises:
             StoreError: the file is damaged or cannot be read.

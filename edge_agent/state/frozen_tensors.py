@@ -12,10 +12,10 @@ class BackboneLacking(FleetuneError):  # noqa: N818 - it reports what to ask for
 
 
 def frozen_tensors(store: AgentStore, enrolment: Enrolment) -> Tensors:
-    """The frozen tensors of a run's model by name, memory-mapped from their file; empty if it has none.
+    """Return a run's frozen tensors by name, memory-mapped from their file; empty if the model has none.
 
     Raises:
-        BackboneLacking: the backbone has to be fetched; the store has noted its digest.
+        BackboneLacking: the backbone has to be fetched; the store has recorded its digest.
         PacketError: the stored backbone belongs to another model.
         StoreError: the backbone cannot be read, or its digest cannot be noted.
     """

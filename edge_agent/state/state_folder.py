@@ -1,6 +1,6 @@
 """The folder of one agent's state: ownership, locking, and removing the agent's files.
 
-A marker file says that an agent made the folder, and in which format. A running agent holds a lock.
+A marker file records that an agent made the folder, and in which format. A running agent holds a lock.
 """
 
 import os
@@ -104,7 +104,7 @@ def _is_called(folder: Path, name: str | None) -> bool:
 
 
 def _id_from(name: str) -> str:
-    """The id of a device whose first start has only its name. Raises SettingError: it is no valid id."""
+    """Return the id of a device whose first start has only its name. Raises SettingError if it is invalid."""
     try:
         return check_name(name, "--name")
     except SettingError:
@@ -116,7 +116,7 @@ def _id_from(name: str) -> str:
 
 
 def label(folder: Path, name: str | None = None) -> str:
-    """The device's name for people: `name`, which is stored in its folder; None for the stored one.
+    """Return the device's name for people: `name`, which is then stored; for None, the stored name.
 
     Raises:
         StoreError: the marker cannot be read, or is damaged.
@@ -213,7 +213,7 @@ def _has_no_head(path: Path) -> bool:
 
 
 def _marked_version(folder: Path) -> int | None:
-    """The format of an agent's folder; None if no agent has marked it.
+    """Return the format of an agent's folder; None if no agent has marked it.
 
     Raises:
         StoreError: the marker cannot be read, or is damaged.
@@ -270,7 +270,7 @@ def wipe(state: Path, found: list[AgentFiles]) -> None:
 
 
 def _remove(one: AgentFiles) -> None:
-    """Remove the files. Marker and lock go last, so that an interrupted wipe can be repeated."""
+    """Remove the files; marker and lock go last, so that an interrupted wipe can be repeated."""
     for path in sorted(one.files, key=lambda path: path.name in (MARKER, LOCK)):
         remove(path)
     for pattern in _FOLDERS:
@@ -299,7 +299,7 @@ def _agent_files(folder: Path) -> AgentFiles:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below the folder; links are listed, not followed."""
+    """Yield all files below the folder; links are listed, not followed."""
     for where, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(where) / name).is_symlink()]
         yield from (Path(where) / name for name in sorted([*files, *links]))

@@ -43,7 +43,8 @@ class Layout:
         return _HEAD.pack(_MAGIC, self.version)
 
     def read(self, file: IO[bytes]) -> bytes:
-        """The content of an open file, migrated to the written format; empty if its first bytes are damaged.
+        """Return the content of an open file, migrated to the written format; empty if its first bytes are
+        damaged.
 
         Raises:
             OSError: the file cannot be read.
@@ -58,7 +59,7 @@ class Layout:
         return content
 
     def skip_head(self, file: IO[bytes]) -> int | None:
-        """Offset of the content in an open file; None if its first bytes are damaged.
+        """Return the offset of the content in an open file; None if its first bytes are damaged.
 
         Raises:
             OSError: the file cannot be read.

@@ -1,3 +1,1 @@
-"""Chooses and deploys a device's model: records and files of models, the adoption rules, and the
-extension.
-"""
+"""Chooses and deploys a device's model: records and files of models, the adoption rules, the extension."""

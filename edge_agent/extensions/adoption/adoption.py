@@ -97,7 +97,9 @@ class Adoption(Extension[ModelRecord]):
         return None if self._rule.has_versions else self._best(best)
 
     def _candidates(self, round_: TrainingRound, result: TrainingResult) -> list[DeployedModel]:
-        """The models that the round produced; in a roll-out, only the newest version of the shared model."""
+        """Return the models that the round produced; in a roll-out, only the newest version of the shared
+        model.
+        """
         releases: Releases | None = round_.slots.get(RollOut.name)
         if releases is not None:
             newest = releases.newest
@@ -116,7 +118,7 @@ class Adoption(Extension[ModelRecord]):
         return replace(new_record(self._start.enrolment, attempt, self._start.samples), accuracy=score)
 
     def _best(self, best: ModelRecord | None) -> ModelRecord | None:
-        """The best checkpoint of this run. The deployed model may still be one of an earlier run."""
+        """Return the best checkpoint of this run. The deployed model may still be one of an earlier run."""
         used = None if self._in_use is None else self._in_use.record
         return used if used is not None and used.run == self._start.enrolment.run else best
 
@@ -173,7 +175,7 @@ class Adoption(Extension[ModelRecord]):
         return record
 
     def _next_number(self, record: ModelRecord) -> int:
-        """Number for the next version: one above the newest version.
+        """Return the number for the next version: one above the newest version.
 
         If a power cut came after this version was written but before it was deployed, its number is used
         again.
@@ -189,7 +191,7 @@ class Adoption(Extension[ModelRecord]):
         return read_deployed(self._files.deployed.read())
 
     def _look_at_files(self) -> int | None:
-        """Note a version that the owner went back to; return the pinned version's number, or None."""
+        """Record a version to which the owner rolled back; return the pinned version's number, or None."""
         if not self._rule.has_versions:
             return None
         found = self._read()
@@ -245,7 +247,7 @@ class Adoption(Extension[ModelRecord]):
     def _measures(
         self, best: ModelRecord | None, local_only: LocalOnlyModel | None, attempt: RoundAttempt
     ) -> dict[str, Any]:
-        """Fields of `Measures` about the deployed model: its origin, its score, and the local-only model's
+        """Return the fields of `Measures` about the deployed model: origin, score, and the local-only model's
         score.
 
         Raises:

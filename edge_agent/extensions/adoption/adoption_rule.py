@@ -31,7 +31,7 @@ class Evaluated:
 
     @property
     def known(self) -> ModelRecord:
-        """The record, with the current training loss if it is known."""
+        """Return the record, with the current training loss if it is known."""
         if self.training_loss is None:
             return self.record
         return replace(self.record, training_loss=self.training_loss)
@@ -91,9 +91,10 @@ class AdoptionRule(ABC):
         in_use: Evaluated,  # noqa: ARG002 - for rules that override it
         versions: Iterable[DeployedModel],  # noqa: ARG002
     ) -> tuple[Evaluated, FlatArray] | None:
-        """The best of the earlier versions that are shown to be better than the deployed model, evaluated.
+        """Return the best of the earlier versions that are shown to be better than the deployed model,
+        evaluated.
 
         Returns:
-            None if there is no such version, or if deployed models have no versions.
+            The version; None if there is no such version, or if deployed models have no versions.
         """
         return None

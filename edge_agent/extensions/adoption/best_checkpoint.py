@@ -60,7 +60,7 @@ class BestCheckpoint(AdoptionRule):
     start: RunStart
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
-        """The deployed model with its metrics on the current samples, if this trainer can evaluate it."""
+        """Return the deployed model with metrics on the current samples, if this trainer can evaluate it."""
         record, start = found.record, self.start
         if not record.is_of(start.enrolment.spec):
             return Evaluated(record)

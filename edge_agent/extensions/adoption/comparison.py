@@ -58,7 +58,7 @@ class PairedComparison:
     weights: Losses | None = None
 
     def difference(self, one: Evaluated, other: Evaluated) -> PairedDifference | None:
-        """Loss of `one` minus that of `other`; None if one of them cannot be evaluated."""
+        """Return the loss of `one` minus that of `other`; None if either cannot be evaluated."""
         if one.losses is None or other.losses is None:
             return None
         return paired_difference(one.losses, other.losses, self.weights)
@@ -69,7 +69,7 @@ class PairedComparison:
         return found is not None and found.shows_better(self.confidence) and _scores(one, other)
 
     def mean(self, one: Evaluated) -> float:
-        """The mean loss of a model that can be evaluated."""
+        """Return the mean loss of a model that can be evaluated."""
         assert one.losses is not None
         return float(np.average(one.losses, weights=self.weights))
 
@@ -95,7 +95,9 @@ class LocalOnlyComparison(AdoptionRule):
         self._start, self._compare = start, PairedComparison(section.confidence, weights)
 
     def evaluate_deployed(self, found: DeployedModel) -> Evaluated:
-        """The evaluated deployed model or version; without losses if it was trained on held-out samples."""
+        """Return the evaluated deployed model or version; without losses if it was trained on held-out
+        samples.
+        """
         record, start = found.record, self._start
         if not record.is_of(start.enrolment.spec):
             return Evaluated(record)
@@ -134,7 +136,7 @@ class LocalOnlyComparison(AdoptionRule):
     def better_earlier(
         self, in_use: Evaluated, versions: Iterable[DeployedModel]
     ) -> tuple[Evaluated, FlatArray] | None:
-        """See `AdoptionRule.better_earlier`. The record of the returned version gives the reason."""
+        """Return the best earlier version that beats the deployed model; its record gives the reason."""
         evaluated = ((self.evaluate_deployed(one), one.weights) for one in versions)
         better = [pair for pair in evaluated if self._compare.beats(pair[0], in_use)]
         if not better:
@@ -155,13 +157,13 @@ class LocalOnlyComparison(AdoptionRule):
         return Evaluated(record, losses, self._score(one.weights))
 
     def _score(self, weights: FlatArray) -> float | None:
-        """Score on the held-out samples; higher is better."""
+        """Return the score on the held-out samples; higher is better."""
         trainer = self._start.trainer
         score = trainer.score(weights, "validation")
         return -score if score is not None and trainer.lower_is_better else score
 
     def _local_only(self, model: LocalOnlyModel) -> Evaluated | None:
-        """The evaluated local-only model; None if it has not been trained yet."""
+        """Return the evaluated local-only model; None if it has not been trained yet."""
         if not model.round:
             return None
         evaluated = self._evaluated(DeployedModel(record_of_local_only(model, self._start), model.weights))
@@ -170,7 +172,7 @@ class LocalOnlyComparison(AdoptionRule):
         return replace(evaluated, record=replace(evaluated.record, held_out=0.0))
 
     def _lead(self, one: Evaluated, own: Evaluated | None) -> tuple[float | None, float | None]:
-        """Loss of the local-only model minus that of `one`, and the standard error of the difference."""
+        """Return the local-only model's loss minus that of `one`, and the difference's standard error."""
         found = None if own is None or one.record.local_only else self._compare.difference(one, own)
         if found is None or not math.isfinite(found.standard_error):
             return None, None
@@ -179,7 +181,7 @@ class LocalOnlyComparison(AdoptionRule):
     def _decision(
         self, attempt: RoundAttempt, candidates: Sequence[Evaluated], own: Evaluated | None, choice: Choice
     ) -> Decision:
-        """The decision, in the form that `edge-agent models` shows."""
+        """Return the decision in the form that `edge-agent models` shows."""
         fleet = [one for one in candidates if one.losses is not None and one.losses.size]
         best = min(reversed(fleet), key=self._compare.mean, default=None)
         lead, lead_error = (None, None) if best is None else self._lead(best, own)
@@ -197,7 +199,7 @@ class LocalOnlyComparison(AdoptionRule):
 
 
 def record_of_local_only(model: LocalOnlyModel, start: RunStart) -> ModelRecord:
-    """The record of a local-only model, before it is evaluated."""
+    """Return the record of a local-only model, before it is evaluated."""
     attempt = RoundAttempt(model.round, model.attempt, model.final_evaluation)
     return replace(new_record(start.enrolment, attempt, start.samples), local_only=True)
 
@@ -220,7 +222,7 @@ def choose(
         final: True in the run's final evaluation.
 
     Returns:
-        None if no model can be deployed yet.
+        The choice; None if no model can be deployed yet.
     """
     used, why = _floor(in_use, local_only, compare, final=final)
     best = _best(candidates, used, compare)
@@ -235,7 +237,7 @@ def choose(
 
 
 def _why_not_changed(best: Evaluated, used: Evaluated, compare: PairedComparison, *, final: bool) -> str:
-    """Reason why a fleet model does not replace the deployed one; empty if it does."""
+    """Return why a fleet model does not replace the deployed one; "" if it does."""
     if _same(used, best):
         return "in use"
     if used.losses is None:
@@ -249,7 +251,7 @@ def _why_not_changed(best: Evaluated, used: Evaluated, compare: PairedComparison
 def _floor(
     in_use: Evaluated | None, local_only: Evaluated | None, compare: PairedComparison, *, final: bool
 ) -> tuple[Evaluated | None, str]:
-    """The model that candidates have to beat, and the reason.
+    """Return the model that candidates have to beat, and the reason.
 
     It is the deployed model if that holds against the local-only model, else the local-only model.
     """
@@ -276,7 +278,9 @@ def _floor(
 def _best(
     candidates: Sequence[Evaluated], used: Evaluated | None, compare: PairedComparison
 ) -> Evaluated | None:
-    """The candidate with the lowest mean loss, the last of equals; without losses, the last trained one."""
+    """Return the candidate with the lowest mean loss, the last of equals; without losses, the last trained
+    one.
+    """
     judged = [one for one in candidates if one.losses is not None and one.losses.size]
     if judged:
         fit = [one for one in judged if one.record.trained or used is not None]
@@ -285,7 +289,7 @@ def _best(
 
 
 def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: PairedComparison) -> str:
-    """Reason why a fleet model is not deployed instead of the local-only one; empty if it is."""
+    """Return why a fleet model is not deployed instead of the local-only model; "" if it is."""
     found = compare.difference(candidate, local_only)
     if found is None or (found.num_samples < LEAST_SAMPLES and not found.shows_better(compare.confidence)):
         count = 0 if found is None else found.num_samples
@@ -299,7 +303,7 @@ def _why_not_better(candidate: Evaluated, local_only: Evaluated, compare: Paired
 
 
 def _shown(one: Evaluated) -> str:
-    """The score with the task's own sign, because for some scores lower is better."""
+    """Return the score with the task's own sign, because for some scores lower is better."""
     if one.score is None:
         return "nothing"
     score = score_named(one.record.score)

@@ -49,7 +49,7 @@ def write_decision(files: DeployedFiles, decision: Decision) -> None:
 
 
 def read_decisions(files: DeployedFiles) -> list[Decision]:
-    """The latest decisions, oldest first; empty if there are none or they are damaged."""
+    """Return the latest decisions, oldest first; empty if there are none or they are damaged."""
     try:
         data = files.decisions.read()
         return [] if data is None else msgspec.json.decode(data, type=list[Decision])

@@ -68,7 +68,7 @@ class ModelRecord:
 
     @property
     def scored(self) -> str:
-        """Readable score on the device's test split; empty if not known."""
+        """Return the score on the device's test split as text; "" if unknown."""
         if self.accuracy is None:
             return ""
         score = score_named(self.score)
@@ -83,7 +83,7 @@ class ModelRecord:
 
     @property
     def words(self) -> str:
-        """Readable line with the model's origin and metrics."""
+        """Return a line with the model's origin and metrics."""
         said = [f"run {self.run}, {'final evaluation' if self.final_evaluation else f'round {self.round}'}"]
         if self.local_only:
             said[0] += ", local-only"
@@ -112,7 +112,7 @@ class DeployedModel:
 
 
 def other_score(task: Task) -> str:
-    """Value of `ModelRecord.score` in runs of this task."""
+    """Return the value of `ModelRecord.score` in runs of this task."""
     return "" if task.score == ACCURACY else task.score.name
 
 
@@ -145,7 +145,7 @@ def read_deployed(data: bytes | None, spec: ModelSpec | None = None) -> Deployed
 def with_threshold(
     record: ModelRecord, weights: FlatArray, enrolment: Enrolment, trainer: LocalTrainer
 ) -> ModelRecord:
-    """Add the anomaly threshold to `record` if the run learns to reconstruct."""
+    """Return `record` with the anomaly threshold if the run learns to reconstruct."""
     if not isinstance(enrolment.learns, Reconstruction):
         return record
     found = trainer.threshold(weights)
@@ -155,6 +155,6 @@ def with_threshold(
 
 
 def threshold_in(record: ModelRecord) -> Threshold | None:
-    """The anomaly threshold of a deployed model; None if it has none."""
+    """Return the anomaly threshold of a deployed model; None if it has none."""
     found = record.threshold
     return None if found is None else Threshold(found, record.false_alarms)

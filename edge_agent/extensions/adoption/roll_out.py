@@ -76,7 +76,7 @@ class Releases:
         return tuple(one.number for one in (self.approved, self.trial) if one is not None)
 
     def after(self, release: Release, personal: FlatArray, spec: ModelSpec) -> "Releases":
-        """The versions that the device holds after a task.
+        """Return the versions that the device holds after a task.
 
         Args:
             release: the release that the task carries.
@@ -90,7 +90,9 @@ class Releases:
         return Releases(release.approved.number, self._held(release.approved, personal, spec), trial)
 
     def withdrawn(self, since: "Releases") -> int:
-        """Number of the earlier trial version that the device must stop deploying; 0 if none."""
+        """Return the number of the earlier trial version that the device must stop deploying; 0 if there is
+        none.
+        """
         before = since.trial.number if since.trial is not None else 0
         return 0 if before in self.numbers else before
 
@@ -147,7 +149,7 @@ class RollOut(Extension[Releases]):
         return releases
 
     def report(self, releases: Releases, before: DeployedModel | None) -> ReleaseWord:
-        """The device's report about its versions, which goes to the coordinator.
+        """Return the device's report on its versions, for the coordinator.
 
         Args:
             releases: the versions that the device holds.

@@ -77,6 +77,6 @@ def withdraw_version(files: DeployedFiles, origin: tuple[object, ...]) -> None:
 
 
 def newest_of_another_run(files: DeployedFiles, run: str) -> DeployedModel | None:
-    """The newest version of another run; None if there is none."""
+    """Return the newest version of another run; None if there is none."""
     versions = (read_version(files, number) for number in reversed(files.numbers))
     return next((one for one in versions if one and one.record.run != run), None)
