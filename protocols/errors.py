@@ -1,19 +1,15 @@
 """The exceptions that Fleetune raises on purpose.
 
-    FleetuneError
-    ├── SettingError        a key of run.toml or an option of a command is wrong
-    ├── DataError           a data source is missing, damaged or does not fit the model
-    ├── ModelError          a model cannot be built, described, or is not the fleet's model
-    │   └── TrainingDiverged    local training ended in numbers that are not finite
-    ├── MethodError         a method's step failed, or returned a value that cannot be stored or sent
-    ├── StoreError          state on disk is missing, damaged, or the disk is full
-    │   ├── StoreInUse          another process holds the state on disk
-    │   └── StoreVersion        state on disk has a format that this program does not read
-    ├── AgentClosed         a program used an Agent after it had closed it
-    ├── TransportError      the broker cannot be reached or refuses the connection
-    ├── TrainingStopped     local training was asked to stop; nothing was changed
-    ├── ReadingStopped      reading a file was asked to stop; nothing of it was taken
-    └── PacketError         the peer sent something invalid
+    FleetuneError ├── SettingError        a key of run.toml or an option of a command is wrong ├── DataError
+    a data source is missing, damaged or does not fit the model ├── ModelError          a model cannot be
+    built, described, or is not the fleet's model │   └── TrainingDiverged    local training ended in numbers
+    that are not finite ├── MethodError         a method's step failed, or returned a value that cannot be
+    stored or sent ├── StoreError          state on disk is missing, damaged, or the disk is full │   ├──
+    StoreInUse          another process holds the state on disk │   └── StoreVersion        state on disk has
+    a format that this program does not read ├── AgentClosed         a program used an Agent after it had
+    closed it ├── TransportError      the broker cannot be reached or refuses the connection ├──
+    TrainingStopped     local training was asked to stop; nothing was changed ├── ReadingStopped      reading
+    a file was asked to stop; nothing of it was taken └── PacketError         the peer sent something invalid
         ├── PacketTruncated     shorter than announced
         ├── PacketVersion       a format that this program does not read
         ├── PacketTooLarge      a length beyond the limit, found before anything is allocated
@@ -41,17 +37,17 @@ class FleetuneError(Exception):
 
     @property
     def found(self) -> str:
-        """What is wrong."""
+        """The part of the message that states what is wrong."""
         return said_and_remedy(str(self))[0]
 
     @property
     def remedy(self) -> str:
-        """What to do; "": the line does not say."""
+        """The part of the message that states what to do; "" if the message has none."""
         return said_and_remedy(str(self))[1]
 
 
 def said_and_remedy(line: str) -> tuple[str, str]:
-    """The two parts of a line: what is wrong, and what to do ("" if it does not say)."""
+    """Return the two parts of a message: what is wrong, and what to do ("" if the message does not say)."""
     found, _, remedy = line.partition("; ")
     return found, remedy
 
@@ -85,7 +81,7 @@ class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is 
 
     @classmethod
     def of(cls, what: object, found: object, reads: object, remedy: str) -> Self:
-        """The error of `other_format`."""
+        """Return the error with the message of `other_format`."""
         return cls(other_format(what, found, reads, remedy))
 
 
@@ -94,14 +90,14 @@ class StoreInUse(StoreError):  # noqa: N818 - reads as the state it is in
 
 
 class AgentClosed(FleetuneError):  # noqa: N818 - reads as the state it is in
-    """An Agent was used after it was closed, or in another process than its own."""
+    """An Agent was used after it was closed, or in another process than the one that made it."""
 
 
 class TransportError(FleetuneError):
     """The broker is unreachable or refuses the connection.
 
     Attributes:
-        reason: why it refuses the connection; None: another reason, or not known.
+        reason: why the broker refuses the connection; None if it does not refuse, or the reason is unknown.
     """
 
     def __init__(self, line: str, reason: "RefusalReason | None" = None) -> None:
@@ -114,52 +110,52 @@ class TrainingStopped(FleetuneError):  # noqa: N818 - it reports a wish that was
 
 
 class ReadingStopped(FleetuneError):  # noqa: N818 - as `TrainingStopped`
-    """Reading a file was asked to stop; nothing was kept."""
+    """Reading a file was asked to stop; no part of the file was stored."""
 
 
 class PacketError(FleetuneError):
-    """The peer sent something invalid."""
+    """A message or payload from the peer is invalid."""
 
 
 class PacketTruncated(PacketError):  # noqa: N818 - reads as the verdict on a packet
-    """Shorter than announced."""
+    """A message or payload is shorter than announced."""
 
 
 class PacketVersion(PacketError):  # noqa: N818
-    """The peer sent a format that this program does not read."""
+    """A message or payload has a format that this program does not read."""
 
 
 class PacketTooLarge(PacketError):  # noqa: N818
-    """A length is above its limit."""
+    """A length in a message or payload is above its limit."""
 
 
 class PacketCorrupt(PacketError):  # noqa: N818
-    """The checksum or the structure is wrong."""
+    """The checksum or the structure of a message or payload is wrong."""
 
 
 class PacketNotFinite(PacketError):  # noqa: N818
-    """NaN or infinite values instead of numbers."""
+    """A payload has NaN or infinite values."""
 
 
 class PacketOutlying(PacketError):  # noqa: N818
-    """Finite, but far larger than the model and all other updates."""
+    """An update is finite, but far larger than the model and all other updates."""
 
 
 class PacketOverclaimed(PacketError):  # noqa: N818
-    """Claims more samples than its device reported, or scores that the run's task cannot have."""
+    """A device claims more samples than it reported, or scores that the run's task cannot have."""
 
 
 class PacketForeign(PacketError):  # noqa: N818
-    """Made for another model, run, round or device."""
+    """A message or payload is for another model, run, round or device."""
 
 
 class ReferenceModelUnknown(PacketForeign):
-    """Its values are differences to a model that this side does not hold."""
+    """A payload has differences to a model that this side does not have."""
 
 
 SAME_VERSION = "install the same version of fleetune on the coordinator and its devices"
 
 
 def other_format(what: object, found: object, reads: object, remedy: str) -> str:
-    """The line that refuses another format version: both versions, and what to do."""
+    """Return a message that rejects another format version: both versions, and what to do."""
     return f"{what} has format {found}; this program reads format {reads}: {remedy}"

@@ -1,4 +1,4 @@
-"""Writing files so that a power cut leaves the old or the new content, never a mixture.
+"""Writes files so that a power cut leaves the old or the new content, never a mixture.
 
 A rename is durable only after its folder was synced, so these functions sync folders too.
 """
@@ -75,7 +75,7 @@ def append(path: Path, data: bytes | memoryview, *, at: int) -> None:
 
 
 def seal(path: Path) -> None:
-    """Return when the file and its name would survive a power cut. Raises StoreError."""
+    """Make the file and its name survive a power cut. Raises StoreError."""
 
     def both() -> None:
         disk.DISK.sync(path)
@@ -94,7 +94,7 @@ def make_folder(folder: Path, *, durable: bool = True, private: bool = True) -> 
 
 
 def keep_private(folder: Path) -> None:
-    """Close a folder of ours to other users, where it is open to them."""
+    """Remove other users' access to one of Fleetune's folders."""
     with contextlib.suppress(OSError):  # a file system without permissions
         found = folder.stat()
         if sys.platform != "win32" and found.st_uid == os.geteuid() and found.st_mode & 0o077:

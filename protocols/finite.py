@@ -1,4 +1,4 @@
-"""Checks for NaN and infinite numbers, so that they are named where they arise and never stored or sent.
+"""Checks for NaN and infinite numbers, so that they are reported where they arise and never stored or sent.
 
 Local training checks its own loss and weights; these functions check what methods compute. On the coordinator
 no step makes such numbers from finite updates. On a device such a step raises TrainingDiverged: the device
@@ -32,7 +32,10 @@ def check_loss(loss: float, what: str) -> None:
 
 
 def not_finite(value: object, name: str) -> str | None:
-    """The first number in a state, task or update that is NaN or infinite, as `name.field.field`; or None."""
+    """Return the first NaN or infinite number in a state, task or update, as `name.field.field`.
+
+    Else None.
+    """
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind != "f" or np.isfinite(value).all() else name
     if isinstance(value, float):

@@ -1,8 +1,8 @@
-"""Open files that a user or another program supplies: regular files of limited size.
+"""Opens files that a user or another program supplies: regular files of limited size.
 
 Such a file may be an endless pipe, a link to a device, a sparse file of 100 GB, or change while it is read.
 `open_input` follows links and accepts regular files only. It never blocks, and reads at most the bytes that
-its caller states. Our own files in our own folders are not opened here.
+its caller allows. Fleetune's own files in its own folders are not opened here.
 """
 
 import errno
@@ -75,7 +75,7 @@ def input_limits(
 
 
 def memory_limit_bytes() -> int:
-    """Memory for the content of one file: that of `input_limits`, or all memory of this machine."""
+    """Return the memory for the content of one file: the limit of `input_limits`, or the machine's memory."""
     found = _limits.get().memory_bytes
     if found is not None:
         return found
@@ -120,13 +120,13 @@ def open_input(
 def read_input(
     path: Path, max_bytes: int | None = None, *, error: MakeError = DataError, unpack: bool = False
 ) -> bytes:
-    """The content of a user's file. Raises as `open_input`."""
+    """Return the content of a user's file. Raises the errors of `open_input`."""
     with open_input(path, max_bytes, error=error, unpack=unpack) as file:
         return file.read()
 
 
 def read_text_input(path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, error: MakeError = DataError) -> str:
-    """The content of a user's UTF-8 text file, without a byte-order mark.
+    """Return the content of a user's UTF-8 text file, without a byte-order mark.
 
     Raises as `open_input`; also `error` if it is not UTF-8.
     """
@@ -138,8 +138,7 @@ def read_text_input(path: Path, max_bytes: int = MAX_SETTINGS_BYTES, *, error: M
 
 
 def open_text_input(path: Path, max_bytes: int | None = None, *, error: MakeError = DataError) -> TextIO:
-    """Open a user's UTF-8 text file for reading, decompressed, with its line ends as the csv module needs
-    them.
+    """Open a user's UTF-8 text file for reading, decompressed, with the line ends that the csv module needs.
 
     Raises as `open_input`. Bytes that are not UTF-8 raise UnicodeDecodeError when they are read.
     """
@@ -169,7 +168,7 @@ def _regular_file(path: Path, max_bytes: int, error: MakeError) -> io.FileIO:
 
 
 def _problem(found: os.stat_result, path: Path, max_bytes: int) -> str | None:
-    """Why such a file is not read; None if it is."""
+    """Return why such a file is not read; None if it is."""
     if not stat.S_ISREG(found.st_mode):
         kind = next((words for is_kind, words in _KINDS if is_kind(found.st_mode)), "no regular file")
         return f"{path} is {kind}; expected a regular file"
@@ -177,7 +176,7 @@ def _problem(found: os.stat_result, path: Path, max_bytes: int) -> str | None:
 
 
 def too_large(path: Path, num_bytes: int | None, max_bytes: int, what: str = "") -> str:
-    """The message for a file that is too large.
+    """Return the message for a file that is too large.
 
     Args:
         path: of the file.
@@ -191,7 +190,7 @@ def too_large(path: Path, num_bytes: int | None, max_bytes: int, what: str = "")
 
 
 def size_words(num_bytes: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text for people."""
     for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:,.1f} {unit}"

@@ -30,13 +30,13 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True)
 class Key:
-    """One random stream, addressed by name."""
+    """A stream of random numbers, addressed by a path of names."""
 
     value: int
 
     @classmethod
     def of(cls, *path: int | str) -> Self:
-        """The key at `path`, e.g. `Key.of("fleetune", seed)`."""
+        """Return the key at `path`, e.g. `Key.of("fleetune", seed)`."""
         digest = hashlib.sha256()
         for part in path:
             text = str(part).encode()
@@ -44,11 +44,11 @@ class Key:
         return cls(int.from_bytes(digest.digest()[:8], "little"))
 
     def child(self, *path: int | str) -> Self:
-        """The key below this one at `path`."""
+        """Return the key below this one at `path`."""
         return self.of(self.value, *path)
 
     def bits(self, count: int, first: int = 0) -> NDArray[np.uint64]:
-        """`count` draws from draw `first` on, 64 bits each, shape (count,)."""
+        """Return `count` draws from draw `first` on, 64 bits each, shape (count,)."""
         with np.errstate(over="ignore"):
             z = np.uint64(self.value) + np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GOLDEN
             z = (z ^ (z >> np.uint64(30))) * _MIX_1
@@ -66,15 +66,15 @@ class Key:
         return found
 
     def permutation(self, count: int) -> NDArray[np.intp]:
-        """The numbers 0..count-1 in random order, shape (count,)."""
+        """Return the numbers 0..count-1 in random order, shape (count,)."""
         return np.argsort(self.bits(count), kind="stable")
 
     def sample(self, count: int, of: int) -> NDArray[np.intp]:
-        """`count` distinct numbers out of 0..of-1, ascending, shape (count,)."""
+        """Return `count` distinct numbers out of 0..of-1, ascending, shape (count,)."""
         return np.sort(self.permutation(of)[:count])
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator for other distributions (data partitions, first weights, augmentation).
+        """Return a NumPy generator for other distributions (data partitions, first weights, augmentation).
 
         Never for draws that both sides must make alike.
         """

@@ -1,4 +1,4 @@
-"""What a round costs a device, predicted or measured."""
+"""The cost of a round on a device, predicted or measured."""
 
 from msgspec import Struct, field
 

@@ -10,7 +10,7 @@ _TINY = 1e-300
 
 @lru_cache(1024)
 def student_t_quantile(share: float, freedom: float) -> float:
-    """The quantile of Student's t distribution for `share` (0.5 <= share < 1).
+    """Return the quantile of Student's t distribution for `share` (0.5 <= share < 1).
 
     Args:
         share: probability of smaller values.
@@ -23,19 +23,19 @@ def student_t_quantile(share: float, freedom: float) -> float:
 
 
 def student_t_share(value: float, freedom: float) -> float:
-    """The probability of Student's t distribution below `value`, which is at least 0."""
+    """Return the probability of Student's t distribution below `value`, which is at least 0."""
     at = freedom / (freedom + value * value)
     return 1.0 - 0.5 * _incomplete_beta(at, freedom / 2, 0.5)
 
 
 @lru_cache(1024)
 def beta_quantile(share: float, a: float, b: float) -> float:
-    """The quantile of the beta distribution with shapes a, b > 0 for `share` (0 < share < 1)."""
+    """Return the quantile of the beta distribution with shapes a, b > 0 for `share` (0 < share < 1)."""
     return _crossing(lambda value: _incomplete_beta(value, a, b) < share, 1.0)
 
 
 def _crossing(is_below: Callable[[float], bool], high: float) -> float:
-    """The smallest value from 0 to `high` that is not below, by halving the interval."""
+    """Return the smallest value from 0 to `high` for which `is_below` is False, by bisection."""
     low = 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
@@ -46,7 +46,9 @@ def _crossing(is_below: Callable[[float], bool], high: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), Abramowitz and Stegun 26.5.8 by Lentz's method."""
+    """Return the regularised incomplete beta function I_x(a, b), Abramowitz and Stegun 26.5.8 by Lentz's
+    method.
+    """
     if x <= 0.0 or x >= 1.0:
         return min(max(x, 0.0), 1.0)
     if x > (a + 1) / (a + b + 2):

@@ -36,14 +36,14 @@ class TableFormat:
 
     @property
     def number(self) -> int:
-        """The format that is written."""
+        """The number of the format that is written."""
         return self.first + len(self.steps)
 
     def check(self, connection: sqlite3.Connection, path: Path) -> int:
-        """The format of a file; 0: the file is new.
+        """Return the format of a file; 0 if the file is new.
 
         Raises:
-            StoreVersion: this program does not read it.
+            StoreVersion: this program does not read the file's format.
             sqlite3.Error: the file is damaged or locked.
         """
         found, num_tables = connection.execute(_NUMBER_AND_TABLES).fetchone()
@@ -54,10 +54,10 @@ class TableFormat:
         raise StoreVersion.of(path, found, self.number, self.remedy)
 
     def bring_up(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Make the tables of a new file, or take the steps that a file lacks. Each is one transaction.
+        """Make the tables of a new file, or upgrade an older file step by step; each step is one transaction.
 
         Raises:
-            StoreVersion, sqlite3.Error: see `check`. The file is unchanged, or some steps further.
+            StoreVersion, sqlite3.Error: see `check`. The steps before the failed one stay applied.
         """
         while True:
             connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Reading TOML that a user wrote: bounded in size, depth and numbers; each mistake is one line."""
+"""Reads TOML that a user wrote, with limits on size, depth and numbers; each mistake is one line."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ _DEEP_LINE = f"tables or arrays are nested deeper than {MAX_DEPTH}; nest them le
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
+    """Return the content of a TOML file.
 
     Raises:
         SettingError: it is missing, not regular, larger than `MAX_SETTINGS_BYTES`, or wrong as for
@@ -31,7 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The content of a TOML text.
+    """Return the content of a TOML text.
 
     Raises:
         SettingError: it is not TOML, is nested deeper than `MAX_DEPTH`, or has an integer beyond 64 bits.
@@ -51,7 +51,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """One TOML value, for options of commands; anything else is returned as text.
+    """Return one TOML value, for options of commands; other text is returned unchanged.
 
     Raises:
         SettingError: as `parse_toml`, for values that are nested too deep or too large.

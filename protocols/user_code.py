@@ -1,4 +1,4 @@
-"""Import a user's own code, named `package.module:function`.
+"""Imports a user's own code, named `package.module:function`.
 
 The current folder is searched last. So a folder of the user, such as `tools` next to a run.toml, cannot hide
 a package of Fleetune or of a library.
@@ -37,9 +37,9 @@ def user_module(name: str) -> ModuleType:
 
 
 def user_module_file(name: str) -> Path | None:
-    """The file of the module `name`, without importing it (its packages are imported).
+    """Return the file of the module `name` without importing it (its packages are imported).
 
-    None if there is none, or if it belongs to Python or to us.
+    The result is None if there is no such module, or if it belongs to Python or to Fleetune.
     """
     _look_here_too()
     try:
@@ -67,7 +67,7 @@ def _look_here_too() -> None:
 
 
 def as_line(problem: BaseException) -> str:
-    """An exception as one line of at most 1,000 characters."""
+    """Return an exception as one line of at most 1,000 characters."""
     try:
         words = str(problem)
     except Exception:  # noqa: BLE001 - the exception's class is a user's, too
@@ -78,9 +78,7 @@ def as_line(problem: BaseException) -> str:
 
 @contextmanager
 def running_model(name: str, what: str) -> Iterator[None]:
-    """Turn exceptions of a user's module, raised inside, into a ModelError that says `what` failed and
-    why.
-    """
+    """Turn exceptions of a user's module in this context into a ModelError with `what` and the reason."""
     try:
         yield
     except FleetuneError:

@@ -9,7 +9,7 @@ except PackageNotFoundError:
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and exit, if a program was asked for it."""
+    """Print the version and exit, if `asked` is True."""
     if asked:
         print(f"fleetune {VERSION}")
         raise SystemExit(0)

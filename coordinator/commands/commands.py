@@ -15,26 +15,26 @@ from fleetune.coordinator.store.folder_lock import is_claimed
 
 
 class Pause(Struct, frozen=True, tag_field="command", tag="pause"):
-    """Open no new round until `Resume`. The open round still finishes."""
+    """Command: open no new round until `Resume`. The open round still finishes."""
 
 
 class Resume(Struct, frozen=True, tag_field="command", tag="resume"):
-    """Open rounds again after `Pause`."""
+    """Command: open rounds again after `Pause`."""
 
 
 class Stop(Struct, frozen=True, tag_field="command", tag="stop"):
-    """Stop serving the run. It continues when it is served or started again."""
+    """Command: stop serving the run. It continues when it is served or started again."""
 
 
 class Start(Struct, frozen=True, tag_field="command", tag="start"):
-    """Withdraw `Stop`, so that a service starts the run again."""
+    """Command: withdraw `Stop`, so that a service starts the run again."""
 
 
 Command = Pause | Resume | Stop | Start
 
 
 def apply(command: Command, folder: Path) -> str:
-    """Apply a command to the run in a folder. Returns one line that describes the effect.
+    """Apply a command to the run in a folder; return one line that describes the effect.
 
     Raises:
         StoreError: the control file cannot be read or written.
@@ -49,7 +49,7 @@ def apply(command: Command, folder: Path) -> str:
 
 
 def with_command(control: Control, command: Command) -> Control:
-    """The pending requests after a command is applied to `control`."""
+    """Return the pending requests after a command is applied to `control`."""
     match command:
         case Pause():
             return replace(control, paused=True)

@@ -28,7 +28,7 @@ class Control(Struct, frozen=True, omit_defaults=True):
 
 
 def read_control(folder: Path) -> Control:
-    """Pending requests for the run in this folder; the defaults if there is no control file.
+    """Return the pending requests for the run in this folder; the defaults if there is no control file.
 
     Raises:
         StoreError: the file is damaged or cannot be read.

@@ -106,7 +106,7 @@ class Downsampling(Extension):
 
 
 def stride(last: int, most: int) -> int:
-    """The power of two whose multiples are the rounds to keep up to `last`: at most `most` rounds."""
+    """Return the power of two whose multiples are the rounds to keep up to `last`: at most `most` rounds."""
     step = 1
     while last // step > most:
         step *= 2
@@ -114,7 +114,7 @@ def stride(last: int, most: int) -> int:
 
 
 def added(past: Past | msgspec.UnsetType, record: RoundRecord) -> Past:
-    """The sums over dropped rounds, with one more round."""
+    """Return the sums over dropped rounds, with one more round."""
     before = past if isinstance(past, Past) else Past()
     taken = [reply.actual for reply in record.devices.values()]
 

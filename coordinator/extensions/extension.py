@@ -1,4 +1,4 @@
-"""The seam between a run and its features on the coordinator: hooks, what they are given, and a state slot.
+"""The interface between a run and its features on the coordinator: hooks, their arguments, and a state slot.
 
 A feature is one class here and one line in `coordinator.extensions.order`. Its hooks are called at fixed
 points of a round. A hook that the class does not override changes nothing.
@@ -123,7 +123,7 @@ class StateSlot(Generic[S]):
         self._store, self._name, self._kind, self._new = store, name, kind, new
 
     def read(self) -> S:
-        """Read the state as it was written; that of a new run if it never was."""
+        """Return the stored state; the state of a new run if none was stored."""
         data = self._store.get(self._name)
         return self._new if data is None else msgspec.json.decode(data, type=self._kind)
 
@@ -140,7 +140,7 @@ class Extension:
 
     @classmethod
     def of_run(cls, run: RunContext) -> Self | None:
-        """The extension for this run; None if the run does not use it."""
+        """Return the extension for this run; None if the run does not use it."""
         raise NotImplementedError
 
     def recall(self) -> None:
@@ -165,11 +165,11 @@ class Extension:
         return replies
 
     def after_round(self, closed: ClosedRound) -> Iterable[str]:  # noqa: ARG002
-        """Process a closed round, training or final evaluation. Returns messages for the log."""
+        """Process a closed round, training or final evaluation; return messages for the log."""
         return ()
 
     def after_rollback(self, number: int) -> None:
-        """Note that closed round `number` was rolled back."""
+        """Handle that closed round `number` was rolled back."""
 
 
 class Extensions:
@@ -183,34 +183,34 @@ class Extensions:
         self._chain = chain
 
     def recall(self) -> None:
-        """See `Extension`."""
+        """Call `Extension.recall` of every extension."""
         for one in self._chain:
             one.recall()
 
     def admit(self, report: DeviceReport) -> None:
-        """See `Extension`."""
+        """Call `Extension.admit` of every extension."""
         for one in self._chain:
             one.admit(report)
 
     def check(self, arrival: Arrival) -> None:
-        """See `Extension`."""
+        """Call `Extension.check` of every extension."""
         for one in self._chain:
             one.check(arrival)
 
     def before_send(self, assignment: Assignment[Any]) -> Assignment[Any]:
-        """See `Extension`."""
+        """Return the task after `Extension.before_send` of every extension."""
         for one in self._chain:
             assignment = one.before_send(assignment)
         return assignment
 
     def record(self, reply: Reply[Any], row: DeviceRound) -> DeviceRound:
-        """See `Extension`."""
+        """Return the record after `Extension.record` of every extension."""
         for one in self._chain:
             row = one.record(reply, row)
         return row
 
     def updates(self, round_: RoundUpdates) -> Iterator[tuple[DeviceId, Any]]:
-        """The round's updates, read one by one and weighed by each extension in turn."""
+        """Yield the round's updates one by one, weighed by each extension in turn."""
         replies: Iterator[Reply[Any]] = map(round_.reply_of, round_.devices)
         for one in self._chain:
             replies = one.weigh(replies, round_)
@@ -218,10 +218,10 @@ class Extensions:
             yield reply.device, reply.update
 
     def after_round(self, closed: ClosedRound) -> list[str]:
-        """See `Extension`."""
+        """Call `Extension.after_round` of every extension; return their messages for the log."""
         return [line for one in self._chain for line in one.after_round(closed)]
 
     def after_rollback(self, number: int) -> None:
-        """See `Extension`."""
+        """Call `Extension.after_rollback` of every extension."""
         for one in self._chain:
             one.after_rollback(number)

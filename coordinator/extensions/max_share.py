@@ -66,14 +66,14 @@ class MaxShare(Extension):
 
 
 def samples_of(reply: Reply[Any]) -> int:
-    """The training samples behind a reply's update; 0 where it claims none."""
+    """Return the number of training samples behind a reply's update; 0 if the reply claims none."""
     update: Any = reply.update
     has_samples = update is not None and any(one.name == "num_samples" for one in fields(update))
     return update.num_samples if has_samples else 0
 
 
 def samples_cut(claimed: Mapping[DeviceId, int], max_share: float) -> dict[DeviceId, int]:
-    """The updates whose weight is cut, each with the samples that it counts as instead.
+    """Return the updates whose weight is reduced, each with the number of samples that counts instead.
 
     Of n updates with samples, one may have the share max(`max_share`, 2 / n) of all samples. What is above
     that is spread over the others in proportion to their samples (water-filling): the others keep their

@@ -50,13 +50,13 @@ class MethodDiagnostics(Extension):
         return ()
 
     def of_update(self, update: object) -> Diagnostics:
-        """Diagnostics of a decoded and checked update; none for None, in the final evaluation."""
+        """Return diagnostics of a decoded and checked update; none for None, in the final evaluation."""
         return (
             {} if update is None else self._reported("update", lambda: self._method.diagnose_update(update))
         )
 
     def of_round(self, state: object) -> Diagnostics:
-        """Diagnostics of the state after a round."""
+        """Return diagnostics of the state after a round."""
         return self._reported("round", lambda: self._method.diagnose_round(state))
 
     def _reported(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Diagnostics:
@@ -79,7 +79,7 @@ class MethodDiagnostics(Extension):
         return found
 
     def _checked(self, diagnostic: Diagnostic, reported: object) -> Diagnostics:
-        """The figure by its name, without what is no finite number; empty if nothing remains."""
+        """Return the figure by its name, without values that are not finite; empty if none remains."""
         name = diagnostic.name
         if diagnostic.by is None:
             value = self._number(name, reported)

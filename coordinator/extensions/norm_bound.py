@@ -23,7 +23,7 @@ class NormBound(Extension):
         return cls(run.settings.round.norm_bound, run.norms)
 
     def check(self, arrival: Arrival) -> None:
-        """Check the numbers of an update that is to count.
+        """Check the numbers of an update that counts.
 
         Raises:
             PacketNotFinite: a single figure is NaN or infinite.

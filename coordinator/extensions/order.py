@@ -23,6 +23,6 @@ ORDER: tuple[type[Extension], ...] = (
 
 
 def extensions_of(run: RunContext) -> Extensions:
-    """The extensions that a run uses."""
+    """Return the extensions that a run uses, in their order."""
     found = (kind.of_run(run) for kind in ORDER)
     return Extensions(tuple(one for one in found if one is not None))

@@ -67,8 +67,8 @@ class Releases(Extension):
         return (line,) if line else ()
 
     def release(self, device: DeviceId) -> Release:
-        """The version that a device may deploy, with weights unless the device has reported that it holds
-        them.
+        """Return the version that a device may deploy, with weights unless the device has reported that it
+        has them.
         """
         rollout, holds = self.rollout, self._holds.get(device, ())
         is_canary = rollout.trial and device in rollout.canaries
@@ -85,7 +85,7 @@ class Releases(Extension):
         devices: Iterable[DeviceId],
         shared: FlatArray,
     ) -> str:
-        """Process a closed round. Returns a message for the log, or "".
+        """Process a closed round; return a message for the log, or "".
 
         Args:
             number: number of the round.
@@ -130,13 +130,13 @@ class Releases(Extension):
 
 
 def read_rollout(store: RunStore) -> Rollout | None:
-    """State of a run's roll-out; None if it has none."""
+    """Return the state of a run's roll-out; None if the run has none."""
     data = store.get(_ROLLOUT)
     return None if data is None else msgspec.json.decode(data, type=Rollout)
 
 
 def rollout_in(store: RunStore, rule: AdoptionSection) -> Rollout | None:
-    """State of a run's roll-out, or its initial state; None if the run has none."""
+    """Return the state of a run's roll-out, or its initial state; None if the run has none."""
     return (read_rollout(store) or Rollout()) if rule.canary else None
 
 

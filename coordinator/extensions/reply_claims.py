@@ -36,7 +36,7 @@ class ReplyClaims(Extension):
 
         Raises:
             PacketCorrupt: a ratio is not one of the method's, or those that the device affords are not in
-            order. PacketOverclaimed: it says that it holds more samples than a device of this run may.
+            order. PacketOverclaimed: the report claims more samples than a device of this run may have.
         """
         ratios = [choice.ratio for choice in steps.choices(self._method, report)]
         if report.ratio not in ratios:
@@ -55,10 +55,10 @@ class ReplyClaims(Extension):
 
 
 def check_claims(reply: Reply[Any], report: DeviceReport | None) -> None:
-    """A reply may claim at most the samples that its device reported: they are its weight in averages.
+    """Check that a reply claims at most the samples that its device reported, which weigh it in averages.
 
     Raises:
-        PacketOverclaimed: it claims more, in its measures or anywhere in its update.
+        PacketOverclaimed: the reply claims more, in its measures or anywhere in its update.
     """
     if report is None:
         return

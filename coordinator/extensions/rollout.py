@@ -49,7 +49,7 @@ class Stopped(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The stopped version in one line."""
+        """Return the stopped version in one line."""
         return (
             f"version {self.version} stopped after round {self.round}: worse on {self.worse} of"
             f" {self.reporting} canaries"
@@ -83,7 +83,7 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def words(self) -> str:
-        """The state of the roll-out in one line."""
+        """Return the state of the roll-out in one line."""
         said = [f"version {self.approved} is out" if self.approved else "none is out yet"]
         if self.trial:
             reporting = f"{len(self.reporting)} of {len(self.canaries)} canaries reported"
@@ -94,13 +94,16 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def short(self) -> str:
-        """Which version is out and which on trial, in a few words."""
+        """Return the approved version and the version on trial, in a few words."""
         out = f"{self.approved} is out" if self.approved else "none is out yet"
         return f"{out}, {self.trial} on trial" if self.trial else out
 
 
 def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
-    """Add a device's comparison; ignored unless it is a canary's and about the version on trial."""
+    """Return the roll-out with a device's comparison.
+
+    Unless it is a canary's on this trial, it is ignored.
+    """
     if device not in rollout.canaries or (found.new, found.old) != (rollout.trial, rollout.approved):
         return rollout
     return replace(rollout, reporting={**rollout.reporting, device: found})
@@ -109,7 +112,7 @@ def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
 def after_round(
     rollout: Rollout, number: int, now: float, devices: Sequence[DeviceId], rule: AdoptionSection, key: Key
 ) -> tuple[Rollout, str]:
-    """The roll-out after a round has closed, and a message for the log if anything was decided.
+    """Return the roll-out after a round has closed, and a message for the log if anything was decided.
 
     Args:
         rollout: with all comparisons of this round (`heard`).
@@ -135,14 +138,14 @@ def after_round(
 
 
 def rolled_back(rollout: Rollout, number: int) -> Rollout:
-    """The roll-out after a closed round was rolled back: the shared model after it is no version."""
+    """Return the roll-out after a closed round was rolled back: the shared model after it is no version."""
     if rollout.trial != number:
         return rollout
     return replace(rollout, trial=0, canaries=(), reporting={}, draw=0)
 
 
 def worse_canaries(reporting: Mapping[DeviceId, Comparison], regression: float) -> tuple[int, bool]:
-    """Number of canaries with a significant loss, and True if that stops the roll-out."""
+    """Return the number of canaries with a significant loss, and True if that stops the roll-out."""
     least = len(reporting) // 2 + 1
     confidence = 1.0 - chance_of_each(len(reporting), least, 1.0 - regression)
     worse = sum(_loses(found, confidence) for found in reporting.values())
@@ -150,9 +153,7 @@ def worse_canaries(reporting: Mapping[DeviceId, Comparison], regression: float) 
 
 
 def chance_of_each(count: int, least: int, chance: float) -> float:
-    """The probability of one event at which at least `least` of `count` independent ones occur with
-    `chance`.
-    """
+    """Return the probability of one event at which at least `least` of `count` events occur with `chance`."""
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         each = (low + high) / 2
@@ -189,7 +190,7 @@ def _judged(rollout: Rollout, number: int, regression: float) -> tuple[Rollout, 
 
 
 def _stood(rollout: Rollout, number: int, now: float, rule: AdoptionSection) -> int:
-    """Number of `watch` periods since the canaries were drawn."""
+    """Return the number of `watch` periods since the canaries were drawn."""
     if isinstance(rule.watch, str):
         return int((now - rollout.since_s) // seconds_of_span(rule.watch, "watch"))
     return (number - rollout.since_round) // rule.watch
@@ -198,7 +199,7 @@ def _stood(rollout: Rollout, number: int, now: float, rule: AdoptionSection) -> 
 def _drawn(
     rollout: Rollout, number: int, now: float, devices: Sequence[DeviceId], rule: AdoptionSection, key: Key
 ) -> Rollout:
-    """The roll-out with canaries drawn for the version on trial; the same devices give the same canaries."""
+    """Return the roll-out with canaries drawn for the version on trial; equal devices give equal canaries."""
     draws = key.child(rollout.trial, rollout.draw)
     order = sorted(devices, key=lambda device: int(draws.child(device).bits(1)[0]))
     canaries = tuple(sorted(order[: max(1, math.ceil(rule.canary * len(order)))]))

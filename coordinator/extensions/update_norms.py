@@ -55,7 +55,7 @@ def numbers(value: object, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def not_finite(value: object, name: str, known: object = None) -> str | None:
-    """The place of the first number that is NaN or infinite; None if there is none.
+    """Return the place of the first number that is NaN or infinite; None if there is none.
 
     Args:
         value: a state, task or update.
@@ -73,7 +73,7 @@ def not_finite(value: object, name: str, known: object = None) -> str | None:
 
 
 def sizes_of(update: object) -> Sizes:
-    """Peak and RMS of an update's arrays, and the magnitude of each single figure by its place.
+    """Return peak and RMS of an update's arrays, and the magnitude of each single figure by its place.
 
     Raises:
         PacketNotFinite: a number is NaN or infinite.
@@ -96,7 +96,7 @@ def sizes_of(update: object) -> Sizes:
 
 
 def _mean_square(values: NDArray[Any], top: float) -> float:
-    """Mean square of entries of at most `top`, scaled because float32 may not hold their squares."""
+    """Return the mean square of entries of at most `top`, scaled as float32 may not hold their squares."""
     flat = values.ravel()
     if top > 1e15:
         flat = flat.astype(np.float64)
@@ -114,7 +114,7 @@ class NormRatio:
 
 
 def norm_ratio(sizes: Sizes, model: Sizes, others: list[Sizes]) -> NormRatio:
-    """Compare an update with `model`, the sizes of the shared model, and `others`, those of other updates."""
+    """Return an update's ratio to `model`, the shared model's sizes, and `others`, other updates' sizes."""
     worst = NormRatio(0.0, "", 0.0, 1.0)
     for what, size in sizes.items():
         floor = RMS_FLOOR if what == "RMS" else PEAK_FLOOR
@@ -139,18 +139,18 @@ class UpdateNorms:
 
     @property
     def model(self) -> Sizes:
-        """The sizes of the shared model, measured once for each state."""
+        """Return the sizes of the shared model, measured once for each state."""
         state = self._state_of()
         if self._measured is None or self._measured[0] is not state:
             self._measured = state, sizes_of(self._method.shared_model(state))
         return self._measured[1]
 
     def ratio(self, sizes: Sizes, others: list[Sizes]) -> NormRatio:
-        """The norm ratio of one update, against the shared model and the sizes of other updates."""
+        """Return the norm ratio of one update, against the shared model and the sizes of other updates."""
         return norm_ratio(sizes, self.model, others)
 
     def ratios(self, sizes: Mapping[DeviceId, Sizes]) -> dict[DeviceId, float]:
-        """The norm ratio of each update, against the others of its round. Many are compared with all."""
+        """Return the norm ratio of each update against the others of its round; of many, against all."""
         every = list(sizes.values())
         few = len(every) <= FEW
         return {
@@ -162,7 +162,9 @@ class UpdateNorms:
 
 
 def suspect(ratios: Mapping[DeviceId, float], least: float = SUSPECT_RATIO) -> tuple[DeviceId, ...]:
-    """The device with the largest norm ratio, if that is `least` or more and 3 times the next; else none."""
+    """Return the device with the largest norm ratio, if that is `least` or more and 3 times the next; else
+    none.
+    """
     if not ratios:
         return ()
     worst = max(ratios, key=lambda device: ratios[device])

@@ -67,7 +67,7 @@ class MethodRun:
         self.state = steps.admit(self.method, self.state, report)
 
     def plan(self, round_: Round, key: Key) -> Mapping[DeviceId, Any]:
-        """Plan a round, or plan it again. Returns its tasks."""
+        """Plan a round, or plan it again; return its tasks."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked before a task is sent
             self.planned, tasks = steps.plan(self.method, self.state, round_, key)
         return tasks
@@ -127,12 +127,12 @@ class Aggregation:
         self._not_finite: str | None = None  # where the latest state was not finite
 
     def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
-        """The updates of these devices for round `number`, weighted by the extensions, read one by one."""
+        """Yield the updates of these devices for round `number`, weighted by extensions, read one by one."""
         planned, tasks = self._method.planned, self._tasks.planned
         return self._extensions.updates(RoundUpdates(number, devices, planned, tasks, self._open.reply))
 
     def aggregate(self, number: int, devices: tuple[DeviceId, ...]) -> Aggregated | NotAggregated:
-        """Aggregate the updates of these devices into `merged`. Returns the event for the engine.
+        """Aggregate the updates of these devices into `merged`; return the event for the engine.
 
         Raises:
             MethodError: `aggregate` failed, or gives non-finite numbers although all updates are of usual
@@ -159,8 +159,9 @@ class Aggregation:
     def _aggregated(
         self, number: int, devices: tuple[DeviceId, ...], sizes: dict[DeviceId, Sizes]
     ) -> Any | None:
-        """The state after the round, or None if it holds a non-finite number. Stores the updates' sizes in
-        `sizes`.
+        """Return the state after the round, or None if it holds a non-finite number.
+
+        Stores the updates' sizes in `sizes`.
         """
 
         def noted() -> Iterator[tuple[DeviceId, Any]]:

@@ -1,4 +1,4 @@
-"""Run work that needs torch in a child process, so that the coordinator's own memory stays small."""
+"""Runs work that needs torch in a child process, so that the coordinator's own memory stays small."""
 
 import logging
 import multiprocessing
@@ -26,8 +26,7 @@ Result = TypeVar("Result")
 def in_child_process(
     what: str, function: Callable[..., Result], *arguments: object, timeout_s: float = LONGEST_S
 ) -> Result:
-    """Call `function` in a child process and return its result. The child ends with the call, or with this
-    process.
+    """Call `function` in a child process and return its result; the child ends with the call or this process.
 
     Args:
         what: the work, for messages.
@@ -36,8 +35,8 @@ def in_child_process(
         timeout_s: time limit in seconds.
 
     Raises:
-        FleetuneError: the function raised it.
-        ModelError: the function raised something else, its process died, or time is up.
+        FleetuneError: the function raised this error.
+        ModelError: the function raised another error, its process died, or time is up.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)

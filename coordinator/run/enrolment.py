@@ -113,7 +113,7 @@ def _other_than_once(settings: RunSettings, local_work: float) -> float | UnsetT
 def _with_digest(
     spec: ModelSpec, frozen: Tensors, numbers: Literal["float32", "int8"]
 ) -> tuple[ModelSpec, bytes | None]:
-    """The spec with its backbone's digest, and the backbone's file."""
+    """Return the spec with its backbone's digest, and the backbone's file."""
     if not isinstance(spec.backbone, Backbone):
         if numbers != "float32":
             raise SettingError(

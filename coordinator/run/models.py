@@ -34,7 +34,7 @@ FROM_FILE = "bundle:"
 
 @dataclass(frozen=True)
 class Model:
-    """A model and its initial weights.
+    """A run's model and its initial weights.
 
     Attributes:
         spec: description of the model.
@@ -115,7 +115,7 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
 
 
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
-    """A copy of the bundle with the run's [data] settings of samples and classes."""
+    """Return a copy of the bundle with the run's [data] settings of samples and classes."""
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
     check_channels(data.mean, data.std, bundle.spec.input_shape)
@@ -228,10 +228,10 @@ def _by_torch(settings: RunSettings) -> Model:
 
 
 def _shaped(settings: RunSettings) -> ModelSection:
-    """The [model] section with a known shape.
+    """Return the [model] section with a known shape.
 
     Raises:
-        SettingError: the shape is not known.
+        SettingError: the shape is unknown.
     """
     _, input_shape, num_classes = _shape(settings)
     return structs.replace(settings.model, input_shape=input_shape, num_classes=num_classes)

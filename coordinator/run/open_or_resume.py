@@ -94,7 +94,7 @@ def open_run(
 def _prepare(
     settings: RunSettings, beginning: Beginning | None, runs: Path, find: Callable[[RunSettings], Model]
 ) -> tuple[RunSettings, Beginning]:
-    """The settings of a new run, in agreement with its enrolment on method and training, and its start."""
+    """Return the settings of a new run, in agreement with its enrolment, and its start."""
     if beginning is None:
         model = find(settings)
         beginning = beginning_of(settings, model, runs)
@@ -140,7 +140,7 @@ def _begin(
 def _go_on(
     settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, in_process: bool
 ) -> Run | None:
-    """Continue the run that the store holds; None if no device has joined it and its settings have changed.
+    """Continue the run in the store; None if no device has joined it and its settings have changed.
 
     Raises:
         SettingError: the run is finished, or its settings differ.

@@ -45,13 +45,14 @@ class OpenRound:
         self.opened_at = msgspec.json.decode(opened, type=float)
 
     def keep(self, reply: Reply[Any], data: bytes | None = None) -> None:
-        """Keep a reply until its update is aggregated; `data` is its encoded form, if that can be read
-        without a reference.
+        """Store a reply until its update is aggregated.
+
+        `data` is its encoded form, if that can be read without a reference.
         """
         self._replies.add(reply, data)
 
     def reply(self, device: DeviceId) -> Reply[Any]:
-        """A copy of a device's reply that the caller may change.
+        """Return a copy of a device's reply that the caller may change.
 
         Raises:
             StoreError: there is no reply.
@@ -76,7 +77,7 @@ class OpenRound:
                 self._store.put_device_rounds(*round_attempt, {device: row.with_late_cost(actual)})
 
     def keep_only(self, devices: tuple[DeviceId, ...], number: int) -> dict[DeviceId, DeviceRound]:
-        """Drop the rows of replies that the closing round leaves out. Returns the rows that stay."""
+        """Drop the rows of replies that the closing round leaves out; return the remaining rows."""
         rows = {device: self.rows[device] for device in devices}
         if self.rows.keys() != rows.keys():
             self._store.drop_device_rounds(number)
@@ -90,7 +91,7 @@ class OpenRound:
         self._unwritten = set()
 
     def write_opened(self) -> None:
-        """Write when the round opened."""
+        """Store the time at which the round opened."""
         self._store.put(_OPENED, msgspec.json.encode(self.opened_at))
 
     def drop(self) -> None:

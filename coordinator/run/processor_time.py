@@ -21,7 +21,7 @@ class ProcessorTime:
 
     @staticmethod
     def stored_s(store: RunStore) -> float:
-        """Processor time that all processes stored, in seconds."""
+        """Return the processor time that all processes stored, in seconds."""
         return float(store.get(_NAME) or 0.0)
 
     def note(self) -> None:

@@ -42,7 +42,7 @@ class ArrivingReply:
 def row_of(
     arriving: ArrivingReply, member: Member, bytes_down: int, encodings: tuple[str, ...]
 ) -> DeviceRound:
-    """The record's row for an accepted reply.
+    """Return the record's row for an accepted reply.
 
     Args:
         arriving: the reply.
@@ -120,7 +120,7 @@ def read_reply(
 
 
 def share_done(member: Member, measures: Measures) -> float:
-    """The share of the local training that a device did, at most the share that its task asked for."""
+    """Return the share of the local training that a device did, at most the share that its task asked for."""
     asked = 1.0 if member.assigned is None else member.assigned.local_work
     reported = 1.0 if measures.local_work is UNSET else measures.local_work
     return min(asked, max(reported, LOCAL_WORKS[0]))

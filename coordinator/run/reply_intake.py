@@ -26,7 +26,7 @@ from fleetune.protocols.wire.payloads import Reply
 
 @dataclass(frozen=True)
 class Received:
-    """What follows from a reply, or an offer of one.
+    """The consequences of a reply, or of an offer of a reply.
 
     Attributes:
         event: the event for the engine.
@@ -145,7 +145,7 @@ class ReplyIntake:
         )
 
     def _is_unreadable(self, device: DeviceId, round_attempt: RoundAttempt) -> bool:
-        """True if replies are encoded over a reference, and this device's reference is no longer known."""
+        """True if replies are encoded over a reference, and this device's reference is unknown."""
         return self._encodes and self._delivered(device, round_attempt) is None
 
     def keep(self, arriving: ArrivingReply) -> None:
@@ -173,15 +173,13 @@ class ReplyIntake:
             run.count_delivered(device, key, len(run.tasks.payload(device, key)))
 
     def _delivered(self, device: DeviceId, round_attempt: RoundAttempt) -> Delivered | None:
-        """The task as the device received it; None if no longer known, or not needed."""
+        """Return the task as the device received it; None if unknown or not needed."""
         if not self._encodes and self._run.tasks.downlink is None:
             return None
         return self._run.tasks.delivered(device, round_attempt, self._run.state.round_attempt)
 
     def _reference(self, delivered: Delivered | None) -> ReferenceModel | None:
-        """The reference over which an update's values were encoded; empty if unknown, None if values are
-        plain.
-        """
+        """Return the reference over which an update was encoded; empty if unknown, None for plain values."""
         if not self._encodes:
             return None
         return (
@@ -189,7 +187,7 @@ class ReplyIntake:
         )
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
-        """The updates of all other devices in the open round."""
+        """Yield the updates of all other devices in the open round."""
         state = self._run.state
         others = tuple(one for one in state.replied if one != device)
         return (update for _, update in self._run.aggregation.updates(state.round_attempt.number, others))

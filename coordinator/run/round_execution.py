@@ -62,7 +62,7 @@ class RoundExecution:
         self._encodings = tuple(map(in_words, uplinks))
 
     def aggregate(self, action: Aggregate) -> Aggregated | NotAggregated:
-        """Aggregate the round's updates. Returns the event for the engine."""
+        """Aggregate the round's updates; return the event for the engine."""
         return self._run.aggregation.aggregate(action.number, action.devices)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
@@ -118,7 +118,7 @@ class RoundExecution:
         self._drop_replies()
 
     def note_refused(self, device: DeviceId, round_attempt: RoundAttempt) -> None:
-        """Note that an awaited reply was refused, although its device has done the task."""
+        """Record that an awaited reply was refused, although its device has done the task."""
         state = self._run.state
         if state.awaited_attempt(device) == round_attempt:
             self._run.tasks.perhaps_taken(device, round_attempt, state.round_attempt)
@@ -197,7 +197,7 @@ class RoundExecution:
         return RunFinished(action.reason)
 
     def _note_unanswered(self, round_attempt: RoundAttempt) -> None:
-        """Note devices that received this attempt's task and did not answer. In buffered runs they still
+        """Record devices that received this attempt's task and did not answer; in buffered runs they still
         may.
         """
         run = self._run

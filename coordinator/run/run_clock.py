@@ -15,9 +15,9 @@ from fleetune.protocols.settings.schedule import ScheduleSection
 class RunClock:
     """Seconds since 1970, but unaffected when the time of day is set while the coordinator runs.
 
-    Time goes on while the coordinator is stopped. It never goes back from one process to the next, even on a
-    board whose own clock is wrong after a restart. So no round has a negative duration, and deadlines keep
-    their length.
+    The clock advances while the coordinator is stopped. It never goes back from one process to the next, even
+    on a board whose own clock is wrong after a restart. So no round has a negative duration, and deadlines
+    keep their length.
 
     Args:
         latest: latest time that the run has seen; None for a new run.
@@ -55,7 +55,7 @@ class RunClock:
 
 
 def schedule_of(section: ScheduleSection) -> Schedule:
-    """The schedule that a run's [schedule] describes, in its time zone."""
+    """Return the schedule that a run's [schedule] describes, in its time zone."""
     from zoneinfo import ZoneInfo
 
     zone = UTC if section.zone == UTC_NAME else None if section.zone is None else ZoneInfo(section.zone)

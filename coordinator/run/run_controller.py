@@ -71,9 +71,7 @@ class RunController(RunView):
         self._execution = RoundExecution(self._run, self._intake)
 
     def recall(self) -> bool:
-        """Load the stored state without continuing the run. Returns False for a new run. Raises
-        StoreError.
-        """
+        """Load the stored state without continuing the run; return False for a new run. Raises StoreError."""
         state = read_engine(self._store)
         self._begin(state)
         self._run.recall(state)
@@ -92,7 +90,7 @@ class RunController(RunView):
             self._run.write()
 
     def resume(self, now: float) -> list[Outcome]:
-        """Continue from the stored state; does nothing for a new run."""
+        """Continue from the stored state, and return the outcomes; do nothing for a new run."""
         stored = read_engine(self._store)
         if stored is None:
             self.recall()
@@ -111,7 +109,7 @@ class RunController(RunView):
         self._run.extensions.admit(report)
 
     def handle(self, event: Event, now: float) -> list[Outcome]:
-        """Process any event but a reply. Returns the tasks to send, and the run events."""
+        """Process any event except a reply; return the tasks to send, and the run events."""
         return self._handle(event, now, None)
 
     def receive(
@@ -125,7 +123,7 @@ class RunController(RunView):
         predicted: RoundCost = RoundCost(),  # noqa: B008 - frozen
         ahead: ReadAhead | None = None,
     ) -> list[Outcome]:
-        """Process a device's reply: read it, check it, keep it, and report it to the engine.
+        """Process a device's reply: read it, check it, store it, and report it to the engine.
 
         Args:
             device: the device that sent it.
@@ -155,7 +153,7 @@ class RunController(RunView):
     def note_refused_offer(
         self, device: DeviceId, transfer_key: TransferKey, reason: str, now: float
     ) -> list[Outcome]:
-        """Note that an offered reply was refused before any of it was sent. It will not be offered again.
+        """Record that an offered reply was refused before any of it was sent. It will not be offered again.
 
         Args:
             device: the device that offered it.
@@ -186,7 +184,7 @@ class RunController(RunView):
                 self._run.write_traffic()
 
     def note_measured(self, device: DeviceId, round_attempt: RoundAttempt, actual: RoundCost) -> None:
-        """Note figures that a device reports after its reply has arrived: upload time and energy."""
+        """Record figures that a device reports after its reply has arrived: upload time and energy."""
         self._run.open_round.note_late(device, round_attempt, self.round_attempt, actual)
 
     def write_down(self) -> None:
@@ -215,8 +213,9 @@ class RunController(RunView):
     def _carry_out(
         self, decide: Callable[[], list[Action]], now: float, arriving: ArrivingReply | None = None
     ) -> list[Outcome]:
-        """Decide and execute the actions in one step of the store; `arriving` is the reply that counts, if
-        any.
+        """Decide and execute the actions in one step of the store.
+
+        `arriving` is the counted reply, if any.
         """
         try:
             with self._store.step():
@@ -236,7 +235,10 @@ class RunController(RunView):
         return outcomes
 
     def _do(self, actions: list[Action], now: float, arriving: ArrivingReply | None) -> list[Outcome]:
-        """Execute these actions, and those with which the engine answers an aggregation."""
+        """Execute these actions, and those with which the engine answers an aggregation.
+
+        Return the outcomes.
+        """
         todo, outcomes = deque(actions), list[Outcome]()
         while todo:
             action = todo.popleft()

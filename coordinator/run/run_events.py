@@ -19,7 +19,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 @dataclass(frozen=True)
 class RunBegan:
-    """A process works on the run from now on.
+    """Event: a process works on the run from now on.
 
     Attributes:
         run: its unique id.
@@ -36,14 +36,14 @@ class RunBegan:
 
 @dataclass(frozen=True)
 class Notice:
-    """A message for the log and the screen."""
+    """Event: a message for the log and the screen."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Activity:
-    """A device's present activity, as far as the wire shows; `fraction` 0..1, None if unknown."""
+    """A device's present activity, as far as its messages show; `fraction` 0..1, None if unknown."""
 
     doing: Literal["receiving", "training", "evaluating", "sending"]
     fraction: float | None = None
@@ -51,7 +51,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Moment:
-    """The run's present state, sent now and then; observers use at most 5 % of the server's time for it.
+    """Event: the run's present state, sent regularly; observers use at most 5 % of the server's time for it.
 
     Attributes:
         now: on the run's clock.
@@ -66,7 +66,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class ReplyDropped:
-    """A reply does not count, for the reason `rejection` (see `coordinator.rounds.rejections`).
+    """Event: a reply does not count, for the reason `rejection` (see `coordinator.rounds.rejections`).
 
     The device is informed only if its offer was refused. A complete reply is acknowledged, so that it is not
     offered again.
@@ -80,7 +80,7 @@ class ReplyDropped:
 
 @dataclass(frozen=True)
 class ReplyRefused:
-    """A reply is damaged or implausible. The device is informed, and counts as if it had declined."""
+    """Event: a reply is damaged or implausible. The device is informed, and counts as if it had declined."""
 
     device: DeviceId
     round: int
@@ -90,14 +90,14 @@ class ReplyRefused:
 
 @dataclass(frozen=True)
 class RoundClosed:
-    """A round, or the final evaluation, is aggregated and written down."""
+    """Event: a round, or the final evaluation, is aggregated and stored."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """An attempt at a round was abandoned; `absent`: participants that had not replied."""
+    """Event: an attempt at a round was abandoned; `absent`: participants that had not replied."""
 
     round: int
     attempt: int
@@ -107,14 +107,16 @@ class RoundAbandoned:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The run is over, for the reason given."""
+    """Event: the run is over, for the given reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RunLeft:
-    """The process stops working on the run: finished, stopped, or failed. The last event."""
+    """Event, always the last: the process stops working on the run, because it is finished, stopped, or
+    failed.
+    """
 
 
 Happening = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | Notice | RunFinished

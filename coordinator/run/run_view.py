@@ -14,7 +14,7 @@ from fleetune.protocols.update.shared_payload_cache import PayloadContent
 
 
 class RunView:
-    """Read-only state of a run. `RunController` makes and changes its parts."""
+    """A read-only view of a run's state. `RunController` makes and changes its parts."""
 
     _engine: RoundEngine
     _run: RunParts
@@ -34,11 +34,14 @@ class RunView:
         return self._run.tasks.content
 
     def awaited_attempt(self, device: DeviceId) -> RoundAttempt | None:
-        """The round and attempt of the task that the device is expected to answer; None if there is none."""
+        """Return round and attempt of the task that the device is expected to answer.
+
+        The result is None if there is none.
+        """
         return self._engine.state.awaited_attempt(device)
 
     def rejection(self, device: DeviceId, round_attempt: RoundAttempt) -> RejectionReason | None:
-        """Reason why a reply of `device` to `round_attempt` does not count; None if it counts."""
+        """Return why a reply of `device` to `round_attempt` does not count; None if it counts."""
         return rejection_of(self._engine.state, device, round_attempt)
 
     @property
@@ -48,7 +51,7 @@ class RunView:
 
     @property
     def finished(self) -> str | None:
-        """Reason why the run is over; None while it is not."""
+        """Why the run is over; None while it is not."""
         return self._engine.state.ending.reason if self._engine.finished else None
 
     @property

@@ -48,13 +48,13 @@ class Start:
 
 
 def run_named(settings: RunSettings) -> str | None:
-    """Name of the run whose shared model this run starts from; None if there is none."""
+    """Return the name of the run from whose shared model this run starts; None if there is none."""
     named = settings.model.weights or ""
     return named.removeprefix(FROM_RUN) if named.startswith(FROM_RUN) else None
 
 
 def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
-    """The weights that the run's devices receive first.
+    """Return the weights that the run's devices receive first.
 
     Args:
         settings: settings of the run.
@@ -93,7 +93,7 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
 
 
 def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
-    """The initial tensors of a model that continues another run, frozen tensors included.
+    """Return the initial tensors of a model that continues another run, frozen tensors included.
 
     If the models differ, they are the layers that both models share, and the new model's own layers for the
     rest.
@@ -118,7 +118,7 @@ def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
 
 
 def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:
-    """The float tensors in a safetensors file, by name."""
+    """Return the float tensors in a safetensors file, by name."""
     from safetensors import SafetensorError, safe_open
 
     open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}")).close()

@@ -76,7 +76,7 @@ def stored_run(folder: Path) -> Iterator[Stored]:
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: it is damaged; StoreVersion: this version cannot read its format.
+        StoreError: the store is damaged; StoreVersion: this version cannot read its format.
     """
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
@@ -112,18 +112,23 @@ def look_at(folder: Path) -> Iterator[Run]:
 
 
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
-    """The run's method. Raises SettingError when its settings are wrong, or it is not for the run's task."""
+    """Return the run's method. Raises SettingError if its settings are wrong, or it does not fit the run's
+    task.
+    """
     return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
 
 
 def stored_sources(store: RunStore) -> Sources:
-    """`user_sources` of a run when it began."""
+    """Return `user_sources` of a run as stored when it began."""
     data = store.get(SOURCES)
     return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
 
 
 def edited_sources(store: RunStore, settings: RunSettings) -> str:
-    """Names of the user's source files that changed since the run began, as text; "": none changed."""
+    """Return the names of the user's source files that changed since the run began, as text.
+
+    "" if none did.
+    """
     return changed(stored_sources(store), user_sources(settings))
 
 

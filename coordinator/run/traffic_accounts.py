@@ -23,8 +23,9 @@ class Accounts:
     def delivered(
         self, device: DeviceId, transfer_key: TransferKey, num_bytes: int, as_in_papers: Callable[[], float]
     ) -> None:
-        """Count a payload that reached its device; `as_in_papers` returns a training task's size as papers
-        count it.
+        """Count a payload that reached its device.
+
+        `as_in_papers` returns a training task's size as papers count it.
         """
         traffic, round_attempt = self._of(device), transfer_key.round_attempt
         if transfer_key.kind in ("enrolment", "bundle", "backbone"):
@@ -61,7 +62,7 @@ class Accounts:
                 self._of(device).delivered = number, attempt
 
     def take_touched(self) -> set[DeviceId]:
-        """Devices whose traffic changed since the last call."""
+        """Return the devices whose traffic changed since the last call."""
         touched, self._touched = self._touched, set()
         return touched
 

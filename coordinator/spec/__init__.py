@@ -1,1 +1,1 @@
-"""From a torch module to the `ModelSpec` that travels: its layers, its neurons, and which are coupled."""
+"""Describes a torch module as a `ModelSpec`: its layers, its neurons, and which of them are coupled."""

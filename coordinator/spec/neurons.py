@@ -43,7 +43,7 @@ class Neurons:
         self._parent = [FIXED]
 
     def new(self, count: int) -> Tensor:
-        """Numbers for a layer of new neurons, shape (count,)."""
+        """Return numbers for a layer of new neurons, shape (count,)."""
         layer = range(len(self._parent), len(self._parent) + count)
         self._layers.append(layer)
         self._parent.extend(layer)
@@ -55,7 +55,7 @@ class Neurons:
             self._numbers[id(tensor)] = (tensor, its_numbers)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The neuron of every entry of a tensor, in the tensor's shape."""
+        """Return the neuron of every entry of a tensor, in the tensor's shape."""
         if id(tensor) in self._numbers:
             return self._numbers[id(tensor)][1]
         if id(tensor) not in self._names:
@@ -65,9 +65,7 @@ class Neurons:
         return torch.tensor(FREE).expand(tensor.shape)
 
     def along(self, tensor: Tensor, axis: int) -> Tensor:
-        """The neuron at each position of `axis`, shape (size,). Several neurons at one position become
-        one.
-        """
+        """Return the neuron at each position of `axis`, shape (size,); several at one position become one."""
         (rows,) = compact(self.of(tensor).movedim(axis, 0), start=1)
         rows = rows.reshape(len(rows), -1)
         first = rows.amax(dim=1)
@@ -102,7 +100,9 @@ class Neurons:
             self.join(numbers, torch.tensor(FIXED).expand_as(numbers))
 
     def describe(self) -> tuple[tuple[int, ...], dict[str, tuple[Axis, ...]]]:
-        """The number of neurons of each group, in the order of the forward pass, and each tensor's axes."""
+        """Return the number of neurons of each group, in the order of the forward pass, and each tensor's
+        axes.
+        """
         roots = {key: [self._root(number) for number in axis.tolist()] for key, axis in self._axes.items()}
         used = {root for axis in roots.values() for root in axis} - {FIXED}
         groups = [members for layer in self._layers if (members := [one for one in layer if one in used])]
@@ -123,7 +123,7 @@ class Neurons:
 
 
 def flat(values: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
+    """Yield the tensors in nested tuples, lists and dictionaries."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (tuple, list)):

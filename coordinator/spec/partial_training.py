@@ -18,7 +18,7 @@ _NAMED = 12  # layers in a message
 
 
 def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
-    """The spec of a run's model and the module. `key` decides all weights except those of adapters.
+    """Return the spec of a run's model, and the module; `key` decides all weights except those of adapters.
 
     Args:
         settings: the section [model], with input_shape and num_classes.
@@ -41,10 +41,10 @@ def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
 
 
 def _check_int8(spec: ModelSpec, module: nn.Module) -> None:
-    """Check that int8 would round no buffer of integers.
+    """Check that storing the backbone as int8 would not round a buffer of integers.
 
     Raises:
-        SettingError: it would.
+        SettingError: int8 would round such a buffer.
     """
     own = dict(module.named_buffers())
     for tensor in spec.frozen:

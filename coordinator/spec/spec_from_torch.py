@@ -34,7 +34,7 @@ def describe(
     adapters: Adapters | None = None,
     buffers: Collection[str] = (),
 ) -> ModelSpec:
-    """The spec of a module: trainable parameters in module order, then running statistics.
+    """Return the spec of a module: trainable parameters in module order, then running statistics.
 
     Parameters that do not require a gradient form the backbone, together with `buffers`. Other buffers are
     made where the module is built. Neurons whose coupling is not understood are always active. The module
@@ -97,7 +97,7 @@ def _check_travels(name: str, path: str, tensor: Tensor) -> None:
     """Check that a tensor fits into float32.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the tensor does not fit.
     """
     if tensor.dtype == torch.float32:
         return
@@ -122,7 +122,7 @@ def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -
 
 
 def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> tuple[ModelSpec, FlatArray]:
-    """The spec of a model by name, and its first weights, shape (spec.size,), which `key` decides.
+    """Return the spec of a model by name, and its first weights, shape (spec.size,), which `key` decides.
 
     Torch's global generator stays unchanged.
 
@@ -135,13 +135,13 @@ def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) ->
 
 
 def weights_of(spec: ModelSpec, module: nn.Module) -> FlatArray:
-    """The weights of a module that `spec` describes, shape (spec.size,)."""
+    """Return the weights of a module that `spec` describes, shape (spec.size,)."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     return np.concatenate([tensors[tensor.name].detach().numpy().ravel() for tensor in spec.tensors])
 
 
 def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters, then running statistics, by name."""
+    """Return trainable parameters, then running statistics, by name."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     tensors: dict[str, Tensor] = {path: one for path, one in parameters.items() if one.requires_grad}

@@ -1,4 +1,4 @@
-"""Since when a coordinator cannot reach its broker; `edge-coordinator status`, another process, reads it."""
+"""Stores since when a coordinator cannot reach its broker, for `edge-coordinator status`."""
 
 import time
 
@@ -23,19 +23,19 @@ class Outage(Struct, frozen=True):
     reason: str
 
     def words(self, now: float) -> str:
-        """One line of text, with the date if the outage began a day ago or earlier."""
+        """Return one line of text, with the date if the outage began a day ago or earlier."""
         form = "%H:%M:%S" if now - self.since < _DAY_S else "%Y-%m-%d %H:%M:%S"
         return f"broker down since {time.strftime(form, time.localtime(self.since))}: {self.reason}"
 
 
 def read_outage(store: RunStore) -> Outage | None:
-    """The present outage, as the coordinator noted it last; None if it is connected."""
+    """Return the present outage, as the coordinator stored it last; None if it is connected."""
     data = store.get(OUTAGE)
     return None if data is None else msgspec.json.decode(data, type=Outage)
 
 
 def write_outage(store: RunStore, outage: Outage | None) -> None:
-    """Note an outage, or (None) that the broker is back."""
+    """Store an outage, or None when the broker can be reached again."""
     with store.step():
         if outage is None:
             store.drop(OUTAGE)

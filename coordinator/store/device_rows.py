@@ -1,4 +1,4 @@
-"""Rows of one device each in a run's store, so that a step writes only the devices it changed.
+"""Stores rows of one device each, so that a step of the run writes only the devices that it changed.
 
 The engine's members and each device's traffic are read completely when a run is resumed. The rest of engine
 and ledger is one small value each. The open round's participants are written when they change.
@@ -31,7 +31,7 @@ class DeviceRows:
         self._ledger = b""
 
     def write(self, state: EngineState, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
-        """Write both down, inside `store.step()`.
+        """Write the changed parts of engine and ledger, inside `store.step()`.
 
         Args:
             state: of the engine; the members written are those that changed since this was called last.
@@ -52,13 +52,13 @@ class DeviceRows:
             self._ledger = counts
 
     def write_traffic(self, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
-        """Write the traffic of these devices down, inside `store.step()`."""
+        """Write the traffic of these devices, inside `store.step()`."""
         rows = [(name, msgspec.json.encode(ledger.traffic[name])) for name in sorted(touched)]
         self._store.put_rows("traffic", rows)
 
 
 def read_engine(store: RunStore) -> EngineState | None:
-    """Read the engine's state as it was written; None if it never was.
+    """Return the stored state of the engine; None if none was stored.
 
     Raises:
         StoreError: it is damaged.

@@ -65,7 +65,7 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: 
     With `before_last` it is the state that was kept when the present one replaced it.
 
     Raises:
-        StoreError: it is missing or damaged.
+        StoreError: the state is missing or damaged.
     """
 
     def stored_array(name: bytes) -> Array:
@@ -91,7 +91,7 @@ def _names(joined: bytes | None) -> set[bytes]:
 
 
 def _name(array: Array) -> bytes:
-    """The name of an array: a hash of its type, shape and bits."""
+    """Return the name of an array: a hash of its type, shape and bits."""
     content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=NAME_BYTES)
     content.update(np.ascontiguousarray(array).view(np.uint8).data)
     return content.digest()

@@ -1,4 +1,4 @@
-"""The replies of the open round, until its updates are aggregated."""
+"""Stores the replies of the open round, until its updates are aggregated."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class OpenReplies:
     _read: dict[DeviceId, Reply[Any]] = field(default_factory=dict, init=False)
 
     def add(self, reply: Reply[Any], data: bytes | None = None) -> None:
-        """Keep one; inside `store.step()`.
+        """Store a reply; inside `store.step()`.
 
         Args:
             reply: as it was read, and moved since.
@@ -42,10 +42,10 @@ class OpenReplies:
         self.store.add_reply(reply.device, codec.encode(reply, self.method.spec) if data is None else data)
 
     def read(self, device: DeviceId) -> Reply[Any]:
-        """A device's, the caller's own to change.
+        """Return a device's reply, which the caller may change.
 
         Raises:
-            StoreError: there is none.
+            StoreError: there is no such reply.
         """
         if device in self._read:
             return deepcopy(self._read[device])

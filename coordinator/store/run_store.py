@@ -80,11 +80,11 @@ class RunStore:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A transaction: everything written inside is written, or nothing. Nested steps belong to the outer
+        """Run a transaction: all writes in this context are stored, or none. Nested steps belong to the outer
         one.
 
         Raises:
-            StoreError: it cannot be written (the disk is full).
+            StoreError: the transaction cannot be written, e.g. because the disk is full.
         """
         inner = self._connection.in_transaction
         begin, undo, commit = _INNER if inner else _OUTER
@@ -110,7 +110,7 @@ class RunStore:
         self._connection.execute("DELETE FROM value WHERE name = ?", (name,))
 
     def clear(self) -> None:
-        """Delete everything."""
+        """Delete all content of the store."""
         for (table,) in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
             self._connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - names of our own
 
@@ -119,14 +119,14 @@ class RunStore:
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", rows)  # noqa: S608
 
     def rows(self, table: Rows) -> list[tuple[str, bytes]]:
-        """The rows of all devices, ascending."""
+        """Return the rows of all devices, ascending."""
         return self._rows(f"SELECT device, data FROM {table} ORDER BY device")  # noqa: S608
 
     def add_reply(self, device: str, data: bytes) -> None:
         self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
 
     def reply(self, device: str) -> bytes:
-        """A device's reply in the round that runs.
+        """Return a device's reply in the open round.
 
         Raises:
             StoreError: there is none.
@@ -158,7 +158,7 @@ class RunStore:
         self._connection.execute("INSERT OR REPLACE INTO held_model VALUES (?, ?)", (digest, data))
 
     def held_model(self, digest: str) -> bytes:
-        """A model that some devices hold, by its digest.
+        """Return a model that some devices hold, by its digest.
 
         Raises:
             StoreError: it is missing.
@@ -183,7 +183,7 @@ class RunStore:
         self._connection.execute("INSERT INTO array VALUES (?, ?)", (name, data))
 
     def array(self, name: bytes) -> bytes:
-        """An array by its name.
+        """Return an array by its name.
 
         Raises:
             StoreError: there is none.
@@ -202,12 +202,12 @@ class RunStore:
         self._connection.executemany("INSERT OR REPLACE INTO device_round VALUES (?, ?, ?, ?)", rows)
 
     def device_rounds(self, number: int) -> dict[str, DeviceRound]:
-        """Records of the replies in a round, by device, ascending."""
+        """Return the records of the replies in a round, by device, ascending."""
         rows = self._rows("SELECT device, data FROM device_round WHERE number = ? ORDER BY device", number)
         return {device: _device_round.decode(data) for device, data in rows}
 
     def device_round(self, device: str, number: int, attempt: int) -> DeviceRound | None:
-        """Record of one device's reply; None if it has no part in this attempt at the round."""
+        """Return the record of one device's reply; None if it has no part in this attempt at the round."""
         query = "SELECT data FROM device_round WHERE number = ? AND device = ? AND attempt = ?"
         data = self._one(query, number, device, attempt)
         return None if data is None else _device_round.decode(data)
@@ -217,7 +217,7 @@ class RunStore:
         self._connection.execute("DELETE FROM device_round WHERE number = ?", (number,))
 
     def add_record(self, record: RoundRecord) -> None:
-        """Keep the record of a round that is closed; its devices are kept already (`put_device_rounds`)."""
+        """Store the record of a closed round; its devices are already stored (`put_device_rounds`)."""
         row = record.number, msgspec.json.encode(replace(record, devices={}))
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
@@ -227,12 +227,12 @@ class RunStore:
         self.drop_device_rounds(number)
 
     def records(self) -> list[RoundRecord]:
-        """The records of all closed rounds, ascending."""
+        """Return the records of all closed rounds, ascending."""
         rows = self._rows("SELECT number, record FROM round ORDER BY number")
         return [replace(_record.decode(data), devices=self.device_rounds(number)) for number, data in rows]
 
     def records_up_to(self, last: int, *, after: int = 0, but_every: int = 0) -> Iterator[RoundRecord]:
-        """The records of rounds `after + 1` to `last`, ascending, read one by one.
+        """Yield the records of rounds `after + 1` to `last`, ascending, read one by one.
 
         Args:
             last: number of the last round.
@@ -269,7 +269,7 @@ class RunStore:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[ExitStack]:
-    """Close what was entered if anything goes wrong; else it stays open.
+    """Close all entered resources if this context fails; otherwise they stay open.
 
     Raises:
         StoreError: the file cannot be opened.

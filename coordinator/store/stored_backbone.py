@@ -1,4 +1,4 @@
-"""The frozen tensors of a run's model: a file in the run's folder."""
+"""Stores the frozen tensors of a run's model as a file in the run's folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fleetune.protocols.wire.transfer import digest_of
 
 
 def backbone_payload(folder: Path, spec: ModelSpec) -> memoryview:
-    """The file of what is frozen in a run's model, as it is sent.
+    """Return the file of the frozen tensors of a run's model, as it is sent.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -24,7 +24,10 @@ def backbone_payload(folder: Path, spec: ModelSpec) -> memoryview:
 
 
 def stored_backbone(folder: Path, spec: ModelSpec) -> Tensors:
-    """The tensors in it by name; empty: nothing is frozen. Raises StoreError: it is missing or damaged."""
+    """Return the frozen tensors by name.
+
+    Empty if none are frozen. Raises StoreError if the file is damaged.
+    """
     if not isinstance(spec.backbone, Backbone):
         return {}
     try:

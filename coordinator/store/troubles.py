@@ -1,4 +1,4 @@
-"""Present problems of a run; `edge-coordinator status`, another process, reads them."""
+"""Stores the present problems of a run, for `edge-coordinator status`."""
 
 import msgspec
 
@@ -8,13 +8,13 @@ TROUBLES = "troubles"
 
 
 def read_troubles(store: RunStore) -> dict[str, str]:
-    """A line for each trouble, by what it concerns."""
+    """Return a line for each problem, by its subject."""
     data = store.get(TROUBLES)
     return {} if data is None else msgspec.json.decode(data, type=dict[str, str])
 
 
 def note_trouble(store: RunStore, about: str, line: str | None) -> None:
-    """Note a trouble, or (None) that it is over. Raises StoreError."""
+    """Store a problem, or None when it is over. Raises StoreError."""
     known = read_troubles(store)
     found = {key: one for key, one in known.items() if key != about} | ({} if line is None else {about: line})
     if found != known:
@@ -23,7 +23,7 @@ def note_trouble(store: RunStore, about: str, line: str | None) -> None:
 
 
 def forget_troubles(store: RunStore) -> None:
-    """Delete the problems that the last process noted. Raises StoreError."""
+    """Delete the problems that the last process stored. Raises StoreError."""
     if store.get(TROUBLES) is not None:
         with store.step():
             store.drop(TROUBLES)

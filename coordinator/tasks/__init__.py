@@ -1,3 +1,1 @@
-"""Tasks that are sent to devices: made when they are sent, as differences to the model that a device
-holds.
-"""
+"""Makes the tasks for devices when they are sent, as differences to the model that a device has."""

@@ -1,4 +1,4 @@
-"""The tasks of the open round: made and checked when they are sent."""
+"""Makes and checks the tasks of the open round when they are sent."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -37,7 +37,7 @@ class OutgoingTask:
     make: Callable[[], bytes]
 
     def declined(self, problem: PacketNotFinite) -> Declined:
-        """The event to report, as if the device had declined the task itself."""
+        """Return the event to report when the task cannot be sent, as if the device had declined it."""
         return Declined(
             self.device, self.transfer_key.round, self.transfer_key.attempt, str(problem), diverged=True
         )
@@ -72,8 +72,9 @@ class Tasks:
         return self.outlive and not transfer_key.final_evaluation
 
     def ready(self, device: DeviceId, transfer_key: TransferKey) -> Callable[[], bytes]:
-        """Function that returns the encoded task; it raises PacketNotFinite (see `assigned`). Inside
-        `store.step()`.
+        """Return a function that returns the encoded task, or raises PacketNotFinite (see `assigned`).
+
+        Call this inside `store.step()`.
         """
         if not self.keeps(transfer_key):
             tasks = self.planned
@@ -87,7 +88,7 @@ class Tasks:
         return lambda: self.payload(device, transfer_key)
 
     def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
-        """The task as it is sent, or was."""
+        """Return the encoded task, new or as it was sent before."""
         round_attempt = RoundAttempt.of(transfer_key)
         stored = self.store.task(device, *round_attempt) if self.keeps(transfer_key) else None
         if stored is not None and self.downlink is None:
@@ -98,7 +99,7 @@ class Tasks:
     def sent(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Assignment[Any] | None:
-        """The task planned for a device that answers this attempt; None if it is no longer known."""
+        """Return the task planned for a device that answers this attempt; None if it is no longer known."""
         if not self.outlive:
             known = round_attempt == open_attempt and device in self.planned
             return Assignment(device, *round_attempt, False, self.planned[device]) if known else None
@@ -108,7 +109,7 @@ class Tasks:
     def delivered(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> Delivered | None:
-        """Such a task as its device received it; None if it is no longer known."""
+        """Return a task as its device received it; None if it is no longer known."""
         planned = self.sent(device, round_attempt, open_attempt)
         if planned is None:
             return None
@@ -119,7 +120,7 @@ class Tasks:
     def note_held(
         self, device: DeviceId, digest: str | None, awaited: RoundAttempt | None, open_attempt: RoundAttempt
     ) -> None:
-        """Note the model that a device reports to hold, inside `store.step()`.
+        """Record the model that a device reports to have, inside `store.step()`.
 
         Args:
             device: the device.
@@ -141,16 +142,16 @@ class Tasks:
                 held.advance(device, delivered.reference)
 
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
-        """Note that the device answered, so it holds what its task brought. Inside `store.step()`."""
+        """Record that the device answered, so that it has the model of its task. Inside `store.step()`."""
         if self.downlink is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.reference)
 
     def perhaps_taken(
         self, device: DeviceId, round_attempt: RoundAttempt, open_attempt: RoundAttempt
     ) -> None:
-        """Note that no answer of a device to its task of this attempt counts any more. Inside `store.step()`.
+        """Record that a device's answer to its task of this attempt no longer counts. Inside `store.step()`.
 
-        It holds what the task brought if it did the work, else what it held before: both are remembered.
+        The device has the task's model if it did the work, else its previous model; both are remembered.
         """
         if self.downlink is None:
             return
@@ -164,8 +165,9 @@ class Tasks:
             self.store.drop_task(device)
 
     def paper_bytes(self, device: DeviceId, round_attempt: RoundAttempt) -> float:
-        """What papers would count of a task that was made, and reached its device; then it is forgotten, and
-        those before it.
+        """Return the bytes, as papers count them, of a task that reached its device; then forget the task.
+
+        Earlier tasks of the device are forgotten too.
         """
         made = self._paper_bytes.pop(device, {})
         if later := {one: num_bytes for one, num_bytes in made.items() if one > round_attempt}:
@@ -177,9 +179,7 @@ class Tasks:
 
     @property
     def made(self) -> list[tuple[DeviceId, int, int, float]]:
-        """Bytes, as papers count them, of tasks that have not reached their devices, by device, round and
-        attempt.
-        """
+        """Return the bytes, as papers count them, of tasks in flight, by device, round and attempt."""
         paper_bytes = self._paper_bytes
         return [
             (one, *round_attempt, count)
@@ -195,7 +195,7 @@ class Tasks:
 
     @property
     def content(self) -> PayloadContent | None:
-        """See `Downlink`."""
+        """Content of the task that was made last, see `Downlink`."""
         return None if self.downlink is None else self.downlink.content
 
     def _read(self, data: bytes) -> Assignment[Any]:
@@ -220,7 +220,7 @@ class Tasks:
 
 
 def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey) -> Assignment[Any]:
-    """The `Assignment` of a device. Its task may be computed only now.
+    """Return the `Assignment` of a device; its task may be computed only now.
 
     Raises:
         PacketNotFinite: a number in the task is NaN or infinite, so no device could train on it.

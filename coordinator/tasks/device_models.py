@@ -1,11 +1,12 @@
-"""The model that each device holds, as far as the coordinator knows: the reference of its next task.
+"""The model that each device has, as far as the coordinator knows: the reference of the device's next task.
 
-It is the run's initial weights, updated by the device's tasks. A device that answers holds what its task
-brought. A device that received its task and did not answer probably holds it too, so the model before it is
-also remembered. When a device connects, it reports the digest of its model. If the digest matches none of
-these, its next task is written over the initial weights, which every device has.
+It is the run's initial weights, updated by the device's tasks. A device that answers has the model of its
+task.
+A device that received its task and did not answer probably has it too, so the model before it is also stored.
+When a device connects, it reports the digest of its model. If the digest matches none of these, its next task
+is written over the initial weights, which every device has.
 
-Each model is stored once, however many devices hold it.
+Each model is stored once, however many devices have it.
 """
 
 from collections import Counter, OrderedDict
@@ -23,14 +24,14 @@ from fleetune.protocols.update.reference_model import ReferenceModel, num_rememb
 
 
 class Standing(Struct, frozen=True, omit_defaults=True):
-    """Digests of the model that a device holds, and of the one it holds if it did not take its last task."""
+    """Digests of the model that a device has, and of the one that it has if it did not take its last task."""
 
     held: str
     before: str = ""
 
 
 class DeviceModels:
-    """Keeps what devices hold; all that changes anything is called inside `store.step()`.
+    """Stores the devices' models. Call all methods that change anything inside `store.step()`.
 
     Args:
         store: of the run.
@@ -53,14 +54,14 @@ class DeviceModels:
         self._holders = Counter(one for found in self._standings.values() for one in _digests(found))
 
     def of(self, device: DeviceId) -> ReferenceModel | None:
-        """The reference of the device's next task; None if it cannot use differences. Raises StoreError."""
+        """Return the reference of the device's next task; None if it cannot use differences. Raises
+        StoreError.
+        """
         standing = self._standings.get(device)
         return None if standing is None else self._model(standing.held)
 
     def is_known(self, device: DeviceId, digest: str) -> bool:
-        """True if the reported digest is a model that the device may hold; the device is then noted to hold
-        it.
-        """
+        """True if the device may have the model of the reported digest, which is then recorded for it."""
         standing = self._standings.get(device)
         if digest == self.first.digest or (standing is not None and digest in _digests(standing)):
             self._stand(device, Standing(digest))
@@ -68,16 +69,19 @@ class DeviceModels:
         return False
 
     def begin_anew(self, device: DeviceId) -> None:
-        """Use the initial weights as reference of the next task, because the device's model is not known."""
+        """Use the initial weights as reference of the next task, because the device's model is unknown."""
         self._stand(device, Standing(self.first.digest))
 
     def forget(self, device: DeviceId) -> None:
-        """It reads no differences."""
+        """Remove a device that cannot use differences."""
         self._release(self._standings.pop(device, None))
         self._store.drop_row("held", device)
 
     def advance(self, device: DeviceId, reference: ReferenceModel, *, unsure: bool = False) -> None:
-        """It holds this from now on; `unsure`: if it took its task."""
+        """Record the device's model from now on.
+
+        `unsure`: it has this model only if it took its last task.
+        """
         before = self._standings[device].held if unsure and device in self._standings else ""
         self._add(reference)
         self._stand(device, Standing(reference.digest, before if before != reference.digest else ""))

@@ -1,9 +1,9 @@
-"""Tasks written as differences to what their devices hold, and read as these do.
+"""Encodes tasks as differences to the model that each device has, and predicts what the device decodes.
 
-What many devices are sent alike, and hold alike, is written once. A device that comes late, or of which
-nobody knows what it holds, gets all of its task, lossless, over the run's first weights; others get what the
-run's encoding leaves of the difference. What that leaves out goes along with the next task by itself, because
-that is written as the difference to what the device then holds.
+If many devices have the same model and get the same task, it is encoded once. A device that joins late, or
+whose model is unknown, gets its whole task, lossless, over the run's first weights. Other devices get the
+difference in the run's encoding. What a lossy encoding leaves out is sent with the next task, because that is
+the difference to the model that the device then has.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _ROUNDS_OF_FIRST = 2  # until then no device can hold anything newer than what o
 
 @dataclass(frozen=True)
 class Delivered:
-    """A task as its device has it.
+    """A task as its device has it after decoding.
 
     Attributes:
         task: what the device reads.
@@ -75,7 +75,7 @@ class Downlink:
         self._written = EncodeCache(num_remembered(self.spec))
 
     def write(self, assignment: Assignment[Any]) -> bytes:
-        """The payload. Raises StoreError."""
+        """Return the encoded task. Raises StoreError."""
         reference, self.content = self.held.of(assignment.device), None
         if reference is None:
             return codec.encode(assignment, self.spec)
@@ -88,7 +88,7 @@ class Downlink:
         return payload
 
     def delivered(self, planned: Assignment[Any]) -> Delivered:
-        """What becomes of a planned task at its device. Raises StoreError."""
+        """Return what a device has after it decoded a planned task. Raises StoreError."""
         reference = self.held.of(planned.device)
         if reference is None:
             return Delivered(planned.task, ReferenceModel.of_task(planned.task, self.spec))
@@ -101,13 +101,15 @@ class Downlink:
         return Delivered(read.task, after, whole.values - after.values, advances=True)
 
     def _encoding(self, reference: ReferenceModel, assignment: Assignment[Any]) -> Encoding:
-        """Over first weights that are old, a lossy encoding would leave too much for later tasks."""
+        """Return the encoding of a task: lossless over old first weights, where a lossy one would lose too
+        much.
+        """
         old = reference is self.held.first and assignment.round > _ROUNDS_OF_FIRST
         return encodings.find(LOSSLESS) if old else self.encoding
 
 
 def add_unsent(update: Any, unsent: FlatArray, spec: ModelSpec) -> None:
-    """Move an update's values, in place, as if its device had started from all that was planned for it."""
+    """Move an update's values, in place, as if its device had started from all values planned for it."""
     for patch in patches_in(update):
         values = patch.values + unsent[patch.selection.mask(spec)]
         object.__setattr__(patch, "values", values.astype(np.float32))  # it has just been read

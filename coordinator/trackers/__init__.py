@@ -1,3 +1,3 @@
-"""Experiment trackers (TensorBoard, MLflow, user-defined): what they receive of a run, without delaying
-it.
+"""Experiment trackers (TensorBoard, MLflow, user-defined): pass them a run's figures without delaying the
+run.
 """

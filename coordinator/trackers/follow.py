@@ -54,7 +54,7 @@ _OF_OTHERS = ("compare", "paper")  # sections that a run does not use
 
 @dataclass(frozen=True)
 class _Finished:
-    """The run is over and its report is written."""
+    """Message: the run is over and its report is written."""
 
     summary: Summary
     records: Sequence[RoundRecord]
@@ -193,7 +193,7 @@ class RoundHistory:
         self._devices: set[str] = set()
 
     def add(self, record: RoundRecord) -> RoundFigures:
-        """The figures of a training round that has just closed."""
+        """Return the figures of a training round that has just closed."""
         self._devices |= record.devices.keys()
         found: dict[str, float | None] = {
             "round/participants": len(record.participants),
@@ -244,13 +244,13 @@ def _diagnostic_figures(record: RoundRecord, diagnostic: Diagnostic) -> dict[str
 
 
 def figures_of_run(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, float]:
-    """The metrics of the whole run, by their names in data frames."""
+    """Return the metrics of the whole run, by their names in data frames."""
     whole = with_personal(summary, records)
     return _known((f"summary/{one.column(whole.judged_by)}", one.of_run(whole)) for one in METRICS)
 
 
 def parameters_of(settings: RunSettings) -> dict[str, Parameter]:
-    """Settings that differ from their defaults, by `section.key`; the seed is always included."""
+    """Return settings that differ from their defaults, by `section.key`; the seed is always included."""
     found: dict[str, Parameter] = {}
     for section in fields(settings):
         if section.name not in _OF_OTHERS:
@@ -259,7 +259,7 @@ def parameters_of(settings: RunSettings) -> dict[str, Parameter]:
 
 
 def _changed(path: str, value: Any) -> Iterator[tuple[str, Parameter]]:
-    """Settings of a section, or of a table inside one, that differ from their defaults."""
+    """Yield settings of a section, or of a table inside it, that differ from their defaults."""
     if isinstance(value, Struct):
         defaults = {one.name: _default(one) for one in fields(value)}
         for key in value.__struct_fields__:

@@ -83,7 +83,7 @@ class MLflow:
 
 
 def _experiment(client: Any) -> str:
-    """The id of the experiment, which several processes may create at the same moment."""
+    """Return the id of the experiment, which several processes may create at the same moment."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -100,7 +100,7 @@ def _experiment(client: Any) -> str:
 
 
 def _name(name: str) -> str:
-    """The name with only the characters that MLflow accepts."""
+    """Return the name with only the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 

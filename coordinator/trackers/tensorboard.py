@@ -75,7 +75,7 @@ def _scalars(figures: Any) -> Any:
 
 
 def _settings(run: TrackedRun) -> Any:
-    """The settings as a table for TensorBoard's text tab."""
+    """Return the settings as a table for TensorBoard's text tab."""
     rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in sorted(run.parameters.items()))
     text = f"| setting | value |\n|---|---|\n{rows}\n"
     content = tensor_pb2.TensorProto(

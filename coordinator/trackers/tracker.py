@@ -119,7 +119,7 @@ TRACKERS = {
 
 
 def makers_of(trackers: Iterable[str | Make]) -> dict[str, Make]:
-    """Functions that make the requested trackers, by name. No heavy package is imported yet.
+    """Return functions that make the requested trackers, by name, before any heavy package is imported.
 
     Raises:
         SettingError: no tracker has that name, or the package that it needs is not installed.

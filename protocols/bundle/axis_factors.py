@@ -1,4 +1,4 @@
-"""Follow the axes of a graph's arrays when some neurons of the model are left out.
+"""Follows the axes of a graph's arrays when some neurons of the model are left out.
 
 The length of an axis is a product of factors. An axis of 64 channels with 9 pixels each has the factors (64,
 9); with 25 channels left it has (25, 9). Each operator's rule computes the factors of its results from those
@@ -15,7 +15,7 @@ from fleetune.protocols.model.spec import Shape
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of an axis' length: its value in the whole graph and in the smaller one."""
+    """A factor of an axis' length: its value in the whole graph and in the smaller graph."""
 
     whole: int
     small: int
@@ -55,7 +55,7 @@ def is_shorter(axis: Axis) -> bool:
 
 
 def regrouped(axes: Axes, shape: Shape) -> Axes:
-    """The axes after a reshape to `shape`, which keeps the order of entries. Raises Unfollowed."""
+    """Return the axes after a reshape to `shape`, which keeps the order of entries. Raises Unfollowed."""
     rest = [factor for axis in axes for factor in axis if factor.whole != 1]
     return tuple(tuple(_taken(rest, size)) for size in shape)
 
@@ -85,14 +85,14 @@ def _split(factor: Factor, outer: int) -> tuple[Factor, Factor]:
 
 
 def expanded(axes: Axes, shape: Shape) -> Axes:
-    """The axes after ONNX's Expand to a shape of the whole graph. Raises Unfollowed."""
+    """Return the axes after ONNX's Expand to a shape of the whole graph. Raises Unfollowed."""
     need(len(axes) == len(shape))
     pairs = zip(axes, unchanged(shape), strict=True)
     return tuple(axis if _length(axis) == _length(other) else other for axis, other in pairs)
 
 
 def _together(several: Sequence[Axes]) -> Axes:
-    """The axes of arrays that ONNX broadcasts against each other."""
+    """Return the axes of arrays that ONNX broadcasts against each other."""
     rank = max(map(len, several))
     aligned = [((fixed(1),),) * (rank - len(axes)) + axes for axes in several]
     made = []
@@ -151,7 +151,7 @@ def _transposed(node: Node, inputs: list[Axes], _: Shape) -> Axes:
 
 
 def _aligned(_: Node, inputs: list[Axes], shape: Shape) -> Axes:
-    """Axes that keep their length keep their factors; an axis that changes its length must not become
+    """Return the axes: an axis that keeps its length keeps its factors, and any other must not become
     shorter.
     """
     need(len(inputs[0]) == len(shape))
@@ -183,8 +183,9 @@ def _joined(node: Node, inputs: list[Axes], _: Shape) -> Axes:
 
 
 def _reduced(node: Node, inputs: list[Axes], shape: Shape) -> Axes:
-    """Only sums may reduce an axis that becomes shorter: a mean over fewer neurons would have another
-    value.
+    """Return the axes after a reduction; only a sum may reduce an axis that becomes shorter.
+
+    A mean over fewer neurons would have another value.
     """
     need(node.attributes.get("keepdims", 1))
     made = []

@@ -1,5 +1,4 @@
-"""A bundle: a model for devices without torch, in a few kB. It holds the graphs and all that training needs
-to know.
+"""A bundle: a model for devices without torch, in a few kB, with its graphs and all data that training needs.
 
 The coordinator makes it once (`coordinator.export`). A device trains with it
 (`edge_agent.training.onnx_backend`) and exports its personal model from it. A digest of the bytes names a
@@ -67,7 +66,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model's first weights are drawn, see `protocols.bundle.first_weights`.
+    """How to draw a model's first weights, see `protocols.bundle.first_weights`.
 
     Attributes:
         draws: the drawn tensors, in the order of drawing.
@@ -115,11 +114,11 @@ class Bundle:
 
     @property
     def learns(self) -> Task:
-        """The task that the graphs train. Raises SettingError if it has no such loss or score."""
+        """Return the task that the graphs train. Raises SettingError if it has no such loss or score."""
         return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
     def most(self, num_samples: int) -> GraphCost:
-        """Upper limit on the cost of running one graph, computed from the figures that the bundle states.
+        """Return the upper limit on the cost of running one graph, computed from figures in the bundle.
 
         Exported models reach 1.2 times the stated operations and 1.3 times the stated bytes; the limit leaves
         a factor of SLACK.
@@ -135,7 +134,7 @@ class Bundle:
         return min(_rows_by_id(self.graphs[ANSWER]), default=MOST_IDS) if self.input_type == "i8" else None
 
     def for_devices(self, spec: ModelSpec) -> "Bundle":
-        """The bundle that a run's devices receive: it names the run's backbone and leaves its values out.
+        """Return the bundle for a run's devices: it names the run's backbone, but leaves out its values.
 
         The backbone is known only when a run begins.
 
@@ -161,7 +160,7 @@ class Bundle:
             )
 
     def encoded(self) -> bytes:
-        """The bytes of the bundle; equal bundles give equal bytes."""
+        """Return the bytes of the bundle; equal bundles give equal bytes."""
         return codec.encode(self, self.spec)
 
 
@@ -246,7 +245,7 @@ def _check_recipe(bundle: Bundle) -> None:
 
 
 def _rows_by_id(graph: Graph) -> Iterator[int]:
-    """The number of rows of each table in which the graph looks up the samples as ids."""
+    """Yield the number of rows of each table in which the graph looks up the samples as ids."""
     tables = {port.name: port.shape for port in graph.inputs}
     ids = {"x"}
     for node in graph.nodes:

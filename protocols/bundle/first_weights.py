@@ -1,4 +1,4 @@
-"""Draw a model's first weights without torch, bit for bit as torch draws them.
+"""Draws a model's first weights without torch, bit for bit as torch draws them.
 
 Torch's generator is the Mersenne twister. A uniform float32 takes the lower 24 bits of one of its numbers
 (ATen/core/DistributionsHelper.h). Torch fills its layers with uniform numbers in the order in which they are
@@ -19,7 +19,7 @@ _BITS = 24
 
 
 def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
-    """The weights that torch would draw with a generator seeded by `key`, shape (spec.size,).
+    """Return the weights that torch would draw with a generator seeded by `key`, shape (spec.size,).
 
     Args:
         recipe: order and bounds of the draws.
@@ -32,7 +32,9 @@ def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
 
 
 def draw_frozen(recipe: Recipe, spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
-    """The tensors of a model's backbone, drawn in the same way; empty if the recipe does not cover them."""
+    """Return the tensors of a model's backbone, drawn in the same way; empty if the recipe does not cover
+    them.
+    """
     if not isinstance(spec.backbone, Backbone):
         return {}
     named = {draw.tensor for draw in recipe.draws} | set(recipe.constants)
@@ -57,8 +59,9 @@ def _fill(recipe: Recipe, spec: ModelSpec, key: Key, views: Mapping[str, FlatArr
 
 
 def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
-    """A copy of `weights`, shape (spec.size,), with new normal weights in every convolution, variance 2 /
-    fan out.
+    """Return a copy of `weights`, shape (spec.size,), with new normal weights in every convolution.
+
+    Their variance is 2 / fan out.
 
     He et al. 2015 for ReLU; fan out is output channels times kernel positions. NumPy draws each tensor from a
     key with the tensor's name, so the other tensors do not matter.
@@ -73,8 +76,9 @@ def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArra
 
 
 def draw_adapters(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
-    """A copy of `weights`, shape (spec.size,), with A of every adapter drawn and B zero. The model's output
-    is unchanged.
+    """Return a copy of `weights`, shape (spec.size,), with A of every adapter drawn and B zero.
+
+    The model's output does not change.
 
     A is uniform in [-1, 1] over the square root of A's inputs, as in the authors' code (loralib: Kaiming
     uniform with a = sqrt 5). The paper says Gaussian and gives no width. NumPy draws each adapter from a key
@@ -93,7 +97,7 @@ def draw_adapters(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
 
 
 def _uniform(twister: np.random.RandomState, count: int, bound: float) -> NDArray[np.float32]:
-    """`count` numbers in [-bound, bound), rounded as torch rounds them."""
+    """Return `count` numbers in [-bound, bound), rounded as torch rounds them."""
     low = np.float32(-bound)
     bits = twister.randint(0, 2**32, count, np.uint32) & np.uint32((1 << _BITS) - 1)
     width = np.float64(np.float32(bound) - low)

@@ -1,4 +1,4 @@
-"""A computation as a bundle carries it: standard ONNX operators between named arrays, for any batch size.
+"""A computation in a bundle: standard ONNX operators between named arrays, for any batch size.
 
 It is smaller than an ONNX file, is checked when it is read, and can be cut: an agent keeps only the part that
 its gradients depend on. `protocols.bundle.onnx_file` converts it to an ONNX file.
@@ -83,7 +83,7 @@ class Graph:
         return tuple(port.name for port in self.outputs)
 
     def keeping(self, outputs: Collection[str]) -> "Graph":
-        """The graph with only these outputs, and the nodes, inputs and constants that they depend on."""
+        """Return the graph with only these outputs, and the nodes, inputs and constants they depend on."""
         wanted = set(outputs)
         nodes = []
         for node in reversed(self.nodes):

@@ -83,7 +83,7 @@ class Given:
         return self._arrays[index] if index < len(self._arrays) else None
 
     def known(self, index: int) -> list[int]:
-        """The whole numbers of an input that gives a size or a bound."""
+        """Return the whole numbers of an input that gives a size or a bound."""
         array = self[index]
         need(
             array.type == "i8" and array.content is not None,
@@ -120,7 +120,7 @@ def within(axis: int, rank: int) -> int:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape to which ONNX broadcasts arrays of these shapes. Raises Unfit if there is none."""
+    """Return the shape to which ONNX broadcasts arrays of these shapes. Raises Unfit if there is none."""
     rank = max((len(shape) for shape in shapes), default=0)
     found = []
     for sizes in zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True):
@@ -131,7 +131,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def followed(given: Given, array: Array, compute: Callable[..., Any]) -> Array:
-    """`array` with its content, if it is small and the content of all inputs is known."""
+    """Return `array` with its content, if it is small and the content of all inputs is known."""
     contents = [one.content for one in given.all]
     if array.type == "?" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
         return array

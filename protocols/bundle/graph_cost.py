@@ -41,7 +41,7 @@ class GraphCost:
 
 
 def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
-    """The cost of running a graph with `num_samples` samples.
+    """Return the cost of running a graph with `num_samples` samples.
 
     Args:
         name: name of the graph, for messages.
@@ -73,7 +73,10 @@ def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
 
 
 def shapes_of(graph: Graph, num_samples: int) -> dict[str, tuple[Type, tuple[int, ...]]]:
-    """Type and shape of every array when a graph runs with `num_samples` samples. Raises as `cost_of`."""
+    """Return type and shape of every array when a graph runs with `num_samples` samples.
+
+    Raises as `cost_of`.
+    """
     arrays: dict[str, Array | None] = {"": None}
     arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
     arrays |= {constant.name: _constant(constant) for constant in graph.constants}
@@ -96,7 +99,7 @@ def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
 
 
 def _results(node: Node, made: Result) -> dict[str, Array]:
-    """The arrays that a node makes, by name."""
+    """Return the arrays that a node makes, by name."""
     found = {output: made.array for output in node.outputs if output}
     if node.op == "MaxPool":  # its second result holds the positions of the maxima
         found |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}

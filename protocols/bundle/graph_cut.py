@@ -1,4 +1,4 @@
-"""Split a bundle's graphs at the last frozen layer, so that frozen layers run once for each sample.
+"""Splits a bundle's graphs at the last frozen layer, so that frozen layers run once for each sample.
 
 The lower graph computes a sample's features; the upper graphs train from these. The boundary consists of the
 arrays that the frozen part of the graph `train` passes to the trained part. The other graphs compute the same
@@ -59,12 +59,12 @@ class Cut:
 
 
 def _size(shape: tuple[Dimension, ...]) -> int:
-    """Numbers per sample in an array of this shape."""
+    """Return how many numbers a sample has in an array of this shape."""
     return math.prod(int(length) for length in shape[1:])
 
 
 def cut(bundle: Bundle) -> Cut | None:
-    """Split a bundle; None if the trained part uses samples directly or a graph cannot be split."""
+    """Return the split bundle; None if the trained part uses samples directly or a graph cannot be split."""
     if not bundle.spec.frozen:
         return None
     train, ways = bundle.graphs[TRAIN], _Ways()
@@ -88,15 +88,13 @@ def cut(bundle: Bundle) -> Cut | None:
 
 
 class _Ways:
-    """Numbers that identify computations: arrays that are computed alike have the same number in all
-    graphs.
-    """
+    """Numbers computations: arrays that are computed alike have the same number in all graphs."""
 
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
 
     def of(self, graph: Graph) -> dict[str, int]:
-        """The number of each array of a graph, by the array's name."""
+        """Return the number of each array of a graph, by the array's name."""
         found = {"": -1}
         for port in graph.inputs:
             found[port.name] = self._number(("in", port.name))
@@ -118,8 +116,9 @@ class _Ways:
 
 
 def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
-    """The arrays at the boundary: they depend on samples, not on trained inputs, and the trained part uses
-    them.
+    """Return the arrays at the boundary: they depend on samples but not on trained inputs.
+
+    The trained part uses them.
 
     An array that only rearranges smaller ones is replaced by these. None: an array has no row for each
     sample.
@@ -152,7 +151,7 @@ def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
 
 
 def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -> set[str]:
-    """The arrays whose entries the array `name` rearranges without computing new ones."""
+    """Return the arrays whose entries the array `name` rearranges without computing new ones."""
     node = made.get(name)
     if node is None or node.op not in _MOVING:
         return {name}
@@ -160,7 +159,7 @@ def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -
 
 
 def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
-    """The shapes of the float32 arrays that have a row for each sample."""
+    """Return the shapes of the float32 arrays that have a row for each sample."""
     few, many = shapes_of(graph, 3), shapes_of(graph, 5)
     samples: Dimension = "n"
     return {
@@ -171,7 +170,7 @@ def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
 
 
 def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) -> Graph | None:
-    """The part of a graph above the boundary; None if it needs the samples themselves."""
+    """Return the part of a graph above the boundary; None if it needs the samples themselves."""
     given = {
         name: boundary[computation].name for name, computation in ways.items() if computation in boundary
     }

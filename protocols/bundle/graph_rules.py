@@ -43,8 +43,10 @@ def _elementwise(given: Given, compute: Callable[..., Any], type_: Type | None =
 
 
 def _divide(given: Given) -> Result:
-    """Division of float32 only. An integer division by 0, or of the smallest integer by -1, ends the process
-    (SIGFPE); no export contains one.
+    """Return the result of a division of float32 arrays; integer division is rejected.
+
+    An integer division by 0, or of the smallest integer by -1, ends the process (SIGFPE). No export contains
+    one.
     """
     need(given[0].type == "f4", "is of whole numbers")
     return _elementwise(given, np.divide)
@@ -245,7 +247,7 @@ def _reduce(given: Given) -> Result:
 
 
 def _reduce_sum(given: Given) -> Result:
-    """The only reduction whose axes are an input rather than an attribute."""
+    """Return the result of ReduceSum, the only reduction whose axes are an input rather than an attribute."""
     given.only("keepdims")
     return _reduced(given, given.known(1) if given.get(1) else range(len(given[0].shape)))
 

@@ -38,7 +38,7 @@ class Windows:
         return self.pads[axis] + self.pads[axis + len(self.kernel)]
 
     def over(self, image: Shape) -> Shape:
-        """The number of kernel positions along each axis of an image."""
+        """Return the number of kernel positions along each axis of an image."""
         spare = [size + self.around(axis) - self.reach(axis) for axis, size in enumerate(image)]
         found = tuple(one // self.strides[axis] + 1 for axis, one in enumerate(spare))
         need(min(found) >= 1, f"has a kernel larger than {image}")

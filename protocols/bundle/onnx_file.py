@@ -1,4 +1,4 @@
-"""Write a `Graph` as an ONNX file, by hand: the format needs only three kinds of protobuf field.
+"""Writes a `Graph` as an ONNX file without the `onnx` package; only three kinds of protobuf field are needed.
 
 The `onnx` package would take 20 MB of disk and as much memory on every device.
 Field numbers: onnx/onnx.proto (opset 17 has IR version 8).
@@ -29,7 +29,7 @@ def write_onnx(
     about: Mapping[str, str] | None = None,
     dequantised: Collection[str] = (),
 ) -> bytes:
-    """The bytes of an ONNX model.
+    """Return the bytes of an ONNX model.
 
     Args:
         graph: the computation.

@@ -31,28 +31,28 @@ _FLOAT32 = 1
 
 
 def gradient(tensor: str) -> str:
-    """Name of a parameter's gradient."""
+    """Return the name of a parameter's gradient."""
     return f"{tensor}_grad"
 
 
 def gradient_buffer(tensor: str) -> str:
-    """Name of the input to which a parameter's gradient is added."""
+    """Return the name of the input to which a parameter's gradient is added."""
     return f"{gradient(tensor)}.accumulation.buffer"
 
 
 def gradient_flag(tensor: str) -> str:
-    """Name of the output that confirms that a parameter's gradient was added."""
+    """Return the name of the output that confirms that a parameter's gradient was added."""
     return f"{gradient(tensor)}.accumulation.out"
 
 
 def declaration(tensor: TensorSpec) -> bytes:
-    """A parameter as a TensorProto without values, as the checkpoint contains it."""
+    """Return a parameter as a TensorProto without values, as the checkpoint contains it."""
     dimensions = b"".join(number(1, size) for size in tensor.shape)
     return dimensions + number(2, _FLOAT32) + text(8, tensor.name)
 
 
 def cut(model: bytes, outputs: Collection[str]) -> bytes:
-    """An ONNX model reduced to these outputs, in this order, and the nodes that they depend on.
+    """Return an ONNX model reduced to these outputs, in this order, and the nodes that they depend on.
 
     Raises:
         PacketCorrupt: it is no ONNX model, lacks an output, or contains something that no training model has:
@@ -117,8 +117,10 @@ def _stays(part: Field, wanted: set[str]) -> bool:
 
 
 def _unburdened(node: bytes, wanted: Collection[str]) -> Iterable[bytes]:
-    """The fields of a node, without an unneeded gradient. A convolution's backward node computes the
-    gradients of its input and of its weights; the input's gradient is dropped if nothing needs it.
+    """Return the fields of a node, without an unneeded gradient.
+
+    A convolution's backward node computes the gradients of its input and of its weights. The input's gradient
+    is dropped if nothing needs it.
     """
     first = texts(node, 2)[0]
     spare = text(2, first) if texts(node, 4) == ["ConvGrad"] and first not in wanted else None

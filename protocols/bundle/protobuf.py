@@ -1,4 +1,4 @@
-"""Write and read the few kinds of protobuf field that ONNX files use.
+"""Writes and reads the few kinds of protobuf field that ONNX files use.
 
 Wire format: protobuf.dev/programming-guides/encoding. A field is a key (its number and the kind of its value)
 and the value. Two messages in a row read as one message with the fields of both.
@@ -32,27 +32,27 @@ class Field:
 
 
 def number(field: int, value: int) -> bytes:
-    """A field with a whole number; negative numbers in 64-bit two's complement."""
+    """Return a field with a whole number; negative numbers in 64-bit two's complement."""
     return _varint(field << 3 | _VARINT) + _varint(value & (1 << 64) - 1)
 
 
 def real(field: int, value: float) -> bytes:
-    """A field with a 4-byte float."""
+    """Return a field with a 4-byte float."""
     return _varint(field << 3 | _FIXED_4) + struct.pack("<f", value)
 
 
 def binary(field: int, value: bytes) -> bytes:
-    """A field with bytes."""
+    """Return a field with bytes."""
     return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """A field with a text."""
+    """Return a field with a text."""
     return binary(field, value.encode())
 
 
 def message(field: int, parts: Iterable[bytes]) -> bytes:
-    """A field with a message made of these fields."""
+    """Return a field with a message made of these fields."""
     return binary(field, b"".join(parts))
 
 
@@ -87,7 +87,7 @@ def fields(data: bytes) -> Iterator[Field]:
 
 
 def texts(data: bytes, field: int) -> list[str]:
-    """The texts in all fields of a message with this number.
+    """Return the texts in all fields of a message with this number.
 
     Raises:
         PacketCorrupt: `data` is no message, or the values are not UTF-8.
@@ -108,7 +108,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at `at`, and the position after it."""
+    """Return the number that starts at `at`, and the position after it."""
     value = 0
     for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index

@@ -1,4 +1,4 @@
-"""Derive from a bundle the training graph of the same network with fewer neurons.
+"""Derives from a bundle the training graph of the same network with fewer neurons.
 
 A graph contains sizes as the shapes of its tensors and as constants that reshape arrays. The shapes follow
 from the smaller model. The constants that count neurons are found by following each axis through the graph
@@ -40,12 +40,14 @@ _STEPS = (1, 2, 4)
 
 
 def smaller_bundle(bundle: Bundle, counts: Sequence[int]) -> Bundle | None:
-    """A bundle that trains the network with `counts` neurons in its groups, or up to three more in each.
+    """Return a bundle that trains the network with `counts` neurons in its groups, or up to three more in
+    each.
 
     Its only graph is `train`. The caller must verify that it computes the same as the whole network.
 
     Returns:
-        None if there is no such network, if it draws random numbers, or if its graph cannot be made smaller.
+        The bundle; None if there is no such network, if it draws random numbers, or if its graph cannot be
+        made smaller.
     """
     for step in _STEPS:
         rounded = [-(-count // step) * step for count in counts]
@@ -62,7 +64,7 @@ def smaller_bundle(bundle: Bundle, counts: Sequence[int]) -> Bundle | None:
 
 
 def _smaller_graph(graph: Graph, whole: ModelSpec, small: ModelSpec) -> Graph:
-    """The graph of the smaller model. Raises Unfollowed."""
+    """Return the graph of the smaller model. Raises Unfollowed."""
     walk = _Walk(graph, {tensor.name: _axes_of(tensor, small) for tensor in whole.tensors})
     nodes = [walk.smaller(node) for node in graph.nodes]
     shapes = {tensor.name: tensor.shape for tensor in small.tensors}
@@ -120,7 +122,7 @@ class _Walk:
             self.axes[port.name] = tensors.get(port.name) or unchanged(_numbered(port.shape))
 
     def smaller(self, node: Node) -> Node:
-        """The node in the smaller graph; the axes of its results are stored. Raises Unfollowed."""
+        """Return the node in the smaller graph, and store the axes of its results. Raises Unfollowed."""
         inputs = [self.axes[name] for name in node.inputs if name]
         shape = self._shapes[node.outputs[0]]
         if node.op in ("Reshape", "Expand"):
@@ -140,13 +142,13 @@ class _Walk:
         return node
 
     def with_counts(self, node: Node) -> Node:
-        """The node, with a new constant if it counts the pixels of an image that became smaller."""
+        """Return the node, with a new constant if it counts the pixels of an image that became smaller."""
         if node.outputs[0] not in self._counts:
             return node
         return replace(node, inputs=(node.inputs[0], self._counts[node.outputs[0]]))
 
     def _resized(self, node: Node, shape: Shape) -> tuple[Axes, Node]:
-        """For a Reshape or Expand: the axes of its result, and the node with the smaller sizes."""
+        """Return the axes of a Reshape's or Expand's result, and the node with the smaller sizes."""
         given = self.axes[node.inputs[0]]
         made = regrouped(given, shape) if node.op == "Reshape" else expanded(given, shape)
         if node.inputs[0] in self._images:

@@ -57,14 +57,14 @@ class PersonalModel:
 
 @dataclass(frozen=True)
 class Task:
-    """Entries for the device to take over before it trains."""
+    """A task with entries for the device to take over before it trains."""
 
     patch: Patch
 
 
 @dataclass(frozen=True)
 class Update:
-    """Entries after training, and the number of training samples."""
+    """An update with the entries after training, and the number of training samples."""
 
     patch: Patch
     num_samples: NumSamples
@@ -76,7 +76,7 @@ def covered_average(
     spec: ModelSpec,
     combine: Combine = MEAN,
 ) -> FlatArray:
-    """Combine each entry over the devices that sent it, weighted by their training samples.
+    """Return the average of each entry over the devices that sent it, weighted by their training samples.
 
     With the mean, this is FedAvg if every device sends everything, and FedSPU's Fig. 9 if devices send parts.
 
@@ -93,8 +93,9 @@ def covered_average(
 
 
 def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
-    """The updates with one sample each, so that their mean is 1/|S| * sum. A device without samples keeps
-    0.
+    """Yield the updates with one sample each, so that their mean is 1/|S| * sum.
+
+    A device without samples keeps 0.
     """
     for device, update in updates:
         yield device, replace(update, num_samples=min(1, update.num_samples))
@@ -102,7 +103,7 @@ def equally_weighted(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class PersonalDevice(Method[S, PersonalModel, T, U]):
-    """The device's half of methods in which a device keeps nothing but its own model."""
+    """The device's half of methods in which a device stores only its own model."""
 
     device_state_type = PersonalModel
 
@@ -175,7 +176,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         return self.apply(state, covered_average(state.weights, counted, self.spec, combine))
 
     def apply(self, state: SharedModel, average: FlatArray) -> SharedModel:
-        """The next shared model, from the combined updates of a round, shape (spec.size,)."""
+        """Return the next shared model, from the combined updates of a round, shape (spec.size,)."""
         return SharedModel(np.where(self.shared.mask(self.spec), average, state.weights))
 
     def discount(self, state: SharedModel, update: Update, factor: float) -> Update:
@@ -193,7 +194,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         return [Choice(1.0, cost)]
 
     def update(self, weights: FlatArray, trainer: Trainer) -> Update:
-        """The update that a device sends of its model `weights`, shape (spec.size,)."""
+        """Return the update for a device's model `weights`, shape (spec.size,)."""
         return Update(Patch.of(weights, self.shared, self.spec), trainer.num_samples)
 
 
@@ -218,7 +219,7 @@ class BodyAveraging(AveragedModel[D]):
 
 @dataclass(frozen=True)
 class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
-    """Both halves: a device takes over what is shared, trains its whole model, and sends the shared part
+    """Both halves: a device takes over the shared part, trains its whole model, and sends the shared part
     back.
     """
 
@@ -230,5 +231,5 @@ class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, T
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)
 
     def fit_plan(self, state: PersonalModel, start: FlatArray) -> FitPlan:
-        """How the device trains from `start`; by default, as the run's [training] section says."""
+        """Return how the device trains from `start`; by default, as the run's [training] section sets."""
         return FitPlan()

@@ -59,15 +59,17 @@ class RatioCandidate(Struct, frozen=True, array_like=True):
     values_joules: Amount | None = None
 
     def seconds(self, local_work: float, values: float = 1.0) -> float | None:
-        """Seconds of a round with this share of the local training and of the update's value bytes."""
+        """Return the seconds of a round with this share of the local training and of the update's value
+        bytes.
+        """
         return _less(_less(self.round_s, self.local_s, local_work), self.values_s, values)
 
     def energy(self, local_work: float, values: float = 1.0) -> float | None:
-        """Joules of a round with this share of the local training and of the update's value bytes."""
+        """Return the joules of a round with this share of local training and of the update's value bytes."""
         return _less(_less(self.joules, self.local_joules, local_work), self.values_joules, values)
 
     def sent(self, values: float = 1.0) -> int | None:
-        """Bytes of an update with this share of its value bytes."""
+        """Return the bytes of an update with this share of its value bytes."""
         num_bytes = _less(self.bytes_up, self.values_up, values)
         return None if num_bytes is None else round(num_bytes)
 
@@ -150,7 +152,7 @@ class Cost:
     work_alone: float | None = None
 
     def epochs(self, run_epochs: float, *, alone: bool = False) -> float:
-        """Training work of the round in full epochs.
+        """Return the training work of the round in full epochs.
 
         Args:
             run_epochs: epochs of the run ([training] epochs).
@@ -162,9 +164,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """A ratio that the method can run at, its cost, and the number of the encoding of the update's values
-    (see `Budget`).
-    """
+    """Ratio at which the method can run, its cost, and the index of the update's encoding (see `Budget`)."""
 
     ratio: float
     cost: Cost
@@ -199,7 +199,7 @@ def _less(whole: float | None, of_part: float | None, share: float) -> float | N
 def with_encodings(
     choices: Sequence[Choice], uplinks: Sequence[Encoding], down: Encoding, num_entries: int
 ) -> list[Choice]:
-    """`choices` with their costs after encoding: the first of `uplinks` for updates, `down` for tasks.
+    """Return `choices` with their costs after encoding: the first of `uplinks` for updates, `down` for tasks.
 
     The memory suffices for any of `uplinks`. `num_entries` is the size of the model. Masks keep their
     uncompressed size, because how far they compress depends on training (docs/wire.md, Masks). A task's mask
@@ -213,14 +213,12 @@ def with_encodings(
 
 
 def value_byte_shares(uplinks: Sequence[Encoding]) -> tuple[float, ...]:
-    """Bytes of the values in each encoding, as a share of the bytes in the first one."""
+    """Return the bytes of the values in each encoding, as a share of the bytes in the first encoding."""
     return tuple(one.cost.bytes_per_value / uplinks[0].cost.bytes_per_value for one in uplinks)
 
 
 def value_byte_share(report: DeviceReport, budget: Budget) -> float:
-    """Bytes of an update's values in the budget's encoding, as a share of the bytes in the run's first
-    one.
-    """
+    """Return the bytes of an update's values in the budget's encoding, relative to the run's first one."""
     values = (1.0,) if report.values is UNSET else report.values
     return values[min(budget.uplink, len(values) - 1)]
 

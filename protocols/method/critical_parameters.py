@@ -23,7 +23,7 @@ _SLACK = 1e-12  # rounding tolerance, so that an overlap equal to the threshold 
 
 
 def perturbation(weights: Floats, gradient: Floats, *, second_order: bool = False) -> Floats:
-    """Change of the loss if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
+    """Return the change of the loss if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
 
     Products that overflow float32 are computed in float64.
     """
@@ -56,7 +56,7 @@ def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> 
 def critical_entries(
     scores: Floats, tau: float, spec: ModelSpec, kinds: Collection[Kind], *, keep_all_zero: bool = True
 ) -> MaskArray:
-    """`critical_mask` of every tensor of the given kinds, shape (spec.size,)."""
+    """Return `critical_mask` of every tensor of the given kinds, shape (spec.size,)."""
     critical = np.zeros(spec.size, dtype=bool)
     for tensor in spec.tensors:
         if tensor.kind in kinds:
@@ -66,7 +66,7 @@ def critical_entries(
 
 
 def overlap_ratios(masks: Sequence[MaskArray]) -> NDArray[np.float64]:
-    """O_ij = 1 - |m_i - m_j|_1 / (2 n_i), where n_i is device i's number of critical entries (section 3.3).
+    """Return O_ij = 1 - |m_i - m_j|_1 / (2 n_i), where device i has n_i critical entries (section 3.3).
 
     The result has shape (N, N) and a diagonal of 1. It is not symmetric if counts differ, and it is negative
     if j's mask is much larger. A device without critical entries has overlap 0 with all others.
@@ -82,14 +82,15 @@ def overlap_ratios(masks: Sequence[MaskArray]) -> NDArray[np.float64]:
 
 
 def mean_and_largest(overlap: NDArray[np.float64]) -> tuple[float, float]:
-    """O_avg and O_max over i != j; (0, 0) for a single device."""
+    """Return O_avg and O_max over i != j; (0, 0) for a single device."""
     others = overlap[~np.eye(len(overlap), dtype=bool)]
     return (float(others.mean()), float(others.max())) if others.size else (0.0, 0.0)
 
 
 def threshold_of(mean: float, largest: float, number: int, beta: int) -> float:
-    """The overlap threshold mean + t / beta * (largest - mean) of round `number`, the paper's t <= beta
-    (section 3.3).
+    """Return the overlap threshold of round `number`: mean + t / beta * (largest - mean) (section 3.3).
+
+    This is the paper's threshold for t <= beta.
     """
     return mean + number / beta * (largest - mean)
 
@@ -97,7 +98,9 @@ def threshold_of(mean: float, largest: float, number: int, beta: int) -> float:
 def collaborators(
     overlap: NDArray[np.float64], mean: float, largest: float, number: int, beta: int
 ) -> list[list[int]]:
-    """C_i = {j != i : O_ij >= T} of each device in round `number` (section 3.3); empty after round beta."""
+    """Return C_i = {j != i : O_ij >= T} of each device in round `number` (section 3.3); empty after round
+    beta.
+    """
     if number > beta:
         return [[] for _ in overlap]
     threshold = threshold_of(mean, largest, number, beta) - _SLACK
@@ -105,8 +108,9 @@ def collaborators(
 
 
 def beta_of_run(rounds: int) -> int:
-    """Default of beta: half of all rounds, rounded up. FedPURIN's experiments use 100 of 200 and 170 of
-    300.
+    """Return the default of beta: half of all rounds, rounded up.
+
+    FedPURIN's experiments use 100 of 200 and 170 of 300.
     """
     return (rounds + 1) // 2
 
@@ -114,7 +118,8 @@ def beta_of_run(rounds: int) -> int:
 def masked_mean(
     models: Sequence[Floats], weights: Sequence[float] | None = None, masks: Sequence[MaskArray] | None = None
 ) -> Floats:
-    """The mean of masked models, 0 at entries that no device sent (eq. 9 over C_i and i; eq. 10 over all).
+    """Return the mean of masked models, 0 at entries that no device sent (eq. 9 over C_i and i; eq. 10 over
+    all).
 
     Args:
         models: models with 0 at entries that the device did not send.
@@ -150,7 +155,7 @@ class Collaboration:
 def collaborated_models(
     masks: Sequence[MaskArray], models: Sequence[Floats], number: int, beta: int
 ) -> tuple[list[Floats | None], Collaboration | None]:
-    """Collaborative models delta_i of round `number` (eq. 9), and the overlaps that they follow from.
+    """Return the collaborative models delta_i of round `number` (eq. 9), and the overlaps behind them.
 
     delta_i is None if C_i is empty. After round beta no devices collaborate, and the second value is None.
 
@@ -215,7 +220,7 @@ COLLABORATION_DIAGNOSTICS = (
 
 
 def collaboration_figures(collaboration: Collaboration | None) -> dict[str, Figure]:
-    """`COLLABORATION_DIAGNOSTICS` of a round."""
+    """Return `COLLABORATION_DIAGNOSTICS` of a round."""
     if collaboration is None:
         return {"collaborators": 0, "collaborating": 0}
     return {

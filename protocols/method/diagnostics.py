@@ -39,9 +39,7 @@ class Diagnostic:
 
 
 def declared_diagnostics(method: object) -> tuple[Diagnostic, ...]:
-    """The valid diagnostics that a method or its class declares. Invalid ones of a user's method are left
-    out.
-    """
+    """Return the valid diagnostics that a method or its class declares; invalid ones are left out."""
     declared = getattr(method, "diagnostics", ())
     found: dict[str, Diagnostic] = {}
     for one in declared if isinstance(declared, tuple) else ():

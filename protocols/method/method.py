@@ -22,7 +22,7 @@ DeviceId = str
 
 @dataclass(frozen=True)
 class Round:
-    """One round as the coordinator plans it.
+    """A round, as the coordinator plans it.
 
     Attributes:
         number: number of the round, from 1.
@@ -88,7 +88,7 @@ class Method(Protocol[S, D, T, U]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - for those that override it
-        """Defaults of settings that depend on the run's number of `rounds`.
+        """Return defaults of settings that depend on the run's number of `rounds`.
 
         They are written into the [method] section when the run starts, for settings that it leaves open.
         Raising the number of rounds later does not change them. Outside a run, a field's own default applies.
@@ -97,7 +97,7 @@ class Method(Protocol[S, D, T, U]):
 
     @classmethod
     def defaults_of_objective(cls) -> Mapping[str, Any]:
-        """Defaults for runs in which the coordinator proposes ratios to save time or energy.
+        """Return defaults for runs in which the coordinator proposes ratios to save time or energy.
 
         They switch off what costs a device much and gains the run little.
         """
@@ -111,31 +111,32 @@ class Method(Protocol[S, D, T, U]):
         return True
 
     def init_coordinator(self, weights: FlatArray) -> S:
-        """The coordinator's state before round 1, from the initial weights."""
+        """Return the coordinator's state before round 1, from the initial weights."""
         ...
 
     def admit(self, state: S, report: DeviceReport) -> S:
-        """The state after a device joined: at the start, late, or again after an absence."""
+        """Return the state after a device joined: at the start, late, or again after an absence."""
         return state
 
     def init_device(self, weights: FlatArray) -> D:
-        """A device's state before its first task, from the initial weights."""
+        """Return a device's state before its first task, from the initial weights."""
         ...
 
     def start_from(self, state: D, weights: FlatArray) -> D:
-        """`state` of `init_device` for a device that brings a personal model from the run that this one
-        continues.
+        """Return `state` with a personal model that the device brings from the run that this one continues.
+
+        `weights` is that model, shape (spec.size,). Parts that all devices have in common stay unchanged.
 
         `weights` is that model, shape (spec.size,). Parts that all devices have in common stay unchanged.
         """
         return replace(state, weights=weights)  # type: ignore[type-var]
 
     def plan(self, state: S, round_: Round, key: Key) -> tuple[S, Mapping[DeviceId, T]]:
-        """The next state and a task for each participant. The mapping may be lazy (see `lazily`)."""
+        """Return the next state and a task for each participant. The mapping may be lazy (see `lazily`)."""
         ...
 
     def work(self, state: D, task: T, trainer: Trainer, budget: Budget, key: Key) -> tuple[D, U]:
-        """Carry out a task; returns the device's next state and its update."""
+        """Do a task on a device; return the device's next state and its update."""
         ...
 
     @property
@@ -147,7 +148,7 @@ class Method(Protocol[S, D, T, U]):
         return False
 
     def aggregate(self, state: S, updates: Iterable[tuple[DeviceId, U]], combine: Combine = MEAN) -> S:
-        """The state after a round, from any non-empty subset of updates.
+        """Return the state after a round, from any non-empty subset of updates.
 
         Args:
             state: state as `plan` returned it.
@@ -157,28 +158,33 @@ class Method(Protocol[S, D, T, U]):
         ...
 
     def discount(self, state: S, update: U, factor: float) -> U:
-        """A stale update with `factor` in (0, 1) of its weight; the rest goes to the model in `state`."""
+        """Return a stale update with `factor` in (0, 1) of its weight.
+
+        The rest goes to the model in `state`.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not semi-asynchronous")
 
     def personal_model(self, state: D) -> FlatArray:
-        """The model that the device would use, shape (spec.size,); by default the `weights` of its state."""
+        """Return the model that the device would use, shape (spec.size,); by default the `weights` of its
+        state.
+        """
         return state.weights  # type: ignore[attr-defined,no-any-return]
 
     def shared_model(self, state: S) -> FlatArray:
-        """The coordinator's model, shape (spec.size,); by default the `weights` of its state."""
+        """Return the coordinator's model, shape (spec.size,); by default the `weights` of its state."""
         return state.weights  # type: ignore[attr-defined,no-any-return]
 
     def diagnose_update(self, update: U) -> Mapping[str, Figure]:
-        """Diagnostics of an update by name; unknown ones are left out."""
+        """Return diagnostics of an update by name; unknown ones are left out."""
         return {}
 
     def diagnose_round(self, state: S) -> Mapping[str, Figure]:
-        """Diagnostics of the state after `aggregate`, by name; unknown ones are left out."""
+        """Return diagnostics of the state after `aggregate`, by name; unknown ones are left out."""
         return {}
 
     @classmethod
     def utility(cls, budget: Budget) -> float:
-        """Utility of a device's round to the other devices; at most 1 at the run's epochs.
+        """Return the utility of a device's round to the other devices; at most 1 at the run's epochs.
 
         The planner of a run with an objective weighs this utility against cost. The default was measured with
         FedSPU.
@@ -186,7 +192,7 @@ class Method(Protocol[S, D, T, U]):
         return default_utility(budget)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The ratios that a device could run at, ascending, each with its cost; at least one."""
+        """Return the ratios at which a device could run, ascending, each with its cost; at least one."""
         ...
 
     def finished(self, state: D) -> bool:

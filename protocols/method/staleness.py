@@ -7,7 +7,7 @@ from fleetune.protocols.update.patch import Patch
 
 
 def blend_with(patch: Patch, weights: FlatArray, factor: float, spec: ModelSpec) -> Patch:
-    """The patch with values factor * value + (1 - factor) * weights, entry by entry.
+    """Return the patch with values factor * value + (1 - factor) * weights, entry by entry.
 
     In an average, the present model thus gets the share 1 - factor of the patch's weight. A stale update
     counts for less even if no other update arrived.

@@ -35,14 +35,14 @@ AnyMethod = Method[Any, Any, Any, Any]
 
 
 def init_coordinator(method: AnyMethod, weights: FlatArray) -> Any:
-    """The coordinator's state before round 1. Raises MethodError."""
+    """Return the coordinator's state before round 1. Raises MethodError."""
     weights.flags.writeable = False
     state = _run_step(method, "init_coordinator", lambda: method.init_coordinator(weights))
     return _checked(method, "init_coordinator", state, method.state_type, "state")
 
 
 def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
-    """The coordinator's state after it has admitted a device. Raises MethodError."""
+    """Return the coordinator's state after it has admitted a device. Raises MethodError."""
     admitted = _run_step(method, "admit", lambda: method.admit(state, report))
     if admitted is state:
         return state
@@ -51,7 +51,7 @@ def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
 
 
 def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, Mapping[DeviceId, Any]]:
-    """The coordinator's next state and the tasks. Raises MethodError."""
+    """Return the coordinator's next state and the tasks. Raises MethodError."""
     given = _run_step(method, "plan", lambda: method.plan(state, round_, key))
     planned, tasks = _pair(method, "plan", given, "the next state and the tasks by device")
     if not isinstance(tasks, Mapping):
@@ -66,13 +66,13 @@ def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, M
 def aggregate(
     method: AnyMethod, state: Any, updates: Iterable[tuple[DeviceId, Any]], combine: Combine = MEAN
 ) -> Any:
-    """The coordinator's state after a round. Raises MethodError, and what `updates` raises."""
+    """Return the coordinator's state after a round. Raises MethodError, and errors of `updates`."""
     merged = _run_step(method, "aggregate", lambda: method.aggregate(state, updates, combine))
     return _checked(method, "aggregate", merged, method.state_type, "state")
 
 
 def init_device(method: AnyMethod, weights: FlatArray) -> Any:
-    """A device's state before its first task. Raises MethodError."""
+    """Return a device's state before its first task. Raises MethodError."""
     weights.flags.writeable = False
     state = _run_step(method, "init_device", lambda: method.init_device(weights))
     return _checked(method, "init_device", state, method.device_state_type, "state")
@@ -81,7 +81,9 @@ def init_device(method: AnyMethod, weights: FlatArray) -> Any:
 def work(
     method: AnyMethod, state: Any, task: Any, trainer: Trainer, budget: Budget, key: Key
 ) -> tuple[Any, Any]:
-    """A device's next state and its update. Raises MethodError, and what the trainer raises on purpose."""
+    """Return a device's next state and its update. Raises MethodError, and errors that the trainer raises on
+    purpose.
+    """
     frozen(state), frozen(task)
     given = _run_step(method, "work", lambda: method.work(state, task, trainer, budget, key))
     after, update = _pair(method, "work", given, "the device's next state and its update")
@@ -90,7 +92,7 @@ def work(
 
 
 def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
-    """The ratios at which a device could work, at least one, ascending. Raises MethodError."""
+    """Return the ratios at which a device could work, at least one, ascending. Raises MethodError."""
     given = _run_step(method, "choices", lambda: method.choices(report))
     if not isinstance(given, list | tuple) or not all(isinstance(one, Choice) for one in given):
         raise MethodError(f"{title(method, 'choices')} returns {_kind(given)}; expected a list of Choice")
@@ -105,7 +107,7 @@ def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Mapping[DeviceId, Any]):
-    """The tasks of a round. Each is checked on access, because it may be made only then."""
+    """The tasks of a round, each checked on access, because it may be made only then."""
 
     method: AnyMethod
     tasks: Mapping[DeviceId, Any]
@@ -124,13 +126,13 @@ class _Tasks(Mapping[DeviceId, Any]):
 
 
 def title(method: AnyMethod, step: str) -> str:
-    """The method and its step, as the beginning of an error message."""
+    """Return the method and its step, as the beginning of an error message."""
     kind = type(method)
     return f"method {kind.__module__}:{kind.__qualname__}: `{step}`"
 
 
 def frozen(value: T) -> T:
-    """`value` after all arrays in it, at any depth, have become read-only."""
+    """Make all arrays in `value` read-only, at any depth, and return it."""
     for _, leaf, _ in _leaves(value, ""):
         if isinstance(leaf, np.ndarray):
             leaf.flags.writeable = False
@@ -138,7 +140,9 @@ def frozen(value: T) -> T:
 
 
 def _run_step(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
-    """The result of a step. An error in a user's step becomes a MethodError that names the user's line."""
+    """Return the result of a step; an error in a user's step becomes a MethodError that names the user's
+    line.
+    """
     if type(method).__module__.startswith("fleetune."):
         return call()
     try:
@@ -153,7 +157,7 @@ def _run_step(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
 
 
 def _place(method: AnyMethod, problem: BaseException) -> str:
-    """File and line of the user's code that ran last when `problem` was raised."""
+    """Return file and line of the user's code that ran last when `problem` was raised."""
     frames = traceback.extract_tb(problem.__traceback__)
     home = getattr(sys.modules.get(type(method).__module__), "__file__", None)
     own = [one for one in frames if one.filename == home or not is_library(one.filename)]
@@ -167,10 +171,10 @@ def _pair(method: AnyMethod, step: str, given: Any, due: str) -> tuple[Any, Any]
 
 
 def _checked(method: AnyMethod, step: str, value: T, kind: type, what: str) -> T:
-    """`value` with read-only arrays, after a check that the codec can carry all of it.
+    """Return `value` with read-only arrays, after a check that the codec can encode all of it.
 
     Raises:
-        MethodError: `value` is of another type than `kind`, or the codec cannot carry a part of it.
+        MethodError: `value` is of another type than `kind`, or the codec cannot encode a part of it.
     """
     _check_type(method, step, value, kind, what)
     for place, leaf, dtypes in _leaves(value, what):
@@ -196,7 +200,7 @@ def _checked(method: AnyMethod, step: str, value: T, kind: type, what: str) -> T
 
 
 def _check_type(method: AnyMethod, step: str, value: Any, kind: type, what: str) -> None:
-    """Raises MethodError: `value` is not of `kind`, and has not the fields that it is written with either."""
+    """Raise MethodError if `value` is neither of type `kind` nor has the fields as which it is stored."""
     if isinstance(value, kind):
         return
     if not (_has_fields(value) and _has_fields(kind) and _fields_of(value) <= _fields_of(kind)):
@@ -211,7 +215,9 @@ Leaf = tuple[str, Any, frozenset[type]]
 
 
 def _leaves(value: Any, place: str, dtypes: frozenset[type] = frozenset()) -> Iterator[Leaf]:
-    """What is no container, with its place and the types of elements that its field's hint names."""
+    """Yield all values that are no containers, with their place and the element types in their field's type
+    hint.
+    """
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _leaves(one, f"{place}[{key}]", dtypes)
@@ -233,7 +239,7 @@ def _fields_of(value: Any) -> AbstractSet[str]:
 
 @cache
 def _fields(kind: Any) -> Mapping[str, frozenset[type]]:
-    """The fields of a dataclass or struct, and the NumPy types of elements that their hints name."""
+    """Return the fields of a dataclass or struct, and the NumPy element types that their type hints name."""
     is_struct = issubclass(kind, msgspec.Struct)
     names = kind.__struct_fields__ if is_struct else [part.name for part in dataclasses.fields(kind)]
     try:

@@ -70,8 +70,9 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Task:
-    """The device's part of the model, or the whole model, from which the device chooses `ratio` of the
-    neurons.
+    """A task with the device's part of the model, or the whole model.
+
+    From the whole model, the device chooses `ratio` of the neurons.
     """
 
     patch: Patch
@@ -79,9 +80,9 @@ class Task:
 
 
 def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:
-    """For each neuron, the sum of |value|^order over its incoming weights and its bias, group by group.
+    """Return the sum of |value|^order over each neuron's incoming weights and bias, group by group.
 
-    It ranks neurons like the l1 norm (order 1) or the l2 norm (order 2). If residual additions couple the
+    This ranks neurons like the l1 norm (order 1) or the l2 norm (order 2). If residual additions couple the
     channels of several layers, a neuron has incoming weights in each of them.
 
     Args:
@@ -102,7 +103,9 @@ def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:
 
 
 def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
-    """The num_active(n, ratio) highest-scoring neurons of each group of n; the leftmost ones among ties."""
+    """Return the num_active(n, ratio) highest-scoring neurons of each group of n; the leftmost ones among
+    ties.
+    """
     chosen = []
     for group in scores:
         active = np.zeros(group.size, dtype=bool)
@@ -112,7 +115,10 @@ def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
 
 
 def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
-    """`weights` with 0 outside `part`, both of shape (spec.size,); running statistics stay."""
+    """Return `weights` with 0 outside `part`, both of shape (spec.size,).
+
+    Running statistics do not change.
+    """
     outside = ~part
     outside[spec.num_parameters :] = False
     return np.where(outside, weights.dtype.type(0), weights)
@@ -120,9 +126,7 @@ def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
 
 @dataclass(frozen=True)
 class PartAveraging(Method[ServerState, D, Task, Update]):
-    """The coordinator's half: send each device its own part, and average each entry over the parts that hold
-    it.
-    """
+    """The coordinator's half: send each device its part, and average each entry over the parts with it."""
 
     spec: ModelSpec
 
@@ -131,7 +135,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (ACTIVE_SHARE,)
 
     def first_selection(self, ratio: float) -> Selection:
-        """What to send a device with no known part; with `Everything`, the device chooses."""
+        """Return what to send a device with no known part; with `Everything`, the device chooses its part."""
         return Everything()
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
@@ -181,7 +185,7 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
 
     @abstractmethod
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """On the device: the importance of each neuron of the whole model, group by group."""
+        """Return the importance of each neuron of the whole model, group by group; runs on the device."""
         ...
 
     def work(
@@ -199,7 +203,9 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The cost down is that of the first round, because the first round must meet the deadline too."""
+        """Return the choices of ratio. The cost down is that of the first round, which must meet the deadline
+        too.
+        """
         return [self._choice(ratio) for ratio in RATIOS]
 
     def _choice(self, ratio: float) -> Choice:

@@ -27,7 +27,7 @@ S = TypeVar("S")  # coordinator state
 
 @dataclass(frozen=True)
 class Update:
-    """The device's model after training."""
+    """An update with the device's model after training."""
 
     patch: Patch
 
@@ -44,12 +44,15 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
 
     @abstractmethod
     def targets(self, state: S) -> Callable[[DeviceId], FlatArray]:
-        """On the coordinator: a function that makes a participant's target, shape (spec.size,)."""
+        """Return a function that makes a participant's target, shape (spec.size,).
+
+        Runs on the coordinator.
+        """
         ...
 
     @abstractmethod
     def pull_towards(self, target: FlatArray) -> Pull:
-        """On the device: the loss term that pulls towards the received target."""
+        """Return the loss term that pulls towards the received target; used on the device."""
         ...
 
     def plan(self, state: S, round_: Round, key: Key) -> tuple[S, Mapping[DeviceId, Task]]:
@@ -68,6 +71,6 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """One choice: whole models both ways. The device also holds its target in memory."""
+        """Return one choice: whole models both ways. The device also holds its target in memory."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]

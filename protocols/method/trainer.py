@@ -19,7 +19,7 @@ Part = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class Pull:
-    """A term strength * ||w - target||^2 added to the loss (gradient 2 * strength * (w - target)).
+    """A loss term strength * ||w - target||^2 (gradient 2 * strength * (w - target)).
 
     Attributes:
         target: weights that the term pulls to, shape (spec.size,).
@@ -105,7 +105,9 @@ class Fit:
 
 
 def num_local_steps(num_steps: int, local_work: float) -> int:
-    """Steps of a device that does a share `local_work` of a round's steps: at least one if there are any."""
+    """Return the steps of a device that does a share `local_work` of a round's steps; at least one if there
+    are any.
+    """
     return max(1, round(local_work * num_steps)) if num_steps else 0
 
 
@@ -134,11 +136,14 @@ class Trainer(Protocol):
         ...
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        """Mean loss in evaluation mode over a part, or over its samples in `rows`; 0 without samples."""
+        """Return the mean loss in evaluation mode over a part, or over its samples in `rows`; 0 without
+        samples.
+        """
         ...
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
-        """Accuracy in evaluation mode, 0..1; None if the part is empty or the task has no accuracy.
+        """Return the accuracy in evaluation mode, 0..1; None if the part is empty or the task has no
+        accuracy.
 
         See `Method.tasks`. A method may use the training and validation parts only, because nothing may be
         chosen by the test split.
@@ -146,11 +151,11 @@ class Trainer(Protocol):
         ...
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """Loss of each sample of a part in evaluation mode, shape (n,)."""
+        """Return the loss of each sample of a part in evaluation mode, shape (n,)."""
         ...
 
     def score(self, weights: FlatArray, part: Part) -> float | None:
-        """Score of a model by the run's task (accuracy in classification); None if the part cannot show it.
+        """Return a model's score by the run's task (accuracy in classification); None if the part has none.
 
         A method may not use the test part.
         """
@@ -162,14 +167,15 @@ class Trainer(Protocol):
         ...
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        """Gradient of the mean loss in evaluation mode, shape (spec.size,), 0 for running statistics.
+        """Return the gradient of the mean loss in evaluation mode, shape (spec.size,), 0 for running
+        statistics.
 
         The mean is over the training samples in `rows`, or over all training samples.
         """
         ...
 
     def batches(self, key: Key) -> Iterable[Rows]:
-        """Rows of the training batches in the order of `fit`, for all epochs of the run.
+        """Yield the rows of the training batches in the order of `fit`, for all epochs of the run.
 
         Raises:
             TrainingStopped: the agent is stopping.

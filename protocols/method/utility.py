@@ -8,7 +8,7 @@ _BEYOND = 0.7  # exponent of local training beyond the run's epochs, from the sa
 
 
 def default_utility(budget: Budget) -> float:
-    """Utility of a round within `budget`, as measured with FedSPU; below 1 at the run's epochs.
+    """Return the utility of a round within `budget`, as measured with FedSPU; below 1 at the run's epochs.
 
     Rounds to an accuracy were more than 110 at a ratio of 0.1, then 49, 38 and 25 at 0.2, 0.3 and 0.4. A
     small ratio thus has less utility than its share, and a large one hardly more than one half as large.
@@ -20,5 +20,7 @@ def default_utility(budget: Budget) -> float:
 
 
 def training_utility(local_work: float, beyond: float) -> float:
-    """Utility of a multiple of the run's local training; a multiple above 1 counts to the power `beyond`."""
+    """Return the utility of a multiple of the run's local training; a multiple above 1 counts to the power
+    `beyond`.
+    """
     return local_work if local_work <= 1 else local_work**beyond

@@ -1,4 +1,4 @@
-"""What a fleet learns: tasks by kind, one file each and one line here; their losses and scores."""
+"""The tasks that a fleet can learn, one file each and one line here; their losses and scores."""
 
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks.classification import Classification
@@ -16,12 +16,12 @@ CLASSIFICATION = Classification(TaskSection())
 
 
 def score_named(name: str) -> Score | None:
-    """The score of that name among all tasks; None if there is none."""
+    """Return the score of that name among all tasks; None if there is none."""
     return next((one for task in TASKS.values() for one in task.scores if one.name == name), None)
 
 
 def task_of(section: TaskSection) -> Task:
-    """The task of a run's [task] section.
+    """Return the task of a run's [task] section.
 
     Raises:
         SettingError: the section names a loss or a score that the task does not have.

@@ -51,18 +51,18 @@ class Threshold(Struct, frozen=True):
 
 
 def num_needed(quantile: float) -> int:
-    """The smallest number of samples whose largest error is a threshold of this quantile."""
+    """Return the smallest number of samples whose largest error is a threshold of this quantile."""
     return math.ceil(quantile / (1 - quantile) - _SLACK)
 
 
 def threshold_of(errors: NDArray[np.floating], quantile: float) -> float:
-    """The threshold for the errors of n > 0 normal samples, shape (n,)."""
+    """Return the threshold for the errors of n > 0 normal samples, shape (n,)."""
     rank = _rank(len(errors), quantile)
     return float(np.partition(errors, rank - 1)[rank - 1])
 
 
 def false_alarms_of(num_samples: int, quantile: float, of: str) -> FalseAlarms:
-    """The false alarms of the threshold from `threshold_of`, found on `num_samples` > 0 samples."""
+    """Return the false alarms of the threshold from `threshold_of`, found on `num_samples` > 0 samples."""
     rank = _rank(num_samples, quantile)
     above = num_samples + 1 - rank
     low, high = (beta_quantile(share, above, rank) for share in (_TAIL, 1 - _TAIL))

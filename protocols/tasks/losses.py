@@ -36,8 +36,9 @@ def _huber(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> 
 
 
 def _binary(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> Pair:
-    """Binary cross-entropy from logits; `class_weights` multiply the part of a present label (torch's
-    pos_weight).
+    """Return binary cross-entropy from logits; `class_weights` multiply the part of a present label.
+
+    These are torch's pos_weight.
     """
     weights = _array(xp, section.class_weights or (1.0,), outputs)
     present = targets * weights
@@ -49,7 +50,7 @@ def _binary(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) ->
 
 
 def _quantile(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> Pair:
-    """The pinball loss: outputs (n, k, quantiles), targets (n, k, 1)."""
+    """Return the pinball loss: outputs (n, k, quantiles), targets (n, k, 1)."""
     quantiles = _array(xp, section.quantiles, outputs)
     residual = targets - outputs
     sign = xp.sign(residual)
@@ -67,13 +68,13 @@ RULES: dict[str, Rule] = {
 
 
 def _array(xp: ModuleType, numbers: tuple[float, ...], beside: Any) -> Any:
-    """`numbers` as an array on the device of `beside`, which may be a card."""
+    """Return `numbers` as an array on the device of `beside`, which may be a GPU."""
     found = xp.asarray(numbers, dtype=xp.float32)
     return found if xp is np else found.to(beside.device)
 
 
 def shaped(name: str, outputs: Any, targets: Any, section: TaskSection) -> Pair:
-    """Outputs and targets in the shapes that the loss pairs, batch axis first."""
+    """Return outputs and targets in the shapes that the loss pairs, batch axis first."""
     if name == QUANTILE:
         return outputs.reshape(-1, targets.shape[1], len(section.quantiles)), targets[:, :, None]
     return outputs, targets
@@ -82,7 +83,7 @@ def shaped(name: str, outputs: Any, targets: Any, section: TaskSection) -> Pair:
 def sample_losses(
     name: str, section: TaskSection, outputs: NDArray[np.float32], targets: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """The loss of each sample, shape (n,), computed by numpy.
+    """Return the loss of each sample, shape (n,), computed by numpy.
 
     Args:
         name: one of `RULES`, or `CROSS_ENTROPY`.

@@ -15,7 +15,7 @@ NORMAL, ANOMALY = 0, 1
 
 
 class Reconstruction(Task):
-    """The model reproduces the sample, flat, as it sees it. A sample's error is its loss.
+    """The model reproduces the flattened sample in its own input form. A sample's error is its loss.
 
     Labels mark anomalies (1) and normal samples (0), shape (n,); without labels all are taken as normal.
     Anomalies are used for testing, never for training.
@@ -66,22 +66,22 @@ class Reconstruction(Task):
         return labels.astype(np.int64, copy=False)
 
     def trained_on(self, labels: Array) -> NDArray[np.bool_] | None:
-        """True for normal samples."""
+        """Mark the normal samples; None if all are normal."""
         return None if not labels.any() else labels == NORMAL
 
     def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
-        """The samples themselves, flat."""
+        """Return the samples themselves, flattened."""
         return inputs.reshape(len(inputs), -1)
 
     def target_shape(self, num_outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
         return (math.prod(input_shape),)
 
     def judged(self, outputs: Array, targets: Array) -> Array:
-        """Each sample's error, shape (n,)."""
+        """Return each sample's error, shape (n,)."""
         return self.sample_losses(outputs, targets)
 
     def threshold(self, reference: NDArray[np.float64]) -> float:
-        """The error above which a sample is an anomaly.
+        """Return the error above which a sample is an anomaly.
 
         Args:
             reference: errors of at least one normal sample of the device, shape (n,).

@@ -39,7 +39,7 @@ class Regression(Task):
         return len(self.section.quantiles) if self.loss == QUANTILE else 1
 
     def judged(self, outputs: Array, _: Array) -> Array:
-        """The prediction of each number, shape (n, numbers)."""
+        """Return the prediction of each number, shape (n, numbers)."""
         if self._quantiles == 1:
             return outputs
         middle = int(np.argmin(np.abs(np.subtract(self.section.quantiles, 0.5))))

@@ -26,7 +26,8 @@ class Gain:
 
 
 def score_gain(task: Task, ours: Array, theirs: Array, labels: Array) -> Gain | None:
-    """How much better `ours` is than `theirs` by the task's score; None if these samples have no score.
+    """Return how much better `ours` is than `theirs` by the task's score; None if these samples have no
+    score.
 
     Args:
         task: the run's task.

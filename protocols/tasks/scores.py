@@ -30,7 +30,7 @@ class Score:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Its smallest and largest possible value."""
+        """The smallest and largest possible value of the score."""
         return (0.0, 1.0) if self.share else (-1e30, 1e30)
 
 
@@ -38,24 +38,24 @@ ACCURACY = Score("accuracy", "accuracy", "Fraction of samples predicted correctl
 
 
 def accuracy(predicted: Labels, labels: Labels) -> float:
-    """Fraction predicted correctly."""
+    """Return the fraction of samples that are predicted correctly."""
     return int((predicted == labels).sum()) / len(labels)
 
 
 def balanced_accuracy(predicted: Labels, labels: Labels) -> float:
-    """Mean over the classes that occur of the fraction of them predicted correctly."""
+    """Return the mean, over the classes that occur, of the fraction of their samples predicted correctly."""
     found = [float((predicted[labels == one] == one).mean()) for one in np.unique(labels)]
     return float(np.mean(found))
 
 
 def macro_f1(predicted: Labels, labels: Labels) -> float:
-    """Mean F1 over the classes that occur, among labels or predictions."""
+    """Return the mean F1 over the classes that occur among labels or predictions."""
     classes = np.union1d(predicted, labels)
     return float(np.mean([_f1(predicted == one, labels == one) for one in classes]))
 
 
 def macro_f1_of_many(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float | None:
-    """Mean F1 over the labels (columns) that occur in either; None if none does."""
+    """Return the mean F1 over the labels (columns) that occur in either array; None if none does."""
     places = np.flatnonzero(predicted.any(axis=0) | labels.any(axis=0))
     return float(np.mean([_f1(predicted[:, k], labels[:, k]) for k in places])) if places.size else None
 
@@ -66,9 +66,9 @@ def _f1(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float:
 
 
 def auroc(values: Floats, positive: NDArray[np.bool_]) -> float | None:
-    """Probability that a positive sample has the larger value than a negative one, ties half.
+    """Return the probability that a positive sample has a larger value than a negative one; ties count half.
 
-    None unless both kinds occur.
+    The result is None unless both kinds occur.
     """
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
@@ -80,7 +80,7 @@ def auroc(values: Floats, positive: NDArray[np.bool_]) -> float | None:
 
 
 def average_precision(values: Floats, positive: NDArray[np.bool_]) -> float | None:
-    """Area under precision over recall (AUPRC), as steps; None if no sample is positive."""
+    """Return the area under precision over recall (AUPRC), as steps; None if no sample is positive."""
     if not positive.any():
         return None
     order = np.argsort(-values, kind="stable")
@@ -92,18 +92,18 @@ def average_precision(values: Floats, positive: NDArray[np.bool_]) -> float | No
 
 
 def mean_of(found: list[float | None]) -> float | None:
-    """Mean of the known values; None if there are none."""
+    """Return the mean of the known values; None if there are none."""
     there = [one for one in found if one is not None]
     return float(np.mean(there)) if there else None
 
 
 def mae(predicted: Floats, labels: Floats) -> float:
-    """Mean absolute error."""
+    """Return the mean absolute error."""
     return float(np.abs(predicted - labels).mean(dtype=np.float64))
 
 
 def rmse(predicted: Floats, labels: Floats) -> float:
-    """Root of the mean squared error."""
+    """Return the root of the mean squared error."""
     return float(np.sqrt(np.square(predicted - labels, dtype=np.float64).mean()))
 
 
