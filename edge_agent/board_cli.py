@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 def profile(
     broker: Annotated[
-        str | None, typer.Option(envvar="FLEETUNE_BROKER", help="broker to measure the link to, see run")
+        str | None,
+        typer.Option(
+            envvar="FLEETUNE_BROKER", help="broker to which the link is measured, as for edge-agent run"
+        ),
     ] = None,
     fleet: Annotated[str | None, typer.Option(help="name of the fleet, required with --broker")] = None,
     device: DeviceId = None,
@@ -36,7 +39,7 @@ def profile(
     ] = None,
     trainer: Trainer = "auto",
     threads: Threads = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
     save: Annotated[
         Path | None, typer.Option(help="write a firmware profile of this board, for run --board FILE")
     ] = None,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Run = Annotated[str | None, typer.Option(help="id of a run whose model to use; default: the deployed model")]
 BundleFile = Annotated[
-    Path | None, typer.Option(help="from edge-coordinator export; needed on a device that trains with torch")
+    Path | None,
+    typer.Option(help="bundle from edge-coordinator export; needed on a device that trains with torch"),
 ]
 Trust = Annotated[
     list[str], typer.Option(help="package.module of your own that the run names; may be repeated")
@@ -28,7 +29,7 @@ _ROWS = 10
 
 def export(
     fleet: Annotated[str, typer.Option(help="name of the fleet")],
-    out: Annotated[Path, typer.Option(help="file to write, .onnx")],
+    out: Annotated[Path, typer.Option(help="the .onnx file to write")],
     device: DeviceId = None,
     state: StateFolder = STATE,
     run: Run = None,

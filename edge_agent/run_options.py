@@ -29,7 +29,9 @@ TrainOn = Annotated[
     str, typer.Option(help="device that computes: cpu, cuda or cuda:1, tensorrt (onnx), mps (torch)")
 ]
 Threads = Annotated[int, typer.Option(min=1, help="processor threads of training")]
-Authority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
+Authority = Annotated[
+    str | None, typer.Option(help="PEM file of the authority that signed the broker's certificate (TLS)")
+]
 Certificate = Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")]
 CertificateKey = Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")]
 Root = Annotated[Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder with this board's proc and sys")]
@@ -47,7 +49,9 @@ class RunOptions:
     fleet: Annotated[str, typer.Option(help="name of the fleet (the coordinator's run.name)")]
     broker: Annotated[
         str,
-        typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
+        typer.Option(
+            envvar="FLEETUNE_BROKER", help="host:port or mqtt://user:password@host:port (mqtts:// for TLS)"
+        ),
     ]
     data: Annotated[
         str,

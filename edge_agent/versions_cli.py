@@ -25,7 +25,7 @@ def models(
     device: DeviceId = None,
     state: StateFolder = STATE,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
     """List the versions of this device's model with their figures, and why each was deployed or not."""
     import rich
@@ -62,7 +62,7 @@ def rollback(
 
 def pin(
     fleet: Fleet,
-    version: Annotated[int, typer.Argument(help="number, see models")],
+    version: Annotated[int, typer.Argument(help="number of the version, see edge-agent models")],
     device: DeviceId = None,
     state: StateFolder = STATE,
 ) -> None:

@@ -28,16 +28,16 @@ def wipe(
     state: Annotated[Path, typer.Option(help="folder of the personal models, as in run")] = Path(
         "agent-state"
     ),
-    fleet: Annotated[str | None, typer.Option(help="only devices of this fleet")] = None,
-    device: Annotated[str | None, typer.Option(help="only this device")] = None,
+    fleet: Annotated[str | None, typer.Option(help="remove the state of this fleet only")] = None,
+    device: Annotated[str | None, typer.Option(help="remove the state of this device only")] = None,
     sample: Annotated[
         list[str] | None, typer.Option(help="only the sample with this id; may be repeated")
     ] = None,
     day: Annotated[
         str | None, typer.Option(help="only samples that arrived on this day, local time, such as 2026-05-31")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove without asking")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
     """Remove stored data of agents in a folder, personal models too, or some of their samples.
 

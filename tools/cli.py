@@ -25,31 +25,41 @@ app = typer.Typer(
 app.add_typer(link_cli.app, name="link")
 app.add_typer(bench_app, name="bench")
 
-RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
-RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
+RunFile = Annotated[Path, typer.Argument(help="TOML file with the run's settings, see examples/")]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="folder of the runs")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="training processes, one thread each; 0: none but this one; else one a core, here or there"
+        help="training processes with one thread each; 0: train in this process; default: one for each core"
     ),
 ]
-Fresh = Annotated[bool, typer.Option(help="replace what an earlier run of this name left")]
+Fresh = Annotated[bool, typer.Option(help="replace the files of an earlier run of this name")]
 Trackers = Annotated[
-    list[str], typer.Option("--tracker", help="tensorboard, mlflow or module:function follows; may repeat")
+    list[str],
+    typer.Option(
+        "--tracker",
+        help="tracker that follows the run: tensorboard, mlflow or module:function; may be repeated",
+    ),
 ]
-Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", help="section.key=value, replaces that setting of RUN_FILE; may be repeated"),
+]
 
 EngineChoice = Annotated[
-    Engine, typer.Option(help="where devices work: here, or on the nodes of a Ray cluster")
+    Engine, typer.Option(help="where devices train: in local processes, or on the nodes of a Ray cluster")
 ]
 Cards = Annotated[
     str | None,
-    typer.Option("--device", help="what torch trains on: cpu, or cards, e.g. cuda:0,cuda:1; fleet.train_on"),
+    typer.Option(
+        "--device",
+        help="device that torch trains on: cpu, or cards, e.g. cuda:0,cuda:1; default: fleet.train_on",
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
-        help="of the Ray cluster; else $RAY_ADDRESS; without either one begins and ends with this command"
+        help="address of the Ray cluster; default: $RAY_ADDRESS, or one that lasts as long as this command"
     ),
 ]
 
@@ -57,7 +67,8 @@ Address = Annotated[
 @app.callback()
 def main(
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
-        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+        bool,
+        typer.Option("--version", help="print the version and exit", is_eager=True, callback=show_version),
     ] = False,
 ) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -86,7 +97,9 @@ def run(
     address: Address = None,
     device: Cards = None,
     fresh: Fresh = False,
-    follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
+    follow: Annotated[
+        bool, typer.Option(help="print one line per round, for a log, instead of a progress bar")
+    ] = False,
     tracker: Trackers = [],  # noqa: B006 - typer's way of saying it
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
@@ -117,16 +130,19 @@ def compare(
         str | None,
         typer.Option(help="comma-separated, `kapc*`, or `all`; else local-only, fedavg and the file's own"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="runs of each method, with run.seed and the seeds after it")] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="number of runs of each method, with run.seed and the seeds after it")
+    ] = 1,
     target: Annotated[
-        float | None, typer.Option(help="accuracy whose cost is reported, e.g. 0.9; else 95 % of the best")
+        float | None,
+        typer.Option(help="accuracy whose cost is reported, e.g. 0.9; default: 95 % of the best"),
     ] = None,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -162,22 +178,25 @@ def compare(
 @app.command()
 def sweep(
     run_file: RunFile,
-    over: Annotated[list[str], typer.Option(help="section.key=value,value; may repeat: all combinations")],
+    over: Annotated[
+        list[str], typer.Option(help="section.key=value,value; may be repeated: all combinations run")
+    ],
     search: Annotated[
         int | None, typer.Option(help="number of trials that Optuna chooses, also in ranges: low..high[:log]")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="runs of each combination, with run.seed and the seeds after it")
+        int, typer.Option(help="number of runs of each combination, with run.seed and the seeds after it")
     ] = 1,
     target: Annotated[
-        float | None, typer.Option(help="accuracy whose cost is reported, e.g. 0.9; else 95 % of the best")
+        float | None,
+        typer.Option(help="accuracy whose cost is reported, e.g. 0.9; default: 95 % of the best"),
     ] = None,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -216,14 +235,16 @@ def paper(
         str | None,
         typer.Argument(help="a cell's name, `kapc*`, `all`, or a file like these; none: list them"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="runs, with the cell's run.seed and the seeds after it")] = 3,
+    seeds: Annotated[
+        int, typer.Option(help="number of runs, with the cell's run.seed and the seeds after it")
+    ] = 3,
     data: Annotated[str | None, typer.Option(help="folder of the data set's original files")] = None,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Run a cell of a paper's table, and show the paper's number and ours.
@@ -257,17 +278,19 @@ def paper(
 
 @app.command()
 def table(
-    name: Annotated[str | None, typer.Argument(help="a table's name, e.g. kapc-1; none: list them")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="name of a table, e.g. kapc-1; without it the tables are listed")
+    ] = None,
     seeds: Annotated[
-        int, typer.Option(help="runs of each cell, with its run.seed and the seeds after it")
+        int, typer.Option(help="number of runs of each cell, with the cell's run.seed and the seeds after it")
     ] = 3,
-    show: Annotated[bool, typer.Option(help="run nothing, show the finished runs")] = False,
+    show: Annotated[bool, typer.Option(help="start no runs, only show the finished ones")] = False,
     runs: RunsFolder = Path("runs"),
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     device: Cards = None,
-    fresh: Annotated[bool, typer.Option(help="repeat finished runs, too")] = False,
+    fresh: Annotated[bool, typer.Option(help="repeat finished runs too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Run every cell of a paper's table, and show the paper's numbers and ours.
@@ -293,7 +316,7 @@ def table(
 @app.command()
 def split(
     run_file: RunFile,
-    out: Annotated[Path, typer.Argument(help="folder for one .npz a device")],
+    out: Annotated[Path, typer.Argument(help="folder for the .npz files, one for each device")],
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Write each simulated device's share of the data as a file for `edge-agent run --data npz:FILE`."""

@@ -19,21 +19,28 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Up = Annotated[float | None, typer.Option("--up", help="from an agent, Mbit/s of TCP payload")]
-Down = Annotated[float | None, typer.Option("--down", help="to an agent, Mbit/s of TCP payload")]
-Delay = Annotated[float, typer.Option(help="ms one way; a ping takes twice that")]
-Loss = Annotated[float, typer.Option(help="percent of the packets, each way")]
+Up = Annotated[float | None, typer.Option("--up", help="rate from an agent, Mbit/s of TCP payload")]
+Down = Annotated[float | None, typer.Option("--down", help="rate to an agent, Mbit/s of TCP payload")]
+Delay = Annotated[float, typer.Option(help="delay one way, ms; a ping takes twice as long")]
+Loss = Annotated[float, typer.Option(help="percentage of packets lost in each direction")]
 PresetName = Annotated[
-    str | None, typer.Option("--preset", help="a kind of link, see `edge-sim link presets`")
+    str | None, typer.Option("--preset", help="name of a preset link, see `edge-sim link presets`")
 ]
 TraceFile = Annotated[
     Path | None,
-    typer.Option("--trace", help="CSV file time_s,uplink_bps,downlink_bps; repeats; 0 is an outage"),
+    typer.Option(
+        "--trace",
+        help="CSV file time_s,uplink_bps,downlink_bps, which is repeated; a rate of 0 is an outage",
+    ),
 ]
-RunFile = Annotated[Path | None, typer.Option("--run", help="that run.toml's fleet: a link a device")]
-Agents = Annotated[int, typer.Option(min=1, help="how many links")]
-Seed = Annotated[int, typer.Option(help="of what a preset leaves to chance")]
-Name = Annotated[str, typer.Option(help="of the network; its namespaces are NAME-hub, NAME-0, NAME-1, ...")]
+RunFile = Annotated[
+    Path | None, typer.Option("--run", help="run.toml file; each device of its fleet gets a link")
+]
+Agents = Annotated[int, typer.Option(min=1, help="number of links")]
+Seed = Annotated[int, typer.Option(help="seed of a preset's random values")]
+Name = Annotated[
+    str, typer.Option(help="name of the network; the namespaces are NAME-hub, NAME-0, NAME-1, ...")
+]
 NAME = "fleetune"
 
 
@@ -74,7 +81,9 @@ def up(
 @app.command("status")
 def status(
     name: Name = NAME,
-    seconds: Annotated[float, typer.Option(min=0.5, help="of transfer, each way and each link")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="seconds of transfer in each direction of each link")
+    ] = 3.0,
 ) -> None:
     """Measure every link with a real transfer; exit code 1 if one is not as it should be."""
     from fleetune.tools.links.network_namespaces import obstacle
@@ -96,7 +105,9 @@ def status(
 @app.command("down")
 def down(
     name: Name = NAME,
-    everything: Annotated[bool, typer.Option("--all", help="all networks, whatever their names")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="remove all networks, whatever their names")
+    ] = False,
 ) -> None:
     """Remove a network: its links, namespaces and helper processes; whole, half made, or left by a crash."""
     from fleetune.tools.links import network_namespaces

@@ -21,9 +21,10 @@ app = typer.Typer(
 
 @app.callback()
 def main(
-    verbose: Annotated[bool, typer.Option(help="log every message's fate")] = False,
+    verbose: Annotated[bool, typer.Option(help="log what happens to every message")] = False,
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
-        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+        bool,
+        typer.Option("--version", help="print the version and exit", is_eager=True, callback=show_version),
     ] = False,
 ) -> None:
     level = logging.DEBUG if verbose else logging.WARNING

@@ -11,7 +11,7 @@ from fleetune.protocols.one_line import one_line_errors
 
 def invite(
     folder: RunFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
     """Print the command by which a device joins a run's fleet, with the fleet's password if it has one."""
     import msgspec
@@ -29,16 +29,21 @@ def invite(
 
 
 def broker_config(
-    fleet: Annotated[list[str], typer.Option(help="name of a fleet; may repeat")],
-    out: Annotated[Path | None, typer.Option(help="folder to write both files to; else printed")] = None,
+    fleet: Annotated[list[str], typer.Option(help="name of a fleet; may be repeated")],
+    out: Annotated[
+        Path | None, typer.Option(help="folder to write both files to; default: print them")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="of the listener; else 8883 with TLS, 1883 without")
+        int | None,
+        typer.Option(min=1, max=65535, help="port of the listener; default: 8883 with TLS, 1883 without"),
     ] = None,
     cert: Annotated[Path | None, typer.Option(help="PEM file of the broker's certificate (TLS)")] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file of its key (TLS)")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(help="PEM file of the authority of devices' certificates, in place of passwords"),
+        typer.Option(
+            help="PEM file of the authority that signs the devices' certificates, which replace passwords"
+        ),
     ] = None,
 ) -> None:
     """Write settings and access rules for your own mosquitto broker: one user for each device."""

@@ -54,7 +54,8 @@ def service(
     broker: BrokerUrl = None,
     bind: BrokerBind = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="of the first fleet's embedded broker; 0 takes free ones")
+        int,
+        typer.Option(min=0, max=65535, help="port of the first fleet's embedded broker; 0 takes free ports"),
     ] = 1883,
     ca: BrokerAuthority = None,
     cert: BrokerCertificate = None,

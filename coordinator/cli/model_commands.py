@@ -10,7 +10,7 @@ from fleetune.protocols.one_line import one_line_errors
 
 
 def weights(
-    folder: RunFolder, out: Annotated[Path, typer.Argument(help="file to write, .safetensors")]
+    folder: RunFolder, out: Annotated[Path, typer.Argument(help="the .safetensors file to write")]
 ) -> None:
     """Write a run's shared model, as it stands, as safetensors."""
     from fleetune.coordinator.run.stored_run import look_at, save_shared_model
@@ -27,12 +27,15 @@ def export(
         str | None, typer.Option("--input", help="shape of one sample, e.g. 1x28x28")
     ] = None,
     classes: Annotated[int | None, typer.Option(min=2, help="number of classes")] = None,
-    out: Annotated[Path | None, typer.Option(help="file to write; else MODEL.bundle here")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="file to write; default: MODEL.bundle in the current folder")
+    ] = None,
     onnx: Annotated[
-        Path | None, typer.Option(help="folder for its graphs as ONNX files, to look at (e.g. in Netron)")
+        Path | None,
+        typer.Option(help="folder for the bundle's graphs as ONNX files, to view them (e.g. in Netron)"),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="of first weights, where a coordinator without torch cannot draw them")
+        int, typer.Option(help="seed of the first weights, for models whose weights only torch can draw")
     ] = 0,
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:

@@ -5,29 +5,38 @@ from typing import Annotated
 
 import typer
 
-RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
+RunFile = Annotated[Path, typer.Argument(help="TOML file with the run's settings, see examples/")]
 RunFolder = Annotated[Path, typer.Argument(help="folder of a run, e.g. runs/demo")]
-Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
-RunOrName = Annotated[str, typer.Argument(help="folder of a run, or the name of one of a service")]
-ServiceFolder = Annotated[Path, typer.Option("--service", help="folder of the service, for a run's name")]
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", help="section.key=value, replaces that setting of RUN_FILE; may be repeated"),
+]
+RunOrName = Annotated[str, typer.Argument(help="folder of a run, or the name of a service's run")]
+ServiceFolder = Annotated[
+    Path, typer.Option("--service", help="folder of the service that has the run of this name")
+]
 BrokerUrl = Annotated[
     str | None,
     typer.Option(
         envvar="FLEETUNE_BROKER",
-        help="host:port or mqtt[s]://user:password@host:port; embedded if not given",
+        help="host:port or mqtt://user:password@host:port (mqtts:// for TLS); default: an embedded broker",
     ),
 ]
 BrokerBind = Annotated[
     str,
     typer.Option(
-        help="address of the embedded broker; 0.0.0.0 or :: for the network, with a password",
+        help="address of the embedded broker; 0.0.0.0 or ::, with a password, opens it to the network",
         callback=lambda bind: bind.removeprefix("[").removesuffix("]"),  # typed as in a URL
     ),
 ]
-BrokerAuthority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
-BrokerCertificate = Annotated[str | None, typer.Option(help="PEM file of our certificate (TLS)")]
-BrokerKey = Annotated[str | None, typer.Option(help="PEM file of our certificate's key (TLS)")]
-RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
+BrokerAuthority = Annotated[
+    str | None, typer.Option(help="PEM file of the authority that signed the broker's certificate (TLS)")
+]
+BrokerCertificate = Annotated[
+    str | None, typer.Option(help="PEM file of the coordinator's certificate (TLS)")
+]
+BrokerKey = Annotated[str | None, typer.Option(help="PEM file of the key of that certificate (TLS)")]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="folder of the runs")]
 
 
 def sources(context: typer.Context) -> dict[str, str]:

@@ -21,7 +21,7 @@ def report(folder: RunFolder) -> None:
 
 def devices(
     folder: RunFolder,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
     """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
     import msgspec
@@ -51,8 +51,10 @@ def explain(folder: RunFolder) -> None:
 
 def status(
     folder: RunFolder,
-    follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="of a run, for scripts")] = False,
+    follow: Annotated[bool, typer.Option(help="keep showing the state until the run ends or Ctrl-C")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the state of a run as JSON, for scripts")
+    ] = False,
 ) -> None:
     """Show the state of a run, also while it goes on: round, replies, missing devices and reasons.
 

@@ -32,15 +32,18 @@ def serve(
     broker: BrokerUrl = None,
     bind: BrokerBind = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="of the embedded broker; 0 takes a free one")
+        int, typer.Option(min=0, max=65535, help="port of the embedded broker; 0 takes a free port")
     ] = 1883,
     ca: BrokerAuthority = None,
     cert: BrokerCertificate = None,
     key: BrokerKey = None,
-    fleet: Annotated[str | None, typer.Option(help="name of the fleet; the run's name if not given")] = None,
-    fresh: Annotated[bool, typer.Option(help="replace what an earlier run of this name left")] = False,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet; default: the run's name")] = None,
+    fresh: Annotated[bool, typer.Option(help="replace the files of an earlier run of this name")] = False,
     tracker: Annotated[
-        list[str], typer.Option(help="tensorboard, mlflow or module:function follows; may repeat")
+        list[str],
+        typer.Option(
+            help="tracker that follows the run: tensorboard, mlflow or module:function; may be repeated"
+        ),
     ] = [],  # noqa: B006 - typer's way of saying it
     changes: Changes = [],  # noqa: B006
 ) -> None:

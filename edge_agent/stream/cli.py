@@ -111,7 +111,7 @@ def samples(
             help="the --test-fraction of edge-agent run, which decides which samples are test samples",
         ),
     ] = TEST_FRACTION,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for scripts")] = False,
 ) -> None:
     """Show the samples stored on this device: how many of each class, their age, and what was refused."""
     from fleetune.edge_agent.state.agent_store import AgentStore

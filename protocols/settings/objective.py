@@ -14,21 +14,22 @@ class ObjectiveSection(Settings, frozen=True):
     """[objective]
 
     Attributes:
-        minimise: what the run minimises until its models are good. The coordinator proposes each task's
-            ratio, share of the local training and encoding, among those that its device can afford. It
-            plans for the most utility a second (`time`; a round ends after `round.deadline_slack` times its
-            target duration), a byte sent (`bytes`) or a joule (`energy`; idle boards included, if devices
-            report their idle power). `none`: each device takes the largest ratio that fits.
-        at_most: no larger ratio is proposed.
-        least_work: the smallest share of a round's local training that is proposed, for stragglers and for
-            devices that could not take part otherwise; 1: all devices do all of it.
-        most_work: the largest multiple of the local training, for devices with time left: 2 is twice the
-            run's epochs.
-        encodings: of updates, besides `encoding.up`; proposed if they take fewer bytes and that pays. []
-            leaves all devices at `encoding.up`.
-        late: share of a device's rounds that may exceed the deadline. A ratio fits only if all other rounds,
-            by the errors of past forecasts, would be in time; 1: if the forecast is. The smallest ratio needs
-            no safety margin.
+        minimise: what the run minimises until its models reach their accuracy. The coordinator proposes for
+            each task a ratio, a share of the local training and an encoding that the device can afford. It
+            maximises the utility per second (`time`; a round ends after `round.deadline_slack` times its
+            target duration), per byte sent (`bytes`) or per joule (`energy`; including boards that wait, if
+            devices report their idle power). `none`: each device uses the largest ratio that fits its
+            limits.
+        at_most: largest ratio that is proposed.
+        least_work: smallest share of a round's local training that is proposed, for stragglers and for
+            devices that could not take part otherwise. 1: every device does all of the local training.
+        most_work: largest multiple of the local training, for devices with time left. 2 is twice the run's
+            epochs.
+        encodings: encodings of updates that are proposed besides `encoding.up`, where they need fewer bytes
+            and that lowers the cost. []: all devices use `encoding.up`.
+        late: share of a device's rounds that may exceed the deadline. A ratio fits only if all other rounds
+            would be in time, judged by the errors of past forecasts. 1: a ratio fits if its forecast is in
+            time. The smallest ratio needs no safety margin.
     """
 
     minimise: Literal["none", "time", "bytes", "energy"] = "none"

@@ -20,17 +20,19 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-BrokerName = Annotated[str, typer.Option("--broker", help="auto, mosquitto or amqtt")]
+BrokerName = Annotated[str, typer.Option("--broker", help="broker: auto, mosquitto or amqtt")]
 BROKERS = ("auto", "mosquitto", "amqtt")
 
 
 @app.command()
 def coordinator(
-    devices: Annotated[str, typer.Option(help="how many connect; several numbers with commas")] = (
-        "100,500,2000"
-    ),
-    participants: Annotated[str, typer.Option(help="devices that train in a round, or all")] = "all",
-    rounds: Annotated[int, typer.Option(min=2, help="the first is not counted")] = 4,
+    devices: Annotated[
+        str, typer.Option(help="number of devices that connect; several numbers are separated by commas")
+    ] = ("100,500,2000"),
+    participants: Annotated[
+        str, typer.Option(help="number of devices that train in a round, or all")
+    ] = "all",
+    rounds: Annotated[int, typer.Option(min=2, help="number of rounds; the first is not counted")] = 4,
     broker: BrokerName = "auto",
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures")] = None,
 ) -> None:
@@ -47,7 +49,9 @@ def coordinator(
 def slow_link(
     megabytes: Annotated[float, typer.Option(help="size of the payload, 10^6 bytes")] = 45.0,
     mbps: Annotated[float, typer.Option(help="rate of the link, 10^6 bits a second")] = 2.0,
-    direction: Annotated[str, typer.Option(help="up: from the device; down: to it")] = "up",
+    direction: Annotated[
+        str, typer.Option(help="direction: up (from the device) or down (to the device)")
+    ] = "up",
     keepalive_s: Annotated[int, typer.Option(help="MQTT keepalive, seconds")] = 30,
     broker: BrokerName = "auto",
 ) -> None:
