@@ -157,7 +157,7 @@ def _go_on(
         return None
     if edited:
         raise SettingError(
-            f"{folder} was begun with other code: {edited}; put that back to go on with the run, or take "
+            f"{folder} was begun with other code: {edited}; put that back to go on with the run, or set "
             "another run.name (--fresh deletes the run)"
         )
     if isinstance(enrolment.spec.backbone, Backbone):

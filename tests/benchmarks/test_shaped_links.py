@@ -132,7 +132,10 @@ def test_a_calibration_tells_how_training_varies_from_round_to_round(run_file, t
             ["--configurations", "fast"],
             "--configurations: 'fast' is none of paced, bytes, energy, p02, p04, fedavg",
         ),
-        (["--set", "fleet.devices=1"], "fleet.links lists 2 links, but fleet.devices = 1"),
+        (
+            ["--set", "fleet.devices=1"],
+            "fleet.links lists 2 links, but fleet.devices = 1; list at most one for each device",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(run_file, tmp_path, words, line):

@@ -117,7 +117,7 @@ def _show_finished(there: ExistingRun, folder: Path, makers: Mapping[str, Make])
         following.observe(RunBegan(there.enrolment.run, there.settings, records, simulated=True))
         following.finish(summary, records, files)
     _show(there.settings, summary, records)
-    console.print(f"{folder} was finished before; --fresh plays it again", **PLAINLY)
+    console.print(f"{folder} was finished before; --fresh simulates it again", **PLAINLY)
     _list(files)
     return summary
 

@@ -406,7 +406,7 @@ def test_the_command_as_a_table_of_the_board_below_another_root(monkeypatch, tmp
         (["--device", "a/b"], "device 'a/b'"),
         (["--fleet", "f", "--broker", "http://x"], "use host:port"),
         (["--save", "my.json"], "ends in .toml"),
-        (["--save", "generic.toml"], "of your own"),
+        (["--save", "generic.toml"], "ends in .toml, other than generic.toml"),
     ],
 )
 def test_mistakes_are_one_line(words, said):

@@ -90,8 +90,8 @@ class StreamDevices:
                     return growing.newest()
                 except TooFewSamples:
                     raise SettingError(
-                        f"data.arrivals.first = {self.schedule.arrivals.first}: device {index} has nothing"
-                        " to train on, or nothing to test on; raise it"
+                        f"data.arrivals.first = {self.schedule.arrivals.first}: device {index} has no"
+                        " training sample, or no test sample; raise it"
                     ) from None
 
     def begin(self, name: str, index: int, wall_s: float) -> DataStatistics:
