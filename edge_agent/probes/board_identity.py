@@ -63,7 +63,7 @@ def num_cores(root: Path = ROOT) -> int | None:
 
 
 def board_name(root: Path = ROOT, run: Run = run_command) -> str:
-    """The firmware profile that matches this machine best, or "generic"."""
+    """Return the firmware profile that matches this machine best, or "generic"."""
     machine = Machine(
         model=model(root, run),
         processor=processor(root),

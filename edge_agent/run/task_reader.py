@@ -29,7 +29,7 @@ class TaskPreview(NamedTuple):
 
 
 def preview_task(data: bytes, spec: ModelSpec) -> TaskPreview:
-    """The preview of an encoded `Assignment`; an empty one if it cannot be read."""
+    """Return the preview of an encoded `Assignment`; an empty preview if it cannot be read."""
     try:
         header = read_task_header(data, spec)
     except PacketError:

@@ -143,15 +143,15 @@ class TorchBackend:
         return GpuDescent(self._model.vectors, self.spec.num_parameters, settings, plan, before)
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
-        """Sum of losses and outputs, see `Backend.evaluate`."""
+        """Return the sum of losses and the outputs, see `Backend.evaluate`."""
         return self._forward.evaluate(x, y)
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
-        """The loss of each sample, see `Backend.losses`."""
+        """Return the loss of each sample, see `Backend.losses`."""
         return self._forward.losses(x, y)
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
-        """The logits, or the input of the last layer, see `Backend.answer`."""
+        """Return the logits, or the input of the last layer, see `Backend.answer`."""
         return self._forward.answer(x, what)
 
     def upper_layers(self) -> UpperLayers | None:

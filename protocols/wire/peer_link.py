@@ -169,7 +169,7 @@ class PeerLink:
         return self.packet(self.inbox.refuse(arrived, reason))
 
     def refuse_unwanted(self) -> list[Item]:
-        """Reject arriving payloads that are no longer wanted."""
+        """Reject arriving payloads that are no longer wanted, and return the answers."""
         return self._packed(self.inbox.refuse_unwanted())
 
     def tick(self, now: float) -> list[Item]:

@@ -143,14 +143,14 @@ def _show(execution: Execution, tables: RenderableType) -> None:
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """The content of the page.
+    """The content of a comparison's report.html.
 
     Attributes:
         comparison: the results.
         pictures: plots as PNG files, by name.
         failed: one line for each failed run.
         settings: settings of the run file, as text.
-        remark: one line about the plots, or instead of them; "" for none.
+        remark: one line about the plots, or in place of the plots; "" for none.
     """
 
     comparison: Comparison
@@ -161,7 +161,7 @@ class ComparisonPage:
 
 
 def write_page(page: ComparisonPage) -> bytes:
-    """The page as UTF-8; markup in names is escaped."""
+    """Return the page as UTF-8; markup in names is escaped."""
     comparison = page.comparison
     sections = [
         element("h1", comparison.name),
@@ -201,7 +201,7 @@ def _what_ran(comparison: Comparison) -> str:
 
 
 def _headline(comparison: Comparison) -> Html:
-    """Cards with the best configuration of some metrics."""
+    """Return cards with the best configuration by some metrics."""
     shown = []
     for metric, name in (
         (PERSONAL_MEAN, "Best mean, last round"),
@@ -239,7 +239,7 @@ def _target(comparison: Comparison) -> list[Html]:
 
 
 def _differences(comparison: Comparison) -> list[Html]:
-    """Table of the variants of a method minus the unchanged method; empty if there are none."""
+    """Return a table of each variant's score minus that of the unchanged method; empty without variants."""
     rows = differences(comparison)
     if not rows:
         return []
@@ -257,7 +257,7 @@ def _plots(page: ComparisonPage) -> Html:
 
 
 def _diagnostics(comparison: Comparison) -> list[Html]:
-    """Tables of the methods' diagnostics: one row for each configuration and diagnostic."""
+    """Return tables of the methods' diagnostics: one row for each configuration and diagnostic."""
     rows = []
     for one in comparison.shown:
         for metric in diagnostics(comparison.of(one.label)):

@@ -58,7 +58,7 @@ class DeviceSide:
     enrolment: Enrolment
 
     def begin_streams(self) -> None:
-        """Give the devices their first samples, and schedule the others."""
+        """Give the devices their first samples, and schedule later deliveries."""
         if self.streams is not None:
             self.fleet.all_changing()
             for delivery, time_s in enumerate(self.streams.begin(self.queue.now, self.queue.wall_s)):
@@ -79,7 +79,7 @@ class DeviceSide:
                 self._report(device)
 
     def handle(self, event: DeviceEvent, number: int) -> None:
-        """Carry out an event of one device; `number`: number of the event in the queue."""
+        """Carry out an event of one device; `number` is the event's number in the queue."""
         device = self.fleet.changing(event.device)
         match event:
             case TaskArrives(name, key, num_bytes):
@@ -96,7 +96,7 @@ class DeviceSide:
                 self._retry(device)
 
     def samples_arrive(self, delivery: int) -> None:
-        """Store new samples at all devices; a device whose reported data changed reports."""
+        """Store new samples at all devices; a device whose data changed enough sends a report."""
         assert self.streams is not None, "else no samples are scheduled"
         self.fleet.all_changing()
         now, wall_s = self.queue.now, self.queue.wall_s

@@ -27,7 +27,7 @@ from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, w
 
 
 class Inline(Executor):
-    """Executes each job immediately in this process, for runs that are too small for worker processes."""
+    """Executes each job at once in this process, for runs that are too small for worker processes."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -39,13 +39,13 @@ class Inline(Executor):
 def open_executor(
     run: Run, workers: int, caller_samples: CallerSamples, cluster: str | None, tell: Callable[[str], None]
 ) -> Iterator[Executor]:
-    """An executor for functions of `workers.worker`.
+    """Yield an executor for functions of `workers.worker`.
 
     Args:
         run: run whose devices train.
-        workers: number of processes; 0: this process trains.
+        workers: number of processes; 0 trains in this process.
         caller_samples: samples that the caller passed.
-        cluster: address of a Ray cluster; None: this machine.
+        cluster: address of a Ray cluster; None for this machine.
         tell: called with a line about each worker that died on the cluster.
     """
     bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None

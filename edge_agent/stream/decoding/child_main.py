@@ -50,7 +50,7 @@ _NAMED, _NAME = 6, 60  # most array names in a message, and their longest length
 
 
 def decode_file(request: DecodeRequest) -> Iterator[Frame]:
-    """Decode a file. The last frame is `Done` or `Refused`. It raises nothing."""
+    """Yield a file's samples as frames. The last frame is `Done` or `Refused`; no error is raised."""
     path = Path(request.path)
     try:
         with input_limits(memory_bytes=request.max_bytes), warnings.catch_warnings():

@@ -59,14 +59,14 @@ class TensorStepCounts:
 
     Args:
         levels: the different numbers, this step included.
-        index: index into `levels` of each entry. None: all entries have the same number.
+        index: index into `levels` of each entry; None if all entries have the same number.
     """
 
     def __init__(self, levels: NDArray[np.float64], index: Tensor | None) -> None:
         self._levels, self._index = levels, index
 
     def each(self, value: Callable[[NDArray[np.float64]], NDArray[np.float64]], dtype: np.dtype[Any]) -> Any:
-        """`value` of each entry's number of steps, see `StepCounts.each`."""
+        """Return `value` of each entry's number of steps, see `StepCounts.each`."""
         values = value(self._levels)
         if self._index is None:
             return float(values[0])

@@ -53,7 +53,7 @@ class DeviceTrainer:
     features: OrderedDict[str, CachedFeatures] = field(default_factory=OrderedDict)
 
     def train(self, job: TrainingJob) -> TrainingResult:
-        """Do one device's work on one task."""
+        """Do one device's work on one task, and return its result."""
         if job.num_closed is not None:
             keep_before(self.folder, job.name, job.num_closed)
         if self.streams is not None:
