@@ -29,7 +29,7 @@ test: $(VENV)/dev
 card: $(VENV)/dev
 	$(BIN)/python -m pytest tests/tools/simulator/test_real_gpu.py tests/edge_agent/training/gpu/test_onnx_on_a_real_gpu.py
 
-# More drawn examples, all methods in the large matrices; a pass is written down, see tests/helpers/nightly.py.
+# More random examples, and all methods in the large matrices; tests/helpers/nightly.py records a pass.
 nightly: $(VENV)/zoo
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m 'nightly or hypothesis' -n 2 --dist loadfile
 	$(BIN)/python -m tests.helpers.nightly

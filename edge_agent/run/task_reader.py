@@ -93,9 +93,9 @@ class TaskReader:
             decode_cache=None if shared is None else shared.tasks,
         )
         if assignment.device != self.device:
-            raise PacketForeign(f"task for {assignment.device}; this is {self.device}")
+            raise PacketForeign(f"the task is for device {assignment.device}, but this is {self.device}")
         if (encoding := assignment.uplink or 0) >= (known := len(self.enrolment.uplinks)):
-            raise PacketForeign(f"task for an update by encoding {encoding} of a run that has {known}")
+            raise PacketForeign(f"the task asks for update encoding {encoding}, but the run has {known}")
         return assignment
 
     def header(self, data: bytes) -> TaskHeader:
