@@ -96,7 +96,7 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
 
 
 def bundle_table(written: Written) -> Table:
-    """A table of the graphs in a bundle."""
+    """Return a table of the graphs in a bundle."""
     table = Table("graph")
     table.add_column("operators", justify="right")
     table.add_column("as ONNX", justify="right")

@@ -33,7 +33,7 @@ from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
 def ready_agent(
     options: RunOptions, *, lock: IO[bytes] | None = None, tell: Callable[[Activity], None] = lambda _: None
 ) -> Agent:
-    """An agent that is ready to run. The owner's mistakes are reported here.
+    """Return an agent that is ready to run. The owner's mistakes are reported here.
 
     Args:
         options: options of the owner.
@@ -98,7 +98,7 @@ def _mode(text: str | None) -> int | None:
 
 
 def _settings(options: RunOptions) -> DeviceSettings:
-    """The owner's settings. Raises SettingError if an option is wrong."""
+    """Return the owner's settings. Raises SettingError if an option is wrong."""
     folder = device_folder(options.state, options.fleet, options.device, options.name)
     board = board_name(options.root) if options.board == "auto" else options.board
     board_named(board)

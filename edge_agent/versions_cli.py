@@ -84,7 +84,7 @@ def unpin(fleet: Fleet, device: DeviceId = None, state: StateFolder = STATE) -> 
 
 
 def _of_device(state: Path, fleet: str, device: str | None) -> "tuple[AgentStore, DeployedFiles]":
-    """The device's store and its deployed files. Raises StoreError if no model is deployed."""
+    """Return the device's store and its deployed files. Raises StoreError if no model is deployed."""
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.edge_agent.state.deployed_files import DeployedFiles
     from fleetune.protocols.errors import StoreError
@@ -99,7 +99,7 @@ def _of_device(state: Path, fleet: str, device: str | None) -> "tuple[AgentStore
 
 
 def _earlier(files: "DeployedFiles") -> int:
-    """The version before the deployed one. Raises StoreError if there is none."""
+    """Return the version before the deployed one. Raises StoreError if there is none."""
     from fleetune.edge_agent.extensions.adoption.deployed_model import read_deployed
     from fleetune.protocols.errors import StoreError
 

@@ -61,7 +61,7 @@ def wipe(
 
 
 def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "list[AgentFiles]":
-    """The agents of a fleet and a device. Raises StoreError if there are none."""
+    """Return the agents of a fleet and a device. Raises StoreError if there are none."""
     from fleetune.protocols.errors import StoreError
 
     there = [
@@ -102,7 +102,7 @@ def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json:
 
 
 def _chosen(names: tuple[str, ...], day: str | None) -> "SampleFilter":
-    """The chosen samples. Raises SettingError if `day` is not a date."""
+    """Return the chosen samples. Raises SettingError if `day` is not a date."""
     from fleetune.edge_agent.stream.deletion import SampleFilter
     from fleetune.protocols.errors import SettingError
 

@@ -56,11 +56,11 @@ class Key:
             return z ^ (z >> np.uint64(31))
 
     def uniform(self, count: int, first: int = 0) -> NDArray[np.float64]:
-        """`count` numbers in [0, 1) from draw `first` on, shape (count,)."""
+        """Return `count` numbers in [0, 1) from draw `first` on, shape (count,)."""
         return (self.bits(count, first) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def normal(self, count: int, first: int = 0) -> NDArray[np.float64]:
-        """`count` normal numbers from number `first` on, mean 0 and deviation 1, shape (count,)."""
+        """Return `count` normal numbers from number `first` on, mean 0 and deviation 1, shape (count,)."""
         length, turn = self.uniform(2 * count, 2 * first).reshape(count, 2).T
         found: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-length)) * np.cos(2 * np.pi * turn)
         return found

@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def shipped_bundle(name: str, input_shape: tuple[int, ...], num_classes: int) -> Bundle:
-    """A bundle as it is shipped."""
+    """Return a bundle as it is shipped."""
     return make_bundle(name, input_shape, num_classes, run_key(0).child("weights"))
 
 

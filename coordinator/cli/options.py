@@ -40,6 +40,6 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="folder of the runs")]
 
 
 def sources(context: typer.Context) -> dict[str, str]:
-    """The source of each option's value: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
+    """Return the source of each option's value: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
     found = {name: context.get_parameter_source(name) for name in context.params}
     return {name: "DEFAULT" if source is None else source.name for name, source in found.items()}

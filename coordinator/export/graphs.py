@@ -57,7 +57,7 @@ def export(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = 
 
 
 def forward_graph(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Graph:
-    """The graph `train` without gradients, in plain operators: it gives loss and statistic:<tensor>.
+    """Return the graph `train` without gradients, in plain operators: it gives loss and statistic:<tensor>.
 
     Raises:
         ModelError: see `export`.

@@ -307,7 +307,7 @@ def _adaptive_max_pool2d(
     output_size: Any,
     return_indices: bool = False,
 ) -> Tensor:
-    """The largest entry of each window; windows differ in size where the output does not divide the input."""
+    """Return the largest entry of each window; sizes differ if the output does not divide the input."""
     sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     rows, columns = (
         [(place * size // wanted, -(-(place + 1) * size // wanted)) for place in range(wanted)]

@@ -126,7 +126,7 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
 def _for_any_batch(
     name: str, few: Sequence[tuple[Noise, str]], many: Sequence[tuple[Noise, str]]
 ) -> tuple[Noise, ...]:
-    """The draws for any number of samples, from the draws for two numbers.
+    """Return the draws for any number of samples, from the draws for two numbers.
 
     Draws fill their arrays in C order, so a draw with the samples on another axis than the first becomes one
     of the same size with the samples first.

@@ -96,7 +96,7 @@ def compare(model: Model, module: nn.Module, runs: Mapping[str, Run], weights: F
 
 
 def worst(spec: ModelSpec, found: Arrays, exact: Arrays, rounding: Mapping[str, float]) -> tuple[str, float]:
-    """The output with the largest error, and the error as a multiple of the largest that is accepted.
+    """Return the output with the largest error, and the error as a multiple of the largest that is accepted.
 
     Args:
         spec: the description of the model.
@@ -115,7 +115,7 @@ def worst(spec: ModelSpec, found: Arrays, exact: Arrays, rounding: Mapping[str, 
 
 
 def _scale(spec: ModelSpec, name: str, exact: Arrays) -> float:
-    """The norm that an output would have if nothing cancelled in it.
+    """Return the norm that an output would have if nothing cancelled in it.
 
     A running mean is measured by the standard deviation that it is used with. A gradient may be 0 in theory,
     such as that of a bias before a norm; it is measured by the gradients of its layer.
@@ -163,7 +163,7 @@ class _Torch:
         return {name: (exact[name], _errors(exact[name], [one[name] for one in runs])) for name in graphs}
 
     def _exact(self, graphs: list[str], tensors: Arrays, given: Arrays) -> dict[str, Arrays] | None:
-        """The outputs in float64; None if the module cannot compute in it, as it just did in float32."""
+        """Return the outputs in float64; None if the module computes in float32 but not in float64."""
         if self._double is None:
             return None
         try:
@@ -218,7 +218,7 @@ def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
 
 
 def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
-    """The model's tensors by name. With a key they are changed at random, as training changes them.
+    """Return the model's tensors by name. With a key they are changed at random, as training changes them.
 
     Biases of 0 and scales of 0 or 1e-6 would hide the faults of what they multiply.
     """

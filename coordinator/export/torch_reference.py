@@ -89,7 +89,7 @@ class Reference:
         return found
 
     def _loaded(self, tensors: Arrays, batches_before: int) -> dict[str, Tensor]:
-        """The module's tensors by name, with these values; buffers are those of the original module."""
+        """Return the module's tensors by name, with these values; buffers are the original module's."""
         own = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
@@ -125,7 +125,7 @@ class Reference:
 def _losses(
     model: Model, graph: str, inputs: Mapping[str, Tensor], logits: Tensor, features: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss, and the sum of all terms, whose gradient the graph computes."""
+    """Return the mean loss, and the sum of all terms, whose gradient the graph computes."""
     loss = total = mean_loss(model.task.loss, model.task.section, logits, inputs["y"])
     if graph == DISTILLATION:
         total = total + distillation(

@@ -370,7 +370,7 @@ class RoundEngine:
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
     def reopening(self) -> StartRound:
-        """The action that plans the open round again; the same plan gives the same tasks."""
+        """Return the action that plans the open round again; the same plan gives the same tasks."""
         return self._start_action(resumed=True)
 
     def _start_action(self, *, resumed: bool) -> StartRound:

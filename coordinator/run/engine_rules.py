@@ -17,6 +17,6 @@ def engine_of(
     method: Method[Any, Any, Any, Any],
     state: EngineState | None = None,
 ) -> RoundEngine:
-    """A round engine in this state; None for the state of a new run."""
+    """Return a round engine in this state; None for the state of a new run."""
     planner = Planner(settings.objective, tuple(one.cost for one in enrolment.uplinks), method.utility)
     return RoundEngine(settings.run, settings.round, state, schedule_of(settings.schedule), planner)

@@ -134,7 +134,7 @@ def flat(values: object) -> Iterator[Tensor]:
 
 
 def compact(*numbers: Tensor, start: int = 0) -> tuple[Tensor, ...]:
-    """The same arrays without the repetitions that all of them have along an axis from `start`."""
+    """Return the same arrays without the repetitions that all of them have along an axis from `start`."""
     for axis in range(start, numbers[0].ndim):
         if all(each.shape[axis] > 1 and each.stride(axis) == 0 for each in numbers):
             numbers = tuple(each.narrow(axis, 0, 1) for each in numbers)
@@ -142,7 +142,7 @@ def compact(*numbers: Tensor, start: int = 0) -> tuple[Tensor, ...]:
 
 
 def _spans(places: Sequence[tuple[int, int] | None]) -> Axis:
-    """An axis from each position's (group, neuron), or None where it is always active."""
+    """Return an axis from each position's (group, neuron), or None where it is always active."""
     if not any(places):
         return ()
     spans: list[Span] = []

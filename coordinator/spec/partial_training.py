@@ -122,13 +122,13 @@ def _adapters(
 
 
 def _layers(module: nn.Module) -> tuple[str, ...]:
-    """The paths of the modules that own parameters, in their order."""
+    """Return the paths of the modules that own parameters, in their order."""
     paths = (name.rpartition(".")[0] for name, _ in module.named_parameters())
     return tuple(dict.fromkeys(paths))
 
 
 def _matching(key: str, patterns: Iterable[str], layers: tuple[str, ...]) -> frozenset[str]:
-    """The layers that a pattern matches, by their own path or by the path of a module around them."""
+    """Return the layers that a pattern matches, by their own path or by the path of a module around them."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {layer for layer in layers if any(fnmatchcase(path, pattern) for path in _around(layer))}

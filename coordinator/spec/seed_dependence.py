@@ -25,7 +25,7 @@ _TOLERANCE = 1e-3  # of the outputs; rounding makes 1e-6 of it, other random num
 def drawn_buffers(
     name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int, key: Key
 ) -> frozenset[str]:
-    """The names of buffers that differ with another seed, without running statistics.
+    """Return the names of buffers that differ with another seed, without running statistics.
 
     Args:
         name: the name of the model.

@@ -289,7 +289,7 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> str:
-    """The SQLite address that opens a file for reading only.
+    """Return the SQLite address that opens a file for reading only.
 
     In a folder without write permission SQLite can read only a database without a log. The address then says
     that no process writes it.

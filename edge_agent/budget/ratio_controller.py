@@ -271,7 +271,7 @@ def _rounded(figure: float) -> float: ...
 @overload
 def _rounded(figure: None) -> None: ...
 def _rounded(figure: float | None) -> float | None:
-    """The figure with four digits, which halve the bytes of a report and exceed a forecast's accuracy."""
+    """Round to four digits: more than a forecast's accuracy, and half the bytes in a report."""
     return None if figure is None else float(f"{figure:.4g}")
 
 

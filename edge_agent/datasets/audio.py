@@ -68,7 +68,7 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
 
 
 def convert_command(rate: int) -> str:
-    """The command that converts a sound to a WAV file of this sampling rate in Hz."""
+    """Return the command that converts a sound to a WAV file of this sampling rate in Hz."""
     return f"ffmpeg -i FILE -ar {rate} -c:a pcm_s16le FILE.wav"
 
 
@@ -113,7 +113,7 @@ def _check_rate(path: Path, found: int, rate: int) -> None:
 
 
 def _amplitudes_in(path: Path, content: BinaryIO, rate: int, length: int) -> Sound:
-    """The first `length` amplitudes of a WAV file, averaged over channels. They are read in blocks."""
+    """Return the first `length` amplitudes of a WAV file, averaged over channels. They are read in blocks."""
     file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which its owner closes
     width, channels = file.getsampwidth(), file.getnchannels()
     if not 1 <= width <= 4:

@@ -46,7 +46,7 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
 
 
 def _validity(der: bytes) -> tuple[datetime, datetime]:
-    """The times in a certificate (RFC 5280, section 4.1).
+    """Return the times in a certificate (RFC 5280, section 4.1).
 
     Raises:
         ValueError, IndexError: the bytes are not a certificate.
@@ -77,7 +77,7 @@ def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time(tag: int, value: bytes) -> datetime:
-    """A time in a certificate. Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1).
+    """Return a time in a certificate. Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1).
 
     Raises:
         ValueError: the bytes are not a time.

@@ -87,7 +87,7 @@ def _trainer(agent: AgentUnderDiagnosis, policy: Policy, board: Board) -> Iterat
 
 
 def _store(agent: AgentUnderDiagnosis) -> AgentStore | None:
-    """The state folder of this device in this fleet; None if no fleet is given, or the device is unknown."""
+    """Return this device's state folder in the fleet; None if no fleet is given, or the device is unknown."""
     if agent.fleet is None or agent.device is None:
         return None
     return AgentStore(agent.state / agent.fleet / agent.device)

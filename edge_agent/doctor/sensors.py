@@ -50,12 +50,12 @@ def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) ->
 
 
 def _policy_of(policy: Policy, key: str) -> Policy:
-    """A policy that sets only this key."""
+    """Return a policy that sets only this key."""
     return Policy(**{key: getattr(policy, key)})
 
 
 def _sensor(label: str, name: str, figure: Figure, key: str | None) -> CheckResult:
-    """The result for a sensor. `key`: the key of the policy that needs the sensor; None if no key does."""
+    """Return the result for a sensor. `key`: key of the policy that needs the sensor; None if no key does."""
     if figure.value is not None:
         return CheckResult("ok", label, readable(name, figure))
     if key is None:

@@ -111,7 +111,7 @@ def _context(broker: Broker) -> ssl.SSLContext:
 
 
 def _no_phrase() -> str:
-    """An empty pass phrase, because an agent runs without a person to enter one."""
+    """Return an empty pass phrase, because an agent runs without a person to enter one."""
     return ""
 
 
@@ -130,7 +130,7 @@ def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 
 def _rejection_after(line: ssl.SSLSocket) -> CheckResult | None:
-    """The result if the broker rejects the device's certificate after the handshake; None if it does not."""
+    """Return the result if the broker rejects the certificate after the handshake; None if it does not."""
     line.settimeout(_LISTEN_S)
     try:
         line.recv(1)

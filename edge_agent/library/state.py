@@ -165,7 +165,7 @@ class DeployedModelReader:
         self._known: tuple[object, DeployedModelState | None] | None = None
 
     def read(self) -> DeployedModelState | None:
-        """The deployed model; None if there is none, or its file is damaged.
+        """Return the deployed model; None if there is none, or its file is damaged.
 
         Raises:
             StoreError: a file cannot be read.

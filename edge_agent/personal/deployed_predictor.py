@@ -63,7 +63,7 @@ class Follower:
         self._again_at = 0.0
 
     def deployed(self) -> DeployedPredictor | None:
-        """The deployed model; None if there is none or it cannot be loaded.
+        """Return the deployed model; None if there is none or it cannot be loaded.
 
         Any thread may call this. The first call after a change loads the new model, which takes some
         milliseconds; the other threads wait.

@@ -53,7 +53,7 @@ def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
 
 
 def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ...]]:
-    """The nodes that turn the input into the model's `x`, as `edge_agent.training.device_data` does."""
+    """Return the nodes that scale the input to the model's `x`, as `edge_agent.training.device_data` does."""
     if bundle.input_type != "f4" or (bundle.mean, bundle.std) == (0.0, 1.0):
         return (Node("Identity", (INPUT,), ("x",), {}),), ()
     centred = Node("Sub", (INPUT, "input:mean"), ("input:centred",), {})

@@ -78,7 +78,7 @@ class Predictions:
             yield "; ".join(words)
 
     def as_json(self) -> dict[str, Any]:
-        """All predictions for scripts; numbers have six decimal places."""
+        """Return all predictions for scripts; numbers have six decimal places."""
         found: dict[str, Any] = {}
         if LABEL in self.answers:
             labels = self.answers[LABEL]

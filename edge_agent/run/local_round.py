@@ -128,7 +128,7 @@ class LocalRound:
         return replace(measures, validation=self.trainer.score(personal, "validation"))
 
     def _scores(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
-        """A model's score on the test split, and all scores if the run has a [task]."""
+        """Return a model's score on the test split, and all scores if the run has a [task]."""
         if self._enrolment.task is UNSET:
             return self.trainer.score(weights), UNSET
         scores = self.trainer.scores(weights)

@@ -199,6 +199,6 @@ def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
 
 
 def _without_secrets(content: str) -> str:
-    """A file's content for display, without users and passwords of URLs."""
+    """Return a file's content for display, without users and passwords of URLs."""
     # up to the line's last @, because a password may contain one
     return re.sub(r"://.*@", "://***@", content)

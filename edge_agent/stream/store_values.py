@@ -100,7 +100,7 @@ NAMES: dict[type, str] = {
 
 
 def get(connection: sqlite3.Connection, kind: type[T]) -> T | None:
-    """The stored value of a type; None if there is none, or another version wrote it in another form."""
+    """Return the stored value of a type; None if none is stored, or another version wrote it."""
     data = get_bytes(connection, NAMES[kind])
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)

@@ -42,7 +42,7 @@ class CachedFeatures(DeviceData):
         return np.take(self.features[part], rows, axis=0), self.part(part)[1][rows]
 
     def without_validation(self) -> "CachedFeatures":
-        """The data with the validation samples added to training, features too, in new arrays."""
+        """Return the data with the validation samples added to training, features too, in new arrays."""
         train, validation = self.features["train"], self.features["validation"]
         order = slice(None) if self.order is None else self.order
         joined: dict[Part, FlatArray] = {

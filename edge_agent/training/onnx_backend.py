@@ -258,9 +258,9 @@ class OnnxBackend:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
 
     def _training_feeds(self, key: Key, num_samples: int, taken: Collection[str]) -> dict[str, Array]:
-        """Random numbers of the step, and the number of steps since the weights were loaded, with this one.
+        """Return the step's random numbers, and the number of steps since the weights were loaded.
 
-        Norms without momentum average over that number.
+        The number includes this step. Norms without momentum average over it.
         """
         self._batches += 1
         drawn = {

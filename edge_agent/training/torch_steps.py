@@ -164,7 +164,7 @@ class TorchSteps:
         return bool(self._draws) and not any(self._draws.values())
 
     def _training_logits(self, x: InputArray, key: Key) -> Tensor:
-        """The logits in training mode. The module draws from `key`, so all backends draw the same numbers."""
+        """Return the logits in training mode. `key` gives the random numbers: the same in all backends."""
         if self._draws_nothing:
             return self._forward.logits(x)
         noises = []

@@ -56,7 +56,7 @@ def write_onnx(
 
 
 def ports_of(port: Port, dequantised: Collection[str]) -> Iterator[Port]:
-    """The arrays that are given for one input of a graph, see `write_onnx`."""
+    """Yield the arrays that are given for one input of a graph, see `write_onnx`."""
     if port.name not in dequantised:
         yield port
         return

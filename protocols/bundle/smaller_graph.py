@@ -70,7 +70,7 @@ def _smaller_graph(graph: Graph, whole: ModelSpec, small: ModelSpec) -> Graph:
     shapes = {tensor.name: tensor.shape for tensor in small.tensors}
 
     def resized(port: Port) -> Port:
-        """An input or output in the smaller model: a tensor, its gradient, or its new value."""
+        """Return an input or output in the smaller model: a tensor, its gradient, or its new value."""
         name = port.name.removeprefix("gradient:").removeprefix("statistic:")
         shape: tuple[Dimension, ...] = shapes.get(name, port.shape)
         need(small_shape(walk.axes[port.name]) == _numbered(shape))
@@ -162,8 +162,10 @@ class _Walk:
         return made, replace(node, inputs=(node.inputs[0], self._constant(sizes)))
 
     def _scattered(self, node: Node) -> Axes:
-        """The axes of MaxPool's gradient, which is scattered by position into zeros, one for each pixel of
-        all samples. The number of pixels of a sample is a constant, which becomes smaller.
+        """Return the axes of MaxPool's gradient.
+
+        The gradient is scattered by position into zeros, one for each pixel of all samples.
+        The number of pixels of a sample is a constant, which becomes smaller.
         """
         image = self._images.get(node.inputs[1])
         zeros = self._makers.get(node.inputs[0])

@@ -31,11 +31,11 @@ class Noise:
     kind: Kind = "dropout"
 
     def sizes(self, num_samples: int) -> tuple[int, ...]:
-        """The shape for a number of samples."""
+        """Return the shape for a number of samples."""
         return tuple(size if isinstance(size, int) else num_samples for size in self.shape)
 
     def draw(self, key: Key, index: int, num_samples: int) -> NDArray[np.float32]:
-        """The numbers, float32, shape `sizes(num_samples)`.
+        """Return the numbers, float32, shape `sizes(num_samples)`.
 
         The same key gives the same numbers on every device and with every backend. They fill the array in C
         order, so arrays of the same size in other shapes hold the same numbers.

@@ -80,7 +80,7 @@ class GivenDraws(TorchFunctionMode):
         return x.mul_(factors) if inplace else torch.mul(x, factors)
 
     def take(self, kind: Kind, p: float, shape: Any) -> Tensor:
-        """The numbers of the next draw."""
+        """Return the numbers of the next draw."""
         sizes = tuple(map(int, shape))
         noise = Noise(sizes, float(p), kind)
         index, self._count = self._count, self._count + 1
@@ -109,7 +109,7 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]
 
 
 def _plain_attention(query: Tensor, p: float) -> AbstractContextManager[object]:
-    """A context in which attention with dropout uses separate operators.
+    """Return a context in which attention with dropout uses separate operators.
 
     A GPU's fused kernels draw inside. The processor uses separate operators anyway.
     """
@@ -117,7 +117,7 @@ def _plain_attention(query: Tensor, p: float) -> AbstractContextManager[object]:
 
 
 def _plain_recurrent(args: Any, _: Any) -> AbstractContextManager[object]:
-    """A context in which recurrent layers with dropout do without cuDNN, which draws inside."""
+    """Return a context in which recurrent layers with dropout do without cuDNN, which draws inside."""
     dropout = next((one for one in args if isinstance(one, float)), 0.0)
     return cudnn.flags(enabled=False) if dropout and args[0].is_cuda else nullcontext()
 

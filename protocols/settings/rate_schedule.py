@@ -12,7 +12,7 @@ from fleetune.protocols.settings.device import TrainingSection
 
 
 def with_schedule_of_run(training: TrainingSection, rounds: int | None) -> TrainingSection:
-    """The [training] section with `schedule_rounds` filled in if it was left out.
+    """Return the [training] section with `schedule_rounds` filled in if it was left out.
 
     Args:
         training: section of a run that begins.
@@ -33,7 +33,7 @@ def with_schedule_of_run(training: TrainingSection, rounds: int | None) -> Train
 
 
 def with_that_of_run(training: TrainingSection, begun: TrainingSection) -> TrainingSection:
-    """The [training] section for a run that continues with changed settings.
+    """Return the [training] section for a run that continues with changed settings.
 
     It keeps the `schedule_rounds` that was computed when the run began, unless the schedule itself changed.
 
@@ -47,7 +47,7 @@ def with_that_of_run(training: TrainingSection, begun: TrainingSection) -> Train
 
 
 def in_round(training: TrainingSection, number: int) -> TrainingSection:
-    """The [training] section with the learning rate of one round.
+    """Return the [training] section with the learning rate of one round.
 
     Args:
         training: section of a run that has begun.

@@ -82,7 +82,7 @@ class RunSettings(Settings, frozen=True):
 
 
 def simulated_keys(settings: RunSettings) -> list[str]:
-    """The keys of a run.toml that describe a simulated fleet and that `serve` therefore ignores.
+    """Return the keys of a run.toml that describe a simulated fleet and that `serve` therefore ignores.
 
     `serve` names them in a warning. [compare] and [paper] are not among them.
     """

@@ -71,7 +71,7 @@ def read_run(
 
 
 def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Changes = ()) -> RunSettings:
-    """The settings that a Python program passes, in any of their forms.
+    """Return the settings that a Python program passes, in any of their forms.
 
     Args:
         given: path of a run.toml, its content as a mapping, or settings that were read already.
@@ -91,7 +91,7 @@ def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Ch
 
 
 def parse_run(content: dict[str, Any]) -> RunSettings:
-    """The settings in the parsed content of a run.toml. Raises SettingError."""
+    """Return the settings in the parsed content of a run.toml. Raises SettingError."""
     _check_names(content)
     by_group = _section(_section(content, "data"), "partition").get("kind") == "group"
     if by_group and "devices" not in _section(content, "fleet"):
@@ -146,7 +146,7 @@ def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A copy of `value` in TOML's types."""
+    """Return a copy of `value` in TOML's types."""
     match value:
         case np.generic() | np.ndarray():
             return value.tolist()
@@ -192,7 +192,7 @@ def _explain(problem: str, section: type, prefix: str) -> str:
 
 
 def _choices(text: str, section: type, path: list[str]) -> str:
-    """The allowed words as the end of a message, if a word was not one of them; otherwise ""."""
+    """Return the allowed words as the end of a message, if a word was not one of them; otherwise ""."""
     if not text.startswith("Invalid enum value") or not path or "[" in path[-1]:
         return ""
     hint = get_type_hints(_section_at(section, path[:-1]))[path[-1]]

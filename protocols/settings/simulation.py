@@ -180,12 +180,12 @@ class FleetSection(Settings, frozen=True):
         return () if self.train_on == PROCESSOR else tuple(self.train_on.split(","))
 
     def trains_on(self, worker: int) -> str:
-        """The torch device of a worker, by the worker's number."""
+        """Return the torch device of a worker, by the worker's number."""
         cards = self.cards or (PROCESSOR,)
         return cards[worker % len(cards)]
 
     def assigned_ratio(self, device: str) -> float | None:
-        """The ratio that `ratios` assigns to a device; None if there are no ratios.
+        """Return the ratio that `ratios` assigns to a device; None if there are no ratios.
 
         It depends on the device's name alone, so neither a restart nor the order of joining changes it. A
         name that ends in a number takes the ratio with that number: `device-07` takes the eighth. Any other

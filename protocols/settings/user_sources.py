@@ -32,7 +32,7 @@ Sources = Mapping[str, str]
 
 
 def user_sources(settings: object) -> Sources:
-    """A digest of each user file that `settings` name, by the file's path in its folder.
+    """Return a digest of each user file that `settings` name, by the file's path in its folder.
 
     A module whose file was edited after this process imported it is imported again at its next use.
 
@@ -58,7 +58,7 @@ def user_sources(settings: object) -> Sources:
 
 
 def changed(before: Sources, now: Sources) -> str:
-    """A text that names the files that differ; "" if none does."""
+    """Return a text that names the files that differ; "" if none does."""
     words = [
         f"{name} is {'new' if name not in before else 'gone' if name not in now else 'edited'}"
         for name in sorted({*before, *now})
@@ -80,7 +80,7 @@ def _named(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _root(file: Path, module: str) -> tuple[Path, Path]:
-    """The folder where the module's dotted name begins, and the folder whose imports count."""
+    """Return the folder where the module's dotted name begins, and the folder whose imports count."""
     parts = module.split(".")
     is_package = file.name == "__init__.py"
     folder = file.parents[len(parts) - (0 if is_package else 1)]
@@ -88,7 +88,7 @@ def _root(file: Path, module: str) -> tuple[Path, Path]:
 
 
 def _with_imports(file: Path, module: str, folder: Path, within: Path) -> list[Path]:
-    """A module's file, its packages' files, and the files in `within` that these import."""
+    """Return a module's file, its packages' files, and the files in `within` that these import."""
     found = dict.fromkeys([file, *_files(folder, module.split("."))])
     todo = list(found)
     while todo and len(found) < MOST_FILES:
@@ -100,7 +100,7 @@ def _with_imports(file: Path, module: str, folder: Path, within: Path) -> list[P
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """The files in `folder` that `file` imports, with the files of their packages."""
+    """Yield the files in `folder` that `file` imports, with the files of their packages."""
     try:
         tree = ast.parse(_content(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -118,7 +118,7 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """The files of a dotted name: each package's `__init__.py` and the module. The last part may be no
+    """Yield the files of a dotted name: each package's `__init__.py` and the module. The last part may be no
     module.
     """
     for end in range(1, len(parts) + 1):
@@ -129,14 +129,14 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _content(file: Path) -> bytes:
-    """The content of a file; empty if it cannot be read, because the import will report that."""
+    """Return the content of a file; empty if it cannot be read, because the import will report that."""
     with suppress(OSError):
         return file.read_bytes()
     return b""
 
 
 def _typed_in(thing: Any) -> bytes:
-    """The source text of the notebook cells or the script that define a class or function."""
+    """Return the source text of the notebook cells or the script that define a class or function."""
     codes = [one.__code__ for one in (thing, *vars(thing).values()) if _has_code(one)] if thing else []
     files = dict.fromkeys(code.co_filename for code in codes)
     return "".join(line for file in files for line in linecache.getlines(file)).encode()

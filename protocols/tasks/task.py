@@ -93,7 +93,7 @@ class Task(ABC):
         return None
 
     def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
-        """The targets of a batch's outputs.
+        """Return the targets of a batch's outputs.
 
         Args:
             inputs: the batch as the model sees it, shape (n, ...).
@@ -102,15 +102,15 @@ class Task(ABC):
         return labels
 
     def target_shape(self, num_outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
-        """The shape of one sample's target; () are int64 classes, all others float32."""
+        """Return the shape of one sample's target; () are int64 classes, all others float32."""
         return (num_outputs // len(self.section.quantiles) if self.loss == QUANTILE else num_outputs,)
 
     def sample_losses(self, outputs: Floats, targets: Array) -> NDArray[np.float64]:
-        """Each sample's loss by numpy, shape (n,); not for a user's loss."""
+        """Return each sample's loss by numpy, shape (n,); not for a user's loss."""
         return sample_losses(self.loss, self.section, outputs, targets)
 
     def judged(self, outputs: Floats, targets: Array) -> Array:  # noqa: ARG002
-        """The part of a batch's outputs that scores over all batches need, shape (n, outputs)."""
+        """Return the part of a batch's outputs that scores over all batches need, shape (n, outputs)."""
         return outputs
 
     def figure(self, name: str, judged: Array, labels: Array, reference: Array | None = None) -> float | None:
@@ -129,7 +129,7 @@ class Task(ABC):
     def _figure(self, name: str, judged: Array, labels: Array, reference: Array | None) -> float | None: ...
 
     def figures(self, judged: Array, labels: Array, reference: Array | None = None) -> dict[str, float]:
-        """All scores that these samples have, by name."""
+        """Return all scores that these samples have, by name."""
         found = {one.name: self.figure(one.name, judged, labels, reference) for one in self.scores}
         return {name: value for name, value in found.items() if value is not None}
 

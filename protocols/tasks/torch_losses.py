@@ -37,7 +37,7 @@ def is_plain(name: str, section: TaskSection) -> bool:
 
 
 def mean_loss(name: str, section: TaskSection, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss over a batch, a scalar tensor.
+    """Return the mean loss over a batch, a scalar tensor.
 
     Args:
         name: name of the loss, or `package.module:function`.
@@ -54,7 +54,7 @@ def mean_loss(name: str, section: TaskSection, outputs: Tensor, targets: Tensor)
 
 
 def sample_losses(name: str, section: TaskSection, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Each sample's loss, shape (n,); arguments and errors as for `mean_loss`."""
+    """Return each sample's loss, shape (n,); arguments and errors as for `mean_loss`."""
     if name == CROSS_ENTROPY:
         return _cross_entropy(section, outputs, targets)
     if name not in RULES:

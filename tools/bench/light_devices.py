@@ -38,7 +38,7 @@ CONNECTED, PUBLISHED, SUBSCRIBED = 2, 3, 9  # types of MQTT 3.1.1 packets
 
 
 def packet(head: int, body: bytes) -> bytes:
-    """An MQTT packet: first byte, length in groups of 7 bits, body."""
+    """Return an MQTT packet: first byte, length in groups of 7 bits, body."""
     length, groups = len(body), bytearray()
     while True:
         length, group = divmod(length, 128)
@@ -48,7 +48,7 @@ def packet(head: int, body: bytes) -> bytes:
 
 
 def text(words: str) -> bytes:
-    """An MQTT string: its length in 2 bytes, then its bytes."""
+    """Return an MQTT string: its length in 2 bytes, then its bytes."""
     data = words.encode()
     return struct.pack(">H", len(data)) + data
 
@@ -120,13 +120,13 @@ class Shared:
     update: Update | None = None
 
     def enrolled(self, payload: bytes) -> ModelSpec:
-        """The run's model, decoded once."""
+        """Return the run's model, decoded once."""
         if self.spec is None:
             self.spec = codec.decode(payload, Enrolment, None).spec
         return self.spec
 
     def reply(self, device: str, key: TransferKey, payload: bytes) -> bytes:
-        """The fixed reply to a task."""
+        """Return the fixed reply to a task."""
         assert self.spec is not None, "a device enrols before it is asked"
         if self.update is None:
             task: Task = codec.decode(payload, Assignment[Task], self.spec).task

@@ -289,7 +289,7 @@ def _report(job: Job, end: Endpoint, which: str, started_at: float, ended_at: fl
 
 
 def text_of(job: Job, report: LinkReport) -> str:
-    """The report in words, one fact a line."""
+    """Return the report in words, one fact a line."""
     link = f"{job.megabytes:g} MB {job.direction} at {job.mbps:g} Mbit/s, keepalive {job.keepalive_s} s"
     median, longest = 1e3 * report.control_median_s, 1e3 * report.control_max_s
     pings = f"over {report.pings} pings, {report.unanswered} unanswered"

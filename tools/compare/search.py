@@ -96,7 +96,7 @@ class Search:
         self.failed: list[str] = []
 
     def configurations(self) -> list[Configuration]:
-        """All tried configurations in order, each once."""
+        """Return all tried configurations in order, each once."""
         return list({one.label: one for one in map(self._configuration, self._study.trials)}.values())
 
     def run(self, trials: int) -> None:

@@ -9,7 +9,7 @@ _SENTENCE_END = re.compile(r"(?<!\bal)(?<!\beq)\. ")
 
 
 def first_sentence(docstring: str) -> str:
-    """The first sentence on one line, without its full stop; `et al.` and `eq.` do not end a sentence."""
+    """Return the first sentence on one line, without its full stop; `et al.` and `eq.` end no sentence."""
     paragraph = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
     return _SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".")
 

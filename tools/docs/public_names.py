@@ -24,7 +24,7 @@ _UNTOLD = {  # types without a docstring, because they are not classes
 
 
 def public_names() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     return "\n".join([_HEAD, *_rows()]) + "\n"
 
 
@@ -36,7 +36,7 @@ def _rows() -> Iterator[str]:
 
 
 def _where(found: object) -> str:
-    """The file or folder of an object, below the repository; "" if it is unknown."""
+    """Return the file or folder of an object, below the repository; "" if it is unknown."""
     module = found if inspect.ismodule(found) else inspect.getmodule(found)
     if module is None or not module.__name__.startswith("fleetune."):
         return ""

@@ -50,7 +50,7 @@ def read_results(path: Path) -> Results:
 
 
 def table(results: Results) -> str:
-    """A Markdown table of the results, and one line on how to repeat them."""
+    """Return a Markdown table of the results, and one line on how to repeat them."""
     numeric = [
         all(isinstance(row[place], int | float) or row[place] is None for row in results.rows)
         for place in range(len(results.columns))
@@ -64,7 +64,7 @@ def table(results: Results) -> str:
 
 
 def page_with_tables(root: Path, page: str) -> str:
-    """The text of a page with its tables rewritten from the present result files."""
+    """Return the text of a page with its tables rewritten from the present result files."""
     folder = root / "docs" / "results"
 
     def filled(place: re.Match[str]) -> str:
@@ -75,7 +75,7 @@ def page_with_tables(root: Path, page: str) -> str:
 
 
 def pages_with_tables(root: Path) -> list[str]:
-    """The pages below docs/ with such tables, relative to `root`."""
+    """Return the pages below docs/ with such tables, relative to `root`."""
     found = sorted((root / "docs").rglob("*.md"))
     return [
         str(path.relative_to(root)) for path in found if "<!-- results: " in path.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _origin(results: Results) -> str:
-    """The origin of the figures, and the commands that repeat them."""
+    """Return the origin of the figures, and the commands that repeat them."""
     seeds = ", ".join(map(str, results.seeds))
     measured = [
         f"on {results.date}" if results.date else "",

@@ -49,7 +49,7 @@ class UndescribedError(Exception):
 
 
 def run_toml_reference() -> str:
-    """The text of the page. Raises UndescribedError."""
+    """Return the text of the page. Raises UndescribedError."""
     compare = f"## [compare.LABEL]\n\n{described(RunSettings, 'compare')}"
     parts = [_HEAD, *_sections(RunSettings, ""), *_policy(), compare, *_methods()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
@@ -82,7 +82,7 @@ def _row(kind: type[Struct], field: inspect.Field, path: str) -> str:
 
 
 def described(kind: type, *names: str) -> str:
-    """The description of an attribute by one of its names. Raises UndescribedError."""
+    """Return the description of an attribute by one of its names. Raises UndescribedError."""
     texts = attributes(kind)
     for name in names:
         if name in texts:
@@ -108,7 +108,7 @@ def _only_simulated(path: str, key: str) -> bool:
 
 
 def _policy() -> Iterator[str]:
-    """The settings of a device's owner, also of a simulated owner."""
+    """Yield the settings of a device's owner, also of a simulated owner."""
     yield _POLICY
     fields = _info(Policy).fields
     yield "\n".join([*_SLIM, *(_slim(Policy, field) for field in fields)])
@@ -131,7 +131,7 @@ def _method(target: str) -> type[Method[Any, Any, Any, Any]]:
 
 
 def _method_fields(kind: Any) -> Iterator[inspect.Field]:
-    """A method's settings as fields of msgspec."""
+    """Yield a method's settings as fields of msgspec."""
     hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         if field.name != "spec":
@@ -140,7 +140,7 @@ def _method_fields(kind: Any) -> Iterator[inspect.Field]:
 
 
 def _default_in_runs(kind: type[Method[Any, Any, Any, Any]], field: inspect.Field) -> str:
-    """The default of a method's setting in a new run."""
+    """Return the default of a method's setting in a new run."""
     short, long = (kind.defaults_of_run(rounds).get(field.name) for rounds in (1, 1000))
     usual = default_words(field) if short is None else f"`{json.dumps(short)}`"
     usual = "from `run.rounds`" if short != long else usual
@@ -166,6 +166,6 @@ def _info(kind: type[Struct]) -> inspect.StructType:
 
 
 def _section_of(kind: inspect.Type) -> type[Struct] | None:
-    """The section that a key holds, also if the key may hold a plain value instead; None if it holds none."""
+    """Return the section that a key holds, even if a plain value is allowed too; None if it holds none."""
     types: Iterable[inspect.Type] = kind.types if isinstance(kind, inspect.UnionType) else [kind]
     return next((one.cls for one in types if isinstance(one, inspect.StructType)), None)

@@ -28,7 +28,7 @@ _SVG = re.compile(
 
 
 def recorded(command: Sequence[str], folder: Path, columns: int, lines: int) -> str:
-    """The whole output of a program on a terminal of this size. Raises CalledProcessError when it fails."""
+    """Return a program's output on a terminal of this size. Raises CalledProcessError if it fails."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     environment = {**os.environ, "COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm-256color"}
@@ -47,7 +47,7 @@ def recorded(command: Sequence[str], folder: Path, columns: int, lines: int) -> 
 
 
 def frames(output: str, title: str) -> list[str]:
-    """The states of a live view whose first line begins with `title`, colours included, without repeats."""
+    """Return the different states of a live view whose first line begins with `title`, colours included."""
     found, seen = [], ""
     for part in _REDRAWN.split(output):
         words = Text.from_ansi(part).plain.rstrip()

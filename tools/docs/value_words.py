@@ -24,13 +24,13 @@ UNITS = {
 
 
 def unit(key: str) -> str:
-    """The unit at the end of a key's name, or ""."""
+    """Return the unit at the end of a key's name, or ""."""
     return next((word for ending, word in UNITS.items() if key.endswith(ending)), "")
 
 
 @singledispatch
 def value_words(kind: inspect.Type) -> str:
-    """The possible values of a type in words. Raises TypeError: no setting has had this type so far."""
+    """Return the possible values of a type in words. Raises TypeError for a type that no setting has yet."""
     raise TypeError(f"no words for {kind}: give it some in tools/docs/value_words.py")
 
 
@@ -89,7 +89,7 @@ def _section(_: inspect.StructType) -> str:
 
 
 def _range(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> str:
-    """The bounds in words: `, 0 to below 1`."""
+    """Return the bounds in words: `, 0 to below 1`."""
     low = "" if ge is None and gt is None else (f"above {_plain(gt)}" if ge is None else _plain(ge))
     high = "" if le is None and lt is None else (f"below {_plain(lt)}" if le is None else _plain(le))
     if low and high:
@@ -98,7 +98,7 @@ def _range(ge: float | None, gt: float | None, le: float | None, lt: float | Non
 
 
 def _plain(number: float | None) -> str:
-    """A bound as text: from 2^31 on as a power of two, thousands with separators, others short."""
+    """Return a bound as text: from 2^31 on as a power of two, thousands with separators, others short."""
     if number is None:
         return ""
     if isinstance(number, int) and abs(number) >= 2**31 - 1:
@@ -112,7 +112,7 @@ def _plain(number: float | None) -> str:
 
 
 def default_words(field: inspect.Field) -> str:
-    """The default in the form of run.toml; a key that may be missing has `left out`."""
+    """Return the default in the form of run.toml; a key that may be missing has `left out`."""
     if field.required:
         return "**required**"
     value = field.default if field.default is not NODEFAULT else field.default_factory()

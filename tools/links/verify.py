@@ -86,7 +86,7 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
 
 
 def _dead(network: Network, index: int) -> tuple[str, ...]:
-    """A line if the link has a trace that was replayed, and the process that replayed it has died."""
+    """Return a line if the link has a trace that was replayed, and the process that replayed it has died."""
     file = network.folder / REPLAY
     if not isinstance(network.links[index], Trace) or not file.exists() or helper_process.is_held(file):
         return ()

@@ -25,7 +25,7 @@ Content = dict[str, Any]
 def read_cell(
     name: str, changes: Sequence[str] = (), data: str | None = None
 ) -> tuple[RunSettings, RunSettings]:
-    """The settings of a cell: those of its file, and the same with the user's changes.
+    """Return the settings of a cell: those of its file, and the same with the user's changes.
 
     Args:
         name: name of a cell of tools/papers, or a path to a file of the same form.
@@ -61,7 +61,7 @@ def read_cell(
 def read_variant(
     base: str, own: Mapping[str, Any], name: str, changes: Sequence[str] = ()
 ) -> tuple[RunSettings, RunSettings]:
-    """The settings of a cell that is derived from another one, and the same with the user's changes.
+    """Return the settings of a cell that is derived from another one, and the same with the user's changes.
 
     Args:
         base: name of a cell of tools/papers.
@@ -79,12 +79,12 @@ def read_variant(
 
 
 def cell_names(pattern: str = "*") -> list[str]:
-    """The names of the cells in tools/papers that match a pattern."""
+    """Return the names of the cells in tools/papers that match a pattern."""
     return sorted(name for name in _places() if fnmatch(name, pattern))
 
 
 def _places() -> dict[str, tuple[Path, str | None]]:
-    """The file and the row of each cell; the row is None if the cell is the file itself."""
+    """Return the file and the row of each cell; the row is None if the cell is the file itself."""
     places: dict[str, tuple[Path, str | None]] = {}
     for file in CELLS.glob("*.toml"):
         places[file.stem] = file, None
@@ -103,7 +103,7 @@ def _place_of(name: str) -> tuple[Path, str | None]:
 def _adapted(
     row: str | None, own: Mapping[str, Any] | None = None, name: str = ""
 ) -> Callable[[Content], Content]:
-    """A function that changes a file's content to that of one of its rows, then to that of a variant."""
+    """Return a function that changes a file's content to that of one of its rows, then of a variant."""
 
     def adapt(content: Content) -> Content:
         if row is not None:
@@ -114,7 +114,7 @@ def _adapted(
 
 
 def _differing(content: Content, own: Mapping[str, Any], name: str) -> Content:
-    """The content with the keys of `own`. A new method removes the old method's keys and open choices."""
+    """Return the content with the keys of `own`. A new method drops the old one's keys and open choices."""
     paper = dict(content["paper"])
     paper.pop("rows", None)
     if "value" in own.get("paper", {}):  # the cell's deviation belongs to the cell's value
@@ -128,7 +128,7 @@ def _differing(content: Content, own: Mapping[str, Any], name: str) -> Content:
 
 
 def merged(content: Mapping[str, Any], own: Mapping[str, Any]) -> Content:
-    """A copy of `content` in which the keys of `own` replace its own, tables key by key."""
+    """Return a copy of `content` in which the keys of `own` replace its own, tables key by key."""
     both = dict(content)
     for key, value in own.items():
         old = both.get(key)

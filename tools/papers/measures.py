@@ -75,7 +75,7 @@ def _before_mean(devices: Collection[Measures]) -> Value:
 
 
 def _best_of_fleet(average: Average) -> OfRun:
-    """A function that returns the highest score of the whole fleet, each device with its latest reply.
+    """Return a function that returns the highest score of the whole fleet, each device with its latest reply.
 
     Rounds count from the one by which half of all devices had taken part (`FinishedRun.settled`).
     """
@@ -92,7 +92,7 @@ def _fleet(run: FinishedRun) -> Iterator[list[Measures]]:
 
 
 def _best_of_participants(average: Average) -> OfRun:
-    """A function that returns the highest mean score of a round's participants."""
+    """Return a function that returns the highest mean score of a round's participants."""
     return lambda run: _highest(
         average([reply.measures for reply in record.devices.values()]) for record in run.records
     )
@@ -103,7 +103,7 @@ def _highest(values: Iterator[Value]) -> Value:
 
 
 def _at_the_end(*metrics: Metric) -> OfRun:
-    """A function that returns the first of these metrics that summary.json has."""
+    """Return a function that returns the first of these metrics that summary.json has."""
 
     def of(run: FinishedRun) -> Value:
         values = (metric.of_run(run.summary) for metric in metrics)
@@ -152,7 +152,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def measures_with(name: str) -> list[str]:
-    """The measures that a result shows: the cell's own first, then the others of the same runs."""
+    """Return the measures that a result shows: the cell's own first, then the others of the same runs."""
     if MEASURES[name].counted:
         return [name]
     return sorted(
@@ -200,7 +200,7 @@ def label_of(cell: RunSettings, asked: RunSettings, num_samples: int) -> Label:
 
 
 def paper_of(cell: RunSettings) -> PaperSection:
-    """The [paper] table of a cell."""
+    """Return the [paper] table of a cell."""
     assert cell.paper is not None, "a cell has a [paper] table"
     return cell.paper
 
@@ -211,7 +211,7 @@ def _is_open(key: str, paper: PaperSection) -> bool:
 
 
 def _flat(settings: RunSettings) -> dict[str, Any]:
-    """Every key of a run by `section.key`, without those that no run uses."""
+    """Return every key of a run by `section.key`, without those that no run uses."""
 
     def walk(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in content.items():
@@ -284,7 +284,7 @@ class CellResult:
         return f"{apart}, {times:.1f} of its standard deviations"
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of result.json."""
+        """Return the content of result.json."""
         names = measures_with(self.paper.accuracy)
         return {
             "cell": self.name,
@@ -311,12 +311,12 @@ def spread_as_dict(found: Spread | None) -> dict[str, Any] | None:
 
 
 def number_of(found: Spread | None, unit: str) -> str:
-    """A mean and its deviation as papers print them."""
+    """Return a mean and its deviation as papers print them."""
     return number(found.mean, found.deviation, unit) if found else number(None)
 
 
 def number(value: Value, deviation: Value = None, unit: str = "%") -> str:
-    """A number as papers print it, in percent or in its unit: 97.97 ± 0.75."""
+    """Return a number as papers print it, in percent or in its unit: 97.97 ± 0.75."""
     if value is None:
         return "–"  # noqa: RUF001 - an en dash, as in printed tables
     scale = 100 if unit == "%" else 1

@@ -109,7 +109,7 @@ def run_cell_settings(
 def finished_result(
     name: str, cell: RunSettings, asked: RunSettings, seeds: int, execution: Execution
 ) -> CellResult | None:
-    """The result of the finished runs of a cell; None if there are none.
+    """Return the result of the finished runs of a cell; None if there are none.
 
     It executes nothing and reads no data: it assumes that the source is that of the paper.
     """
@@ -159,7 +159,7 @@ def run_cells(pattern: str, execution: Execution, *, seeds: int, changes: Sequen
 
 
 def command_line(command: str, name: str, seeds: int, changes: Sequence[str], data: str | None = None) -> str:
-    """The command that reproduces a result."""
+    """Return the command that reproduces a result."""
     words = ["edge-sim", command, name, "--seeds", str(seeds)]
     words += [word for change in changes for word in ("--set", change)]
     return shlex.join(words + (["--data", data] if data else []))
@@ -177,7 +177,7 @@ def _write(result: CellResult, folder: Path, command: str, settings: RunSettings
 
 
 def table_of(result: CellResult) -> Table:
-    """A table for the terminal: the paper's number and ours, then the other measures of our runs."""
+    """Return a table for the terminal: the paper's number and ours, then the other measures of our runs."""
     title = escape(f"{result.paper.table}\n{result.label}")
     table = Table(title=title, caption=result.verdict, title_justify="left", caption_justify="left")
     for head in ("", "paper", "ours", "seeds"):

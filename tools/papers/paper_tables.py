@@ -182,7 +182,7 @@ def _as_dict(one: FilledCell) -> dict[str, Any]:
 
 
 def markdown_of(table: PaperTable, found: Found, command: str) -> str:
-    """The table as Markdown: the paper's number / ours, then the reasons for empty cells."""
+    """Return the table as Markdown: the paper's number / ours, then the reasons for empty cells."""
     methods, settings = list(table.methods), list(table.settings)
     across = table.across == "methods"
     columns, names = (methods, settings) if across else (settings, methods)

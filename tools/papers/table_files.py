@@ -89,7 +89,7 @@ class TableCell(Struct, frozen=True):
     lacks: str
 
     def read(self, changes: Sequence[str] = ()) -> tuple[RunSettings, RunSettings]:
-        """The settings of this cell, and the same with `changes` (section.key=value each).
+        """Return the settings of this cell, and the same with `changes` (section.key=value each).
 
         Raises:
             SettingError: a change is wrong.
@@ -104,12 +104,12 @@ class TableCell(Struct, frozen=True):
 
 
 def table_names() -> list[str]:
-    """The names of all tables."""
+    """Return the names of all tables."""
     return sorted(file.stem for file in TABLES.glob("*.toml"))
 
 
 def read_table(name: str) -> PaperTable:
-    """A table by name.
+    """Return a table by name.
 
     Raises:
         SettingError: there is none, or its file is wrong.
@@ -124,7 +124,7 @@ def read_table(name: str) -> PaperTable:
 
 
 def cells_of_table(name: str, table: PaperTable) -> list[TableCell]:
-    """All cells of a table, setting by setting."""
+    """Return all cells of a table, setting by setting."""
     return [
         _cell(name, label, method if isinstance(method, TableMethod) else TableMethod(method), setting, of)
         for setting, of in table.settings.items()

@@ -111,7 +111,7 @@ def count_traffic(settings: RunSettings) -> Traffic:
 
 
 def participants(devices: tuple[str, ...], settings: RunSettings, number: int) -> tuple[str, ...]:
-    """The participants of a round in a simulation in which no device is offline, ascending."""
+    """Return the participants of a round in a simulation in which no device is offline, ascending."""
     key = run_key(settings.run.seed).child("participants", number, 1)
     count = min(settings.round.participants or len(devices), len(devices))
     return tuple(sorted(devices[index] for index in key.sample(count, len(devices))))

@@ -107,7 +107,7 @@ class RoundLines:
             self.console.file.flush()
 
     def _time_left(self, number: int) -> str:
-        """The predicted time of the rounds after this one on this machine; empty if the run has no end."""
+        """Return the predicted time of the later rounds on this machine; empty if the run has no end."""
         last = self.settings.run.last_round
         if last is None:
             return ""

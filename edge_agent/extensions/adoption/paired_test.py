@@ -87,7 +87,7 @@ class PairedDifference:
 
 
 def paired_difference(losses: Losses, others: Losses, weights: Losses | None = None) -> PairedDifference:
-    """The difference between `losses` and another model's losses, `others`, on the same samples.
+    """Return the difference between `losses` and another model's losses, `others`, on the same samples.
 
     Args:
         losses: shape (n,).

@@ -194,7 +194,7 @@ class PairMeans:
         return type(self)(names, sums, counts)
 
     def compared(self) -> tuple[str, ...]:
-        """The devices that have been compared with another device."""
+        """Return the devices that have been compared with another device."""
         others = (self.counts > 0).sum(axis=1) > 1
         return tuple(device for device, met in zip(self.devices, others, strict=True) if met)
 
