@@ -233,7 +233,7 @@ def sweep(
 def paper(
     cell: Annotated[
         str | None,
-        typer.Argument(help="a cell's name, `kapc*`, `all`, or a file like these; none: list them"),
+        typer.Argument(help="name of a table cell, `kapc*`, `all`, or a cell's file; without it, list all"),
     ] = None,
     seeds: Annotated[
         int, typer.Option(help="number of runs, with the cell's run.seed and the seeds after it")

@@ -50,12 +50,12 @@ class Run:
 
     @property
     def round_s(self) -> float:
-        """Median of the rounds after the first few."""
+        """Median duration of a round in seconds; the first rounds, which warm up, do not count."""
         return float(median(np.diff(self.ended_s[_WARM - 1 :])))
 
     @property
     def round_processor_s(self) -> float:
-        """Mean of the same rounds; this clock is too coarse for a median."""
+        """Mean processor time of the same rounds in seconds; this clock is too coarse for a median."""
         return float(np.diff(self.processor_s[_WARM - 1 :]).mean())
 
 

@@ -117,7 +117,7 @@ def _amplitudes_in(path: Path, content: BinaryIO, rate: int, length: int) -> Sou
     file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which its owner closes
     width, channels = file.getsampwidth(), file.getnchannels()
     if not 1 <= width <= 4:
-        raise DataError(f"{path}: its numbers have {width} bytes; expected 1 to 4")
+        raise DataError(f"{path}: its samples have {width} bytes each; expected 1 to 4")
     _check_rate(path, file.getframerate(), rate)
     at_once = max(1, _BLOCK_BYTES // (width * channels))
     blocks, left = [np.zeros(0, np.float32)], min(length, file.getnframes())

@@ -1,4 +1,4 @@
-"""The samples of a device whose data grow: samples of each round, and statistics between rounds."""
+"""Samples of a device that collects data: those of each round, and drift figures between rounds."""
 
 import logging
 from collections.abc import Callable

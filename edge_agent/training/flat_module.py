@@ -93,8 +93,9 @@ class FlatModule:
         return channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
 
     def targets(self, y: LabelArray) -> Tensor:
-        """Return targets on the device where torch computes. Raises ModelError if a GPU would get a wrong
-        label.
+        """Return labels as a tensor on the processor or GPU that trains.
+
+        Raises ModelError for a GPU if a label is out of range, because CUDA would abort.
         """
         self.check_labels(y)
         return torch.from_numpy(y).to(self.device)

@@ -95,14 +95,17 @@ class Given:
 
     def number(self, name: str, default: int) -> int:
         value = self._node.attributes.get(name, default)
-        need(isinstance(value, int) and abs(value) <= MAX_NUMBER, f"has {name} = {value!r:.40}")
+        need(
+            isinstance(value, int) and abs(value) <= MAX_NUMBER,
+            f"has the invalid {name} = {value!r:.40}",
+        )
         return int(value)  # type: ignore[arg-type]
 
     def numbers(self, name: str, default: Sequence[int]) -> list[int]:
         value = self._node.attributes.get(name, tuple(default))
         if not isinstance(value, tuple) or not all(isinstance(one, int) for one in value):
-            raise Unfit(f"has {name} = {value!r:.40}")
-        need(max(map(abs, value), default=0) <= MAX_NUMBER, f"has {name} = {value!r:.40}")
+            raise Unfit(f"has the invalid {name} = {value!r:.40}")
+        need(max(map(abs, value), default=0) <= MAX_NUMBER, f"has the invalid {name} = {value!r:.40}")
         return [int(one) for one in value]
 
     def only(self, attributes: str) -> None:

@@ -1,8 +1,8 @@
 """Describes the same network with fewer neurons, as a spec.
 
-If all entries outside some neurons are 0 and stay 0, a network with only these neurons computes the same
-function. That does not hold if channels are normalised together (LayerNorm). It is not supported if an axis
-has only a part of a group's neurons, or if the model has a backbone.
+If all weights of some neurons are 0 and stay 0, the network without these neurons computes the same function.
+That does not hold if channels are normalised together (LayerNorm). A backbone is not supported, nor an axis
+that has only some neurons of a group (neurons that are removed together).
 """
 
 from collections.abc import Sequence

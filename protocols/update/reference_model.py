@@ -29,7 +29,10 @@ class ReferenceModel:
 
     @classmethod
     def of_task(cls, task: Any, spec: ModelSpec) -> Self:
-        """Return a reference model made of a task's patches only; later patches overwrite earlier ones."""
+        """Return a reference model with the values of a task's patches, and none elsewhere.
+
+        Later patches overwrite earlier ones.
+        """
         return cls.nothing(spec).after(task, spec)
 
     @classmethod

@@ -31,7 +31,9 @@ FirstChoice = Callable[[Conditions], RatioController]
 
 @dataclass(frozen=True)
 class FirstChoices:
-    """The first choices of a fleet; equal devices share one computation.
+    """The ratio and encodings that each simulated device chooses before its first round.
+
+    Devices with equal board, link and samples share one computation.
 
     Attributes:
         enrolment: enrolment of the run.

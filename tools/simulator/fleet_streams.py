@@ -94,7 +94,7 @@ class FleetStreams:
         self.deliveries_left -= 1
 
     def end(self, delivery: int, traffic: Iterable[Traffic]) -> None:
-        """Close the day if this was its last delivery, see `DailyScores.end`."""
+        """End the virtual day if this delivery of samples was its last, and write the day's scores."""
         if (delivery + 1) % self._schedule.arrivals.times_a_day == 0:
             drifting = sum((device.drift or 0.0) >= DRIFT_THRESHOLD for device in self._fleet)
             self._scores.end(traffic, drifting)

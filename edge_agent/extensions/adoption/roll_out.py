@@ -111,7 +111,9 @@ class Releases:
 
 
 class RollOut(Extension[Releases]):
-    """Extension that holds the versions of the shared model. Its state is these versions.
+    """Extension that receives versions of the shared model in a roll-out and tries them on this device.
+
+    Its state is the versions that the device has.
 
     Args:
         start: the run, and the device's model and data.

@@ -185,7 +185,7 @@ class Reader:
         return np.frombuffer(self.take(length), np.uint8)
 
     def stream(self, length: int) -> Bytes:
-        """Read the next stream, shape (length,) once unpacked. Raises PacketCorrupt for another length."""
+        """Read and unpack the next stream, shape (length,). Raises PacketCorrupt if it has another length."""
         stored = int.from_bytes(self.take(4), "little")
         if stored == length:
             return self.plane(length)

@@ -175,7 +175,10 @@ class BundleSizes:
         return found
 
     def read(self, data: RangeDecoder) -> int:
-        """Read the size class of the next bundle. Raises PacketCorrupt, PacketTruncated."""
+        """Return the size class of the next bundle, which stands for the mean square of its numbers.
+
+        Raises PacketCorrupt, PacketTruncated.
+        """
         size = data.read_counted(self._counts[self._before])
         self._add(size)
         return size

@@ -301,7 +301,7 @@ def test_interrupted_it_keeps_what_is_finished(sources, tmp_path, monkeypatch):
         ("zzz", [], 1, "no cell 'zzz'; known: dc-pfl-fmnist, "),
         ("kapc-mnist", ["method.name=fedavg"], 1, "this cell is kapc's; else: edge-sim compare"),
         ("kapc-mnist", ["paper.value=0.5"], 1, "--set cannot change it"),
-        ("kapc-mnist", [], 0, "--seeds 0: at least 1"),
+        ("kapc-mnist", [], 0, "--seeds 0: the number of seeds must be at least 1"),
         ("kapc-mnist", ["training.epoch=1"], 1, "did you mean `epochs`?"),
         ("kapc-mnist", ["method.rows=clop"], 1, "method.rows"),
         ("nowhere.toml", [], 1, "nowhere.toml: no such file"),
