@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fleetune.coordinator.export import graphs, onnx_lowering, primitives, steps
+from fleetune.coordinator.export import graphs, onnx_lowering, primitives, steps, torch_trace
 from fleetune.coordinator.export.torch_comparison import check
 from fleetune.coordinator.spec.spec_from_torch import describe, weights_of
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN
@@ -270,7 +270,7 @@ def _gradient_to_both_sides_of_zero(monkeypatch):
         return onnx_lowering.RULES["mul"](build, out, gradient, 1.0)
 
     monkeypatch.setitem(onnx_lowering.RULES, "leaky_relu_backward", wrong)
-    monkeypatch.setattr("fleetune.coordinator.export.torch_trace.DECOMPOSED", _without("leaky_relu_backward"))
+    monkeypatch.setattr(torch_trace, "DECOMPOSED", _without("leaky_relu_backward"))
     return Images, EVALUATE_GRADIENT
 
 
