@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from tests.helpers.nightly import sooner
 from torch import nn
 from torch.nn import functional
 
@@ -160,7 +161,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", SETTINGS)
+@pytest.mark.parametrize("fault", sooner(SETTINGS, kept=5))
 def test_a_wrong_setting_is_refused(fault):
     kind, wrong = SETTINGS[fault]
     assert refuses(kind, [TRAIN], **wrong)
@@ -236,7 +237,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("fault", EDITS)
+@pytest.mark.parametrize("fault", sooner(EDITS, kept=2))
 def test_a_wrong_graph_is_refused(fault):
     kind, edit = EDITS[fault]
     assert refuses(kind, [TRAIN], edit)
@@ -308,7 +309,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("fault", RULES)
+@pytest.mark.parametrize("fault", sooner(RULES, kept=2))
 def test_a_wrong_rule_is_refused(fault, monkeypatch):
     kind, graph = RULES[fault](monkeypatch)
     assert refuses(kind, [graph])

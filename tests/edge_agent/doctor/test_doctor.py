@@ -91,15 +91,21 @@ def test_it_takes_the_very_line_of_run():
     assert set(inspect.signature(commands["doctor"]).parameters) == asked | {"as_json"}
 
 
-def test_a_board_that_is_fit(tmp_path):
+@pytest.fixture(scope="module")
+def broker_port(tmp_path_factory):
+    """Port of a plain embedded broker that the tests of this file share."""
+    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker.port
+
+
+def test_a_board_that_is_fit(tmp_path, broker_port):
     root = boards.pi_5().build(tmp_path / "board")
     (root / "run/systemd/timesync").mkdir(parents=True)
     (root / "run/systemd/timesync/synchronized").touch()
-    with EmbeddedBroker.start(tmp_path / "broker") as broker:
-        code, found = doctor(
-            *("--fleet", "f", "--device", "pi", "--broker", f"127.0.0.1:{broker.port}", "--data", "digits"),
-            *("--state", tmp_path / "state", "--root", root, "--max-celsius", "60"),
-        )
+    code, found = doctor(
+        *("--fleet", "f", "--device", "pi", "--broker", f"127.0.0.1:{broker_port}", "--data", "digits"),
+        *("--state", tmp_path / "state", "--root", root, "--max-celsius", "60"),
+    )
     assert code == 0, found
     assert {one.verdict for one in found.values()} <= {"ok", "skip"}
     assert found["board"].found == "Raspberry Pi 5 (8 GB) (raspberry-pi-5)"
@@ -138,12 +144,13 @@ def test_whatever_is_wrong_everything_is_looked_at_and_there_is_no_traceback(tmp
         ("", ("--device", "../x"), "device '../x'", "x"),
     ],
 )
-def test_a_device_that_the_state_does_not_tell_is_a_failed_check(tmp_path, devices, options, named, remedy):
+def test_a_device_that_the_state_does_not_tell_is_a_failed_check(
+    tmp_path, devices, options, named, remedy, broker_port
+):
     for device in devices:
         state_folder.mark(tmp_path / "f" / device)
-    with EmbeddedBroker.start(tmp_path / "broker") as broker:
-        address = ("--broker", f"127.0.0.1:{broker.port}")
-        code, found = doctor("--fleet", "f", "--state", tmp_path, *address, *options)
+    address = ("--broker", f"127.0.0.1:{broker_port}")
+    code, found = doctor("--fleet", "f", "--state", tmp_path, *address, *options)
     assert (code, found["state"].verdict) == (1, "fail")
     assert named in found["state"].found
     assert remedy in found["state"].remedy
@@ -214,9 +221,8 @@ def test_a_broker_that_takes_us(kind, tmp_path):
     assert list(found) == ["broker's name", "connection", "TLS", "login", "round trip"]
 
 
-def test_without_a_fleet_there_is_no_topic_to_try(tmp_path):
-    with EmbeddedBroker.start(tmp_path) as broker:
-        found = visit(port=broker.port, fleet=None)
+def test_without_a_fleet_there_is_no_topic_to_try(broker_port):
+    found = visit(port=broker_port, fleet=None)
     assert [name for name, one in found.items() if one.verdict == "skip"] == ["login"]
 
 
@@ -379,16 +385,15 @@ def test_a_subscription_that_the_broker_refuses_needs_no_coordinator_to_be_found
     assert "broker-config" in found["access rights"].remedy
 
 
-def test_it_does_not_throw_out_an_agent_that_runs(tmp_path):
-    with EmbeddedBroker.start(tmp_path) as broker:
-        events = queue.SimpleQueue()
-        agent = MqttTransport(Broker("127.0.0.1", broker.port), "f-a", subscriptions=[], events=events)
-        agent.connect()
-        wait_for(events, is_connected)
-        assert visit(port=broker.port)["round trip"].verdict == "ok"
-        assert events.empty()
-        agent.close()
-        wait_for(events, is_disconnected)
+def test_it_does_not_throw_out_an_agent_that_runs(broker_port):
+    events = queue.SimpleQueue()
+    agent = MqttTransport(Broker("127.0.0.1", broker_port), "f-a", subscriptions=[], events=events)
+    agent.connect()
+    wait_for(events, is_connected)
+    assert visit(port=broker_port)["round trip"].verdict == "ok"
+    assert events.empty()
+    agent.close()
+    wait_for(events, is_disconnected)
 
 
 # TLS
@@ -507,9 +512,8 @@ class TestTls:
             assert "PEM file of the authority" in found["authority"].remedy
             assert found["broker's certificate"].verdict == "skip"
 
-    def test_a_broker_without_tls(self, tmp_path, authority):
-        with EmbeddedBroker.start(tmp_path) as broker:
-            found = visit(port=broker.port, tls=True, ca=str(authority.pem))
+    def test_a_broker_without_tls(self, authority, broker_port):
+        found = visit(port=broker_port, tls=True, ca=str(authority.pem))
         assert found["broker's certificate"].verdict == "fail"
         assert "mqtt://" in found["broker's certificate"].remedy
         assert found["login"].verdict == "skip"

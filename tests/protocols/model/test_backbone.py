@@ -118,7 +118,7 @@ def test_a_model_that_trains_in_whole_is_described_as_ever():
     assert [b"backbone\x83" in body for body in bodies] == [False, True]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", sooner(PARTS, kept=2))
 def test_both_trainers_train_the_same_part(part):
     spec, module = described(section(**part), Key(1))
     frozen = {name: value + 0.1 for name, value in frozen_of(module).items()}
@@ -158,7 +158,7 @@ def all_ways(spec, settings, frozen):
     )
 
 
-@pytest.mark.parametrize(("part", "size"), [(HEAD, 72), (BODY_ABOVE, 54), (UPPER_LORA, 126)])
+@pytest.mark.parametrize(("part", "size"), sooner([(HEAD, 72), (UPPER_LORA, 126), (BODY_ABOVE, 54)], kept=1))
 def test_from_its_features_on_a_model_trains_as_in_whole(part, size):
     spec, module = described(section(**part), Key(1))
     x, y = batch(3, n=7)
