@@ -98,7 +98,7 @@ def fill_table(name: str, request: TableRequest) -> None:
         KeyboardInterrupt: interrupted; the table has the finished cells.
     """
     if request.seeds < 1:
-        raise SettingError(f"--seeds {request.seeds}: at least 1")
+        raise SettingError(f"--seeds {request.seeds}: the number of seeds must be at least 1")
     table = read_table(name)
     cells = cells_of_table(name, table)
     possible = sorted((cell for cell in cells if not cell.lacks), key=_cpu_minutes)

@@ -107,7 +107,7 @@ def test_show_plays_nothing(tmp_path, played):
 def test_a_mistake_is_told_before_anything_is_played(tmp_path, played):
     for words, problem in [
         (["--set", "run.round=1"], "run.round: unknown key"),
-        (["--seeds", "0"], "--seeds 0: at least 1"),
+        (["--seeds", "0"], "--seeds 0: the number of seeds must be at least 1"),
     ]:
         done = CliRunner().invoke(app, ["table", "dc-pfl-2", "--runs", str(tmp_path), *words])
         assert done.exit_code == 2
