@@ -89,7 +89,7 @@ def test_every_method_goes_through_its_rounds(tmp_path, method):
     [
         ("losless", "no encoding 'losless'"),
         ({"density": 0.1}, "an encoding needs a name"),
-        ({"name": "raw", "density": 0.1}, "encoding raw: no setting 'density'"),
+        ({"name": "raw", "density": 0.1}, "encoding raw has no setting 'density'"),
     ],
 )
 def test_an_encoding_that_is_none_is_one_line(up, message):
