@@ -323,10 +323,65 @@ def _adaptive_max_pool2d(
     return torch.stack(cells, -1).reshape(*input.shape[:-2], len(rows), len(columns))
 
 
+def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:  # noqa: A002
+    # torch computes a mean too, and then changes the layout of some results in place, which a trace loses
+    if output_size in (1, (1, 1), [1, 1]):
+        return input.mean((-1, -2), keepdim=True)
+    return functional.adaptive_avg_pool2d(input, output_size)
+
+
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    if len(size) != 4:
+        return functional.affine_grid(theta, list(size), align_corners)
+    height, width = size[2:]
+    down, across = (
+        (2 * torch.arange(count, dtype=theta.dtype) + (0 if align_corners else 1))
+        / (count - 1 if align_corners else count)
+        - 1
+        for count in (height, width)
+    )
+    places = torch.stack(
+        [across.expand(height, width), down[:, None].expand(height, width), torch.ones(height, width)], -1
+    )
+    return (places.reshape(-1, 3) @ theta.transpose(1, 2)).reshape(-1, height, width, 2)
+
+
+def _grid_sample(
+    input: Tensor,  # noqa: A002
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    if input.ndim != 4 or mode != "bilinear" or padding_mode == "reflection":
+        return functional.grid_sample(input, grid, mode, padding_mode, align_corners)
+    rows, places = input.flatten(2), []
+    for size, at in zip(input.shape[:1:-1], grid.unbind(-1), strict=True):  # across, then down
+        place = (at + 1) * (size - 1) / 2 if align_corners else ((at + 1) * size - 1) / 2
+        places.append(place.clamp(0, size - 1) if padding_mode == "border" else place)
+    corners = []
+    for right in (0, 1):
+        for lower in (0, 1):
+            share, indices = torch.ones_like(places[0]), []
+            for size, place, further in zip(input.shape[:1:-1], places, (right, lower), strict=True):
+                low = place.detach().floor()
+                cell, part = low + further, place - low
+                share = share * (part if further else 1 - part) * ((cell >= 0) & (cell <= size - 1))
+                indices.append(cell.clamp(0, size - 1).long())
+            index = (indices[1] * input.shape[-1] + indices[0]).flatten(1).unsqueeze(1)
+            found = rows.gather(2, index.expand(-1, rows.shape[1], -1))
+            corners.append(found * share.flatten(1).unsqueeze(1))
+    total = corners[0] + corners[1] + corners[2] + corners[3]
+    return total.reshape(*input.shape[:2], *grid.shape[1:3])
+
+
 _BARE_RULES: dict[Any, Callable[..., Tensor]] = {
     functional.rms_norm: _rms_norm,
     torch._weight_norm: _weight_norm,  # noqa: SLF001 - what parametrizations.weight_norm calls
     functional.adaptive_max_pool2d: _adaptive_max_pool2d,
+    functional.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+    functional.affine_grid: _affine_grid,
+    functional.grid_sample: _grid_sample,
 }
 _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.cross_entropy: _cross_entropy,

@@ -99,7 +99,7 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
             f"model {spec.name!r} cannot be exported: graphs reserve the name of its tensor {taken[0]!r};"
             " rename the tensor"
         )
-    module = _copied(spec.name, module).train()
+    module = copied(spec.name, module).train()
     cumulative = False
     for part in module.modules():
         if is_cumulative(part) and not is_frozen(part):
@@ -155,29 +155,26 @@ def _for_any_batch(
     return tuple(found)
 
 
-def _copied(name: str, module: nn.Module) -> nn.Module:
+def copied(name: str, module: nn.Module) -> nn.Module:
     """Return a copy of a module.
 
     Raises:
-        ModelError: a layer stores a computed tensor, which torch cannot copy; `torch.nn.utils.weight_norm`
-            does.
+        ModelError: torch cannot copy the module.
     """
+    # torch copies no computed tensors, such as the weight that `torch.nn.utils.weight_norm` computes anew in
+    # each forward pass
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, computed)
     except Exception as problem:  # a user's module may refuse it in any way
-        where = next(
-            (
-                f"{path or 'the model itself'} ({type(part).__name__}) stores its computed tensor {attribute}"
-                for path, part in module.named_modules()
-                for attribute, value in vars(part).items()
-                if isinstance(value, Tensor) and not value.is_leaf
-            ),
-            as_line(problem),
-        )
         raise ModelError(
-            f"model {name!r} cannot be exported, because torch cannot copy it: {where}, as"
-            " torch.nn.utils.weight_norm does; use torch.nn.utils.parametrizations, or let agents with"
-            " torch train it"
+            f"model {name!r} cannot be exported, because torch cannot copy it: {as_line(problem)}; let agents"
+            " with torch train it"
         ) from problem
 
 
@@ -211,8 +208,6 @@ def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[
     """Return the function that a graph computes, from inputs by name to outputs by name.
 
     The function calls `watch` with the loss before the backward pass.
-
-    It calls `watch` with the loss before the backward pass.
     """
 
     def answer(given: Tensors) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Runs the original module for all graphs of a batch at once: in float32, and in float64 as the reference."""
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fleetune.coordinator.export.steps import BATCHES, Model, features_watched
+from fleetune.coordinator.export.steps import BATCHES, Model, copied, features_watched
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
 from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dispatch import Watching
@@ -35,7 +34,7 @@ class Reference:
 
     def __init__(self, model: Model, module: nn.Module, precision: torch.dtype) -> None:
         self._model, self._precision = model, precision
-        self._module = copy.deepcopy(module).to(precision)
+        self._module = copied(model.spec.name, module).to(precision)
         self._buffers = {name: one.clone() for name, one in self._module.named_buffers()}
 
     def run(self, graphs: Collection[str], tensors: Arrays, given: Arrays) -> dict[str, Arrays]:

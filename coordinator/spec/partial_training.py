@@ -77,10 +77,11 @@ def freeze_the_rest(module: nn.Module, settings: ModelSection) -> Adapters | Non
     layers = _layers(module)
     trained = _matching("model.trainable", settings.trainable, layers)
     adapters = _adapters(module, settings, layers, trained)
+    first = {id(one): name for name, one in module.named_parameters()}  # of a tied parameter, its first name
     names = {
-        f"{path}.{name}".lstrip(".")
+        first[id(one)]
         for path in trained
-        for name, one in module.get_submodule(path).named_parameters(recurse=False)
+        for one in module.get_submodule(path).parameters(recurse=False)
         if one.requires_grad
     }
     names |= {
@@ -123,8 +124,9 @@ def _adapters(
 
 def _layers(module: nn.Module) -> tuple[str, ...]:
     """Return the paths of the modules that own parameters, in their order."""
-    paths = (name.rpartition(".")[0] for name, _ in module.named_parameters())
-    return tuple(dict.fromkeys(paths))
+    return tuple(
+        path for path, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))
+    )
 
 
 def _matching(key: str, patterns: Iterable[str], layers: tuple[str, ...]) -> frozenset[str]:

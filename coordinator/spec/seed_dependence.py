@@ -42,7 +42,7 @@ def drawn_buffers(
     _check_norms(name, module)
     _check_batch_size(name, module, input_shape, num_classes)
     other = drawn(name, input_shape, num_classes, key.child("other"))
-    mine, others = (dict(one.named_buffers(remove_duplicate=False)) for one in (module, other))
+    mine, others = (dict(one.named_buffers()) for one in (module, other))
     found = set()
     for path, buffer in mine.items():
         if is_statistic(module, path) or is_counter(path):

@@ -37,8 +37,8 @@ def describe(
     """Return the spec of a module: trainable parameters in module order, then running statistics.
 
     Parameters that do not require a gradient form the backbone, together with `buffers`. Other buffers are
-    made where the module is built. Neurons whose coupling is not understood are always active. The module
-    stays unchanged.
+    made where the module is built. A tied tensor stands under its first name. Neurons whose coupling is not
+    understood are always active. The module stays unchanged.
 
     Args:
         name: the model's name or `module:function`.
@@ -49,8 +49,8 @@ def describe(
         buffers: the names of buffers that are sent to devices.
 
     Raises:
-        ModelError: the module cannot take this input or does not give `num_classes` logits, two names
-            share one tensor, a tensor is not float32, or there is nothing to train.
+        ModelError: the module cannot take this input or does not give `num_classes` logits, two tensors
+            share memory, a tensor is not float32, or there is nothing to train.
     """
     tensors, frozen = _tensors(name, module), dict(frozen_tensors(module, buffers))
     for path, tensor in (tensors | frozen).items():
@@ -85,7 +85,7 @@ def _frozen(
     name: str, module: nn.Module, frozen: Mapping[str, Tensor], uses: Mapping[str, int], num_samples: int
 ) -> Iterator[FrozenTensor]:
     before, places = 0, {}
-    for path, parameter in module.named_parameters(remove_duplicate=False):
+    for path, parameter in module.named_parameters():
         places[path] = before
         before += parameter.requires_grad
     for path, tensor in frozen.items():
@@ -142,8 +142,7 @@ def weights_of(spec: ModelSpec, module: nn.Module) -> FlatArray:
 
 def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
     """Return trainable parameters, then running statistics, by name."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     tensors: dict[str, Tensor] = {path: one for path, one in parameters.items() if one.requires_grad}
     if not tensors:
         raise ModelError(f"model {name!r} has no trainable parameters")
@@ -154,7 +153,10 @@ def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
             raise ModelError(f"model {name!r}: {path} is {tensor.dtype}; every parameter must be float32")
         other = first.setdefault(tensor.data_ptr(), path)
         if other != path:
-            raise ModelError(f"model {name!r}: {other} and {path} share one tensor; give each its own")
+            raise ModelError(
+                f"model {name!r}: {other} and {path} are two tensors in the same memory; give each its own,"
+                " or tie them by assigning one parameter to both"
+            )
     return tensors
 
 

@@ -34,7 +34,7 @@ OPERATORS = frozenset(
     Erf Exp Expand Floor Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less LessOrEqual
     Log LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal ReduceMax ReduceMean
     ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin Slice Softmax Softplus
-    SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
+    SpaceToDepth Split Sqrt Sub Tanh Tile TopK Transpose Where
     """.split()  # noqa: SIM905 - a list of sixty strings reads worse
 )  # the operators that exports contain; each has a rule in `protocols.bundle.graph_rules`
 

@@ -86,7 +86,7 @@ def shapes_of(graph: Graph, num_samples: int) -> dict[str, tuple[Type, tuple[int
 
 
 def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
-    several = {"Split": len(node.outputs), "MaxPool": 2}.get(node.op, 1)
+    several = {"Split": len(node.outputs), "MaxPool": 2, "TopK": 2}.get(node.op, 1)
     if not 1 <= len(node.outputs) <= several:
         raise PacketCorrupt(f"graph {name}: {node.op} has {len(node.outputs)} results")
     try:
@@ -101,7 +101,7 @@ def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
 def _results(node: Node, made: Result) -> dict[str, Array]:
     """Return the arrays that a node makes, by name."""
     found = {output: made.array for output in node.outputs if output}
-    if node.op == "MaxPool":  # its second result holds the positions of the maxima
+    if node.op in ("MaxPool", "TopK"):  # the second result holds the positions of the entries
         found |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}
     return found
 

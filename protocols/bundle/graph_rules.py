@@ -257,6 +257,18 @@ def _arg_max(given: Given) -> Result:
     return _reduced(given, [given.number("axis", 0)], "i8")
 
 
+def _top_k(given: Given) -> Result:
+    given.only("axis largest")
+    x, count = given[0], given.known(1)
+    axis = given.axis(len(x.shape), -1)
+    need(len(count) == 1 and 1 <= count[0] <= x.shape[axis], f"is of {count} of {x.shape}")
+    need(given.count == 2, "has one result")
+    shape = (*x.shape[:axis], count[0], *x.shape[axis + 1 :])
+    array = Array(x.type, shape)
+    # sorting takes a comparison for each entry and bit of the length
+    return Result(array, x.size * max(1, x.shape[axis].bit_length()), 8 * array.size)
+
+
 def _shape(given: Given) -> Result:
     given.only("start end")
     x = given[0]
@@ -337,6 +349,7 @@ RULES: Mapping[str, Callable[[Given], Result]] = {
     "SpaceToDepth": _rule(_blocks, deeper=True),
     "Split": _split,
     "Tile": _tile,
+    "TopK": _top_k,
     "Transpose": _transpose,
     "Where": _where,
 }

@@ -131,12 +131,13 @@ def is_frozen(module: nn.Module) -> bool:
 def frozen_tensors(module: nn.Module, buffers: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module's backbone by name.
 
-    Frozen parameters in module order, then statistics of frozen norms and these buffers.
+    Frozen parameters in module order, then statistics of frozen norms and these buffers. A tied tensor stands
+    under its first name.
     """
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             yield name, parameter
-    for name, buffer in module.named_buffers(remove_duplicate=False):
+    for name, buffer in module.named_buffers():
         owner, _, leaf = name.rpartition(".")
         if name in buffers or (leaf in RUNNING_STATISTICS and is_frozen(module.get_submodule(owner))):
             yield name, buffer
@@ -150,15 +151,11 @@ def frozen_values(spec: ModelSpec, module: nn.Module) -> dict[str, NDArray[np.fl
 
 def last_layer(spec: ModelSpec, module: nn.Module) -> str:
     """Return the name of the last layer with weights that is no norm; for adapters, their base layer."""
-    if not isinstance(spec.backbone, Backbone):
-        norms = {tensor.layer for tensor in spec.tensors if tensor.kind == "norm"}
-        return [name for name in spec.layers if name not in norms][-1]
-    frozen_norms = {path for path, one in module.named_modules() if isinstance(one, NORMS)}
-    parameters = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
-    branches = ("lora_a", "lora_b")
-    return [one for one in parameters if one not in frozen_norms and one.rpartition(".")[2] not in branches][
-        -1
-    ]
+    # a head may have no tensor but one that is tied to the embedding, so all names count
+    norms = {path for path, one in module.named_modules(remove_duplicate=False) if isinstance(one, NORMS)}
+    layers = [name.rpartition(".")[0] for name, _ in module.named_parameters(remove_duplicate=False)]
+    branches = ("lora_a", "lora_b") if isinstance(spec.backbone, Backbone) else ()
+    return [one for one in layers if one not in norms and one.rpartition(".")[2] not in branches][-1]
 
 
 def set_frozen(module: nn.Module, tensors: Tensors) -> None:

@@ -68,23 +68,21 @@ def _listed(kind: str, names: tuple[str, ...]) -> str:
     return f"{kind}s {', '.join(named if more > 0 else named[:-1])} and {last}"
 
 
-SETS = (
-    Features(),
-    Features(
-        encodings=("lossless", "int8", "int4", "sparse", "sketch", "peaks", "lowrank"),
-        masks=("coded",),
-        messages=("compact",),
-        operators=tuple(
-            """
-            Abs Add And ArgMax Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace
-            Div Equal Erf Exp Expand Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less
-            LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal
-            ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign
-            Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
-            """.split()  # noqa: SIM905 - a list of sixty strings reads worse
-        ),
+_READS = Features(
+    encodings=("lossless", "int8", "int4", "sparse", "sketch", "peaks", "lowrank"),
+    masks=("coded",),
+    messages=("compact",),
+    operators=tuple(
+        """
+        Abs Add And ArgMax Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div
+        Equal Erf Exp Expand Gather GatherElements Gemm Greater GreaterOrEqual Identity LeakyRelu Less
+        LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mul Neg Not OneHot Or Pad Pow Reciprocal ReduceMax
+        ReduceMean ReduceMin ReduceSum Relu Reshape ScatterElements ScatterND Shape Sigmoid Sign Sin Slice
+        Softmax Softplus SpaceToDepth Split Sqrt Sub Tanh Tile Transpose Where
+        """.split()  # noqa: SIM905 - a list of sixty strings reads worse
     ),
 )
+SETS = (Features(), _READS, _READS.with_all(Features(operators=("Floor", "TopK"))))
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -73,9 +73,18 @@ def _reverse_subtract(build: Builder, out: Operation, a: Operand, b: Operand, al
 
 
 def _divide(build: Builder, out: Operation, a: Operand, b: Operand, *, rounding_mode: object = None) -> Value:
-    if rounding_mode is not None:
-        raise NoForm("it rounds its result")
-    return _binary(build, out, a, b, op="Div")
+    if rounding_mode is None:
+        return _binary(build, out, a, b, op="Div")
+    # a product with the reciprocal, or a division of whole numbers, would round otherwise at whole results
+    operands = [build.named(value_of(build, one, "f4")) for one in (a, b)]
+    found = apply(build, "Div", operands, out.shape)
+    if rounding_mode == "trunc":
+        sign = apply(build, "Sign", [found], out.shape)
+        size = apply(build, "Floor", [apply(build, "Abs", [found], out.shape)], out.shape)
+        found = arithmetic(build, "Mul", sign, size, out.shape)
+    else:
+        found = apply(build, "Floor", [found], out.shape)
+    return build.cast(found, build_type(out))
 
 
 def build_type(out: Operation) -> Type:
@@ -253,6 +262,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "mul": partial(_binary, op="Mul"),
     "div": _divide,
     "true_divide": _divide,
+    "floor_divide": partial(_divide, rounding_mode="floor"),
     "pow": _power,
     "rsqrt": _reciprocal_root,
     "maximum": partial(_extreme, op="Max"),

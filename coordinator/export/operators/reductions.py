@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic, build_type
-from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 
 def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bool = False) -> Value:
@@ -137,8 +137,60 @@ def _log_softmax_backward(
     return arithmetic(build, "Sub", gradient, share, out.shape)
 
 
+def _any(build: Builder, out: Operation, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    return _truth(build, out, x, dim, keepdim, "ReduceMax")
+
+
+def _all(build: Builder, out: Operation, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    return _truth(build, out, x, dim, keepdim, "ReduceMin")
+
+
+def _truth(build: Builder, out: Operation, x: Value, dim: Any, keep: bool, op: str) -> Value:
+    """Return the maximum or minimum of truth values over axes."""
+    axes = tuple(_axes(x.shape, dim))
+    truth = build.cast(x, "?")
+    if not axes:
+        return truth
+    numbers = build.whole(build.cast(truth, "f4"))
+    return build.cast(build.emit(op, (numbers,), out.shape, axes=axes, keepdims=int(keep)), "?")
+
+
+def _top(
+    build: Builder,
+    out: Operation,
+    x: Value,
+    k: Size,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: object = None,  # noqa: A002
+) -> tuple[Value, Value]:
+    """Return the k largest or smallest entries along an axis, in order, and their positions."""
+    axis = dim % len(x.shape)
+    if isinstance(x.shape[axis], Open) or isinstance(k, Open):
+        raise NoForm("it sorts the batch axis")
+    count = build.constant(np.array([k], dtype=np.int64))
+    names = build.emit_several("TopK", (build.whole(x), count), 2, axis=axis, largest=int(largest))
+    values, places = (
+        build.known(Value(name, type_, out.shape, out.shape))
+        for name, type_ in zip(names, (x.type, "i8"), strict=True)
+    )
+    return values, places
+
+
+def _sort(
+    build: Builder,
+    out: Operation,
+    x: Value,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: object = None,
+) -> tuple[Value, Value]:
+    return _top(build, out, x, x.shape[dim], dim, descending)
+
+
 def _cumulative_sum(build: Builder, out: Operation, x: Value, dim: int, **_: object) -> Value:
-    axis = build.constant(np.array(dim % len(x.shape), dtype=np.int64))
+    axis, x = build.constant(np.array(dim % len(x.shape), dtype=np.int64)), build.cast(x, build_type(out))
     return build.emit("CumSum", (build.whole(x), axis), out.shape, type_=x.type)
 
 
@@ -158,4 +210,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _log_softmax_backward,
     "cumsum": _cumulative_sum,
+    "any": _any,
+    "all": _all,
+    "topk": _top,
+    "sort": _sort,
 }

@@ -394,6 +394,31 @@ def test_a_norm_used_twice_moves_its_statistics_twice():
     assert_alike(found, torch_step(module, given), spec)
 
 
+class NextWord(nn.Module):
+    """The embedding is the head too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(40, 8), nn.LayerNorm(8), nn.Linear(8, 40)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.embedding(x).mean(1)))
+
+
+def test_a_tied_tensor_gets_the_gradients_of_both_uses():
+    module = seeded(NextWord)
+    spec, made = exported_module(module, (5,), 40)
+    given = batch(module, spec, 6)
+    found = run(made.graphs[TRAIN], dict(module.state_dict()) | given)
+    assert_alike(found, torch_step(module, given), spec)
+    backend = TorchBackend(spec, copy.deepcopy(module))
+    backend.step(given["x"], given["y"], KEY)
+    assert relative(found["gradient:embedding.weight"].ravel(), backend.gradient[: 40 * 8]) < 1e-5
+    answer = run(made.graphs[ANSWER], dict(module.state_dict()) | given)
+    assert answer["features"].shape == (6, 8)  # of the head, whose weight has the embedding's name
+
+
 def test_frozen_parameters_and_buffers_become_constants():
     module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
     module[0].weight.requires_grad_(False)
@@ -454,6 +479,47 @@ def test_what_has_no_form_is_named_with_its_module(function, told):
     with pytest.raises(ModelError, match=told) as raised:
         exported_module(within(function).train(), (6,))
     assert "\n" not in str(raised.value)
+
+
+def by_rank(x):
+    largest, places = x.topk(3, -1)
+    return torch.zeros_like(x).scatter(-1, places, largest.softmax(-1)) + x.sort(descending=True)[0]
+
+
+def turned(x):
+    theta = torch.tensor([[0.9, 0.2, 0.1], [-0.3, 1.1, 0.05]]) + x[:, :6].view(-1, 2, 3) / 10
+    image = (x.unsqueeze(-1) * x.unsqueeze(-2)).unsqueeze(1)
+    grid = functional.affine_grid(theta, image.shape, align_corners=False)
+    outside, border = (
+        functional.grid_sample(image, grid, padding_mode=mode, align_corners=False)
+        for mode in ("zeros", "border")
+    )
+    return (outside + border).mean((1, 2))
+
+
+def pooled_in_another_layout(x):
+    image = x.view(-1, 2, 2, 2).contiguous(memory_format=torch.channels_last)
+    return x * functional.adaptive_avg_pool2d(image, 1).sum((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        by_rank,
+        lambda x: x * torch.div(torch.arange(8), 3, rounding_mode="floor"),
+        lambda x: x * torch.div(x * 5, 2, rounding_mode="trunc"),
+        lambda x: x * ((x > 1).any(-1, keepdim=True) | (x > -1).all(-1, keepdim=True)),
+        lambda x: x * (x > 0).cumsum(-1),
+        turned,
+        pooled_in_another_layout,
+    ],
+    ids=["rank", "floor", "trunc", "any-all", "count", "affine", "layout"],
+)
+def test_an_operator_within_a_model_is_torchs(function):
+    module = seeded(lambda: within(function))
+    spec, made = exported_module(module, (6,))
+    given = batch(module, spec, 9)
+    assert_alike(run(made.graphs[TRAIN], dict(module.state_dict()) | given), torch_step(module, given), spec)
 
 
 def test_a_backward_operator_is_named_with_the_module_of_its_forward(monkeypatch):

@@ -13,6 +13,7 @@ from fleetune.coordinator.spec.spec_from_torch import describe, draw
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import build, names
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Span
+from fleetune.protocols.model.torch_backbone import last_layer
 from fleetune.protocols.randomness import Key
 
 KEY = Key.of("tests", "blueprint")
@@ -570,10 +571,20 @@ def registered_twice():
     return nn.Sequential(layer, nn.ReLU(), layer)
 
 
-@pytest.mark.parametrize("make", [tied, same_storage, registered_twice])
-def test_shared_tensors_are_refused(make):
-    with pytest.raises(ModelError, match=r"model 'm': 0\.weight and 2\.weight share one tensor"):
-        describe("m", make(), (4,), 4)
+def test_two_tensors_in_the_same_memory_are_refused():
+    with pytest.raises(ModelError, match=r"model 'm': 0\.weight and 2\.weight are two tensors in"):
+        describe("m", same_storage(), (4,), 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "tensors"), [(tied, "0.weight 0.bias 2.bias"), (registered_twice, "0.weight 0.bias")]
+)
+def test_a_tied_tensor_stands_once_under_its_first_name(make, tensors):
+    module = make()
+    spec = describe("m", module, (4,), 4)
+    assert [tensor.name for tensor in spec.tensors] == tensors.split()
+    assert spec.groups == ()  # its rows are outputs of the network, and its columns inputs
+    assert last_layer(spec, module) == "2"
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,27 @@ def test_the_old_spectral_norm_is_refused_for_its_random_vectors():
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_a_norm_that_keeps_what_it_computed_is_named_in_export():
+def test_the_old_weight_norm_exports_as_the_new_one():
     def normed():
         return normed_by(torch.nn.utils.weight_norm)
 
-    described(section(normed), Key(1))
-    with pytest.raises(ModelError, match=r"1 \(Linear\) .* tensor weight.*let agents with torch"):
-        make_run_model_bundle(section(normed), Key(1))
+    def newly_normed():
+        return normed_by(torch.nn.utils.parametrizations.weight_norm)
+
+    old, new = (make_run_model_bundle(section(make), Key(1)) for make in (normed, newly_normed))
+    assert {"1.weight_g", "1.weight_v"} < {tensor.name for tensor in old.spec.tensors}
+    assert old.graphs.keys() == new.graphs.keys()
+    assert [len(one.nodes) for one in old.graphs.values()] == [len(one.nodes) for one in new.graphs.values()]
+
+
+class Unyielding(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise TypeError("not twice")
+
+
+def test_a_module_that_cannot_be_copied_is_one_line_in_export():
+    def unyielding():
+        return nn.Sequential(nn.Flatten(), Unyielding(64, CLASSES))
+
+    with pytest.raises(ModelError, match=r"torch cannot copy it: .*not twice; let agents with torch"):
+        make_run_model_bundle(section(unyielding), Key(1))

@@ -68,6 +68,7 @@ CASES = [
     ("ReduceMean", {}, [IMAGE]),
     ("ReduceSum", {"keepdims": 0}, [IMAGE, np.array([0, 2])]),
     ("ArgMax", {"axis": 1, "keepdims": 0}, [TABLE]),
+    ("TopK", {"axis": 1, "largest": 0}, [TABLE, np.array([3])]),
     ("Shape", {"start": 1, "end": 3}, [IMAGE]),
     ("SpaceToDepth", {"blocksize": 2}, [IMAGE]),
     ("DepthToSpace", {"blocksize": 2}, [IMAGE]),
@@ -85,7 +86,7 @@ CASES = [
 def test_a_rule_says_what_the_runtime_makes(op, attributes, arrays):
     names = [f"i{index}" for index in range(len(arrays))]
     kinds = {"f": "f4", "i": "i8", "b": "?"}
-    node = Node(op, tuple(names), ("z",), attributes)
+    node = Node(op, tuple(names), ("z", "places") if op == "TopK" else ("z",), attributes)
     constants = tuple(Constant(name, one) for name, one in zip(names, arrays, strict=True))
     bare = Graph((), (Port("z", "f4", ()),), (node,), constants)
     session = onnxruntime.InferenceSession(_without_port(bare))

@@ -118,6 +118,20 @@ def test_a_model_that_trains_in_whole_is_described_as_ever():
     assert [b"backbone\x83" in body for body in bodies] == [False, True]
 
 
+def tied(shape, classes):
+    a, b = nn.Linear(64, 64), nn.Linear(64, 64)
+    b.weight = a.weight
+    return nn.Sequential(nn.Flatten(), a, nn.ReLU(), b, nn.Linear(64, classes))
+
+
+def test_a_tied_weight_trains_with_either_of_its_layers():
+    sys.modules[MODULE].tied = tied
+    model = ModelSection(f"{MODULE}:tied", input_shape=SHAPE, num_classes=CLASSES, trainable=("3", "4"))
+    spec, _ = described(model, Key(1))
+    assert [tensor.name for tensor in spec.tensors] == ["1.weight", "3.bias", "4.weight", "4.bias"]
+    assert [tensor.name for tensor in spec.frozen] == ["1.bias"]
+
+
 @pytest.mark.parametrize("part", sooner(PARTS, kept=2))
 def test_both_trainers_train_the_same_part(part):
     spec, module = described(section(**part), Key(1))
