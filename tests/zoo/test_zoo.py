@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests.zoo.measure import examine_apart, missing_package
-from tests.zoo.models import COUNTS, UNFIXED, ZOO
+from tests.zoo.models import COUNTS, FIXED, NOT_YET, UNFIXED, ZOO
 
 GRADIENT_ERROR, WEIGHTS_ERROR = 2e-5, 1e-3  # of the norms, see `Outcome`
 
@@ -13,6 +13,7 @@ def test_each_family_has_its_models():
     found = Counter(model.family for model in ZOO)
     assert {family for family, least in COUNTS.items() if found[family] < least} == set()
     assert len({model.name for model in ZOO}) == len(ZOO)
+    assert NOT_YET.keys() <= {model.name for model in FIXED}
 
 
 @pytest.mark.nightly
@@ -24,6 +25,9 @@ def test_a_model_trains_alike_in_both_trainers(model):
     outcome = examine_apart(model)
     if model.family == UNFIXED:
         assert outcome.refusal
+        return
+    if model.name in NOT_YET:
+        assert NOT_YET[model.name] in outcome.refusal, "remove it from NOT_YET if it exports"
         return
     assert outcome.refusal == ""
     assert outcome.gradient_error < GRADIENT_ERROR

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, broadcast, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
 from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
@@ -129,6 +132,32 @@ def _index_add(
     return arithmetic(build, "Add", x, added, out.shape)
 
 
+def _unfold(build: Builder, out: Operation, x: Value, dim: int, size: int, step: int) -> Value:
+    """Return the windows along an axis; the places in a window are the last axis."""
+    rank = len(x.shape)
+    axis = dim % rank
+    numbers = build.constant(_windows(x.shape[axis], size, step))
+    shape = (*x.shape[:axis], *numbers.shape, *x.shape[axis + 1 :])
+    found = build.emit("Gather", (build.whole(x), numbers), shape, type_=x.type, axis=axis)
+    return build.transpose(found, [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1])
+
+
+def _unfold_backward(
+    build: Builder, out: Operation, gradient: Value, sizes: object, dim: int, size: int, step: int
+) -> Value:
+    rank = len(out.shape)
+    axis = dim % rank
+    numbers = build.constant(_windows(out.shape[axis], size, step))
+    values = build.transpose(build.whole(gradient), [*range(axis + 1), rank, *range(axis + 1, rank)])
+    return _index_put(build, out, build.number(0, "f4", out.shape), (*[None] * axis, numbers), values, True)
+
+
+def _windows(length: Size, size: int, step: int) -> NDArray[np.int64]:
+    if isinstance(length, Open):
+        raise NoForm("its windows run over the batch axis")
+    return np.arange(0, length - size + 1, step)[:, None] + np.arange(size)
+
+
 def _gather(
     build: Builder, out: Operation, x: Value, dim: int, numbers: Value, sparse: bool = False
 ) -> Value:
@@ -170,6 +199,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "_unsafe_index": _index,
     "index_put": _index_put,
     "_unsafe_index_put": _index_put,
+    "unfold": _unfold,
+    "unfold_backward": _unfold_backward,
     "gather": _gather,
     "scatter": _scatter,
     "scatter_add": _scatter_add,

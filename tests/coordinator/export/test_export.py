@@ -510,10 +510,11 @@ def pooled_in_another_layout(x):
         lambda x: x * torch.div(x * 5, 2, rounding_mode="trunc"),
         lambda x: x * ((x > 1).any(-1, keepdim=True) | (x > -1).all(-1, keepdim=True)),
         lambda x: x * (x > 0).cumsum(-1),
+        lambda x: x * x.view(-1, 4, 2).unfold(1, 2, 1).square().mean((1, 3)).repeat(1, 4),
         turned,
         pooled_in_another_layout,
     ],
-    ids=["rank", "floor", "trunc", "any-all", "count", "affine", "layout"],
+    ids=["rank", "floor", "trunc", "any-all", "count", "windows", "affine", "layout"],
 )
 def test_an_operator_within_a_model_is_torchs(function):
     module = seeded(lambda: within(function))
