@@ -106,8 +106,8 @@ def _refusal(model: str, operation: Operation, why: str) -> str:
 
 _REMEDY = "wrap the model: replace this module by one without that operator"
 _REMEDIES = {
-    r"bernoulli|dropout|rrelu": "set its dropout to 0 (such as attention_dropout = 0), or use nn.Dropout",
-    r"rand|normal|uniform|multinomial": "wrap the model: take the noise out, or use nn.Dropout",
+    r"rrelu": "use nn.LeakyReLU or nn.PReLU",
+    r"rand|exponential|multinomial|poisson": "wrap the model: draw with torch.rand_like or torch.randn_like",
     r"sort|topk|kthvalue|median|unique": "wrap the model: choose with max or argmax",
     r"fft|stft|as_strided|complex": "wrap the model: compute spectra and windows before, in the data",
     r"index|scatter|gather|nonzero|masked_select": "wrap the model: choose with torch.where or nn.Embedding",
